@@ -1,0 +1,1 @@
+"""Population personalized federated learning."""

@@ -1,0 +1,64 @@
+"""FedAvg (McMahan et al., 2017): one model for all.
+
+theta <- theta + sum_{i in S} p_i (theta_i - theta) / sum_{i in S} p_i, with S the clients of the round.
+What leaves a client: its weighted change, in a sum.
+"""
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..core.errors import SettingError
+from ..core.population import Population, Shared
+from .batches import LocalData
+from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
+from .descent import LocalTraining, descend_model, spread
+from .schedules import factor
+
+
+class FedAvgServer(NamedTuple):
+    shared: Shared
+
+
+class FedAvg(LocalTraining):
+    """FedAvg on a population with one canonical model."""
+
+    name: ClassVar[str] = "fedavg"
+
+    def check(self, problem: Problem) -> None:
+        one_model_only(self.name, problem)
+
+    def init(self, problem: Problem) -> tuple[FedAvgServer, dict[str, Tensor]]:
+        return FedAvgServer(problem.population.initial(problem.seed)), {}
+
+    def plan(self, problem: Problem, server: FedAvgServer, round: int) -> Plan:
+        lr = self.lr * factor(self.schedule, round, problem.rounds)
+        return Plan(participants(problem, self.participation, round), lr, server.shared, {})
+
+    def work(self, population: Population, task: float, shared: Shared, own: Any, client: Any, data: LocalData) -> Work:
+        start = spread(shared, len(data.weight))
+        end = descend_model(population, start, data, self, lr=task)
+        change = pytree.tree_map(torch.sub, end.values, start)
+        return Work(client, Upload({"change": Sum(data.weight[:, None], change)}, {}), end.loss, end.samples)
+
+    def merge(
+        self, problem: Problem, server: FedAvgServer, plan: Plan, totals: dict[str, Total], rows: Any
+    ) -> FedAvgServer:
+        return FedAvgServer(pytree.tree_map(torch.add, server.shared, mean(totals["change"])))
+
+    def personal(self, server: FedAvgServer, clients: Any) -> Personal:
+        return Personal(server.shared, None, own=False)
+
+
+def mean(total: Total) -> Any:
+    """sum_i weight_i value_i / sum_i weight_i of a sum with one weight a client."""
+    return pytree.tree_map(lambda leaf: leaf[0] / total.weight[0], total.value)
+
+
+def one_model_only(name: str, problem: Problem) -> None:
+    if problem.population.k != 1:
+        raise SettingError(
+            f"{name} trains one model, the population has k={problem.population.k}; use Population(net, k=1)"
+        )

@@ -1,0 +1,41 @@
+"""Local: every client alone, no collaboration.
+
+theta_i <- local SGD on f_i. What leaves a client: nothing.
+"""
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..core.population import Population, Shared
+from .batches import LocalData
+from .contract import Personal, Plan, Problem, Total, Tree, Upload, Work, participants
+from .descent import LocalTraining, descend_model, spread
+from .fedavg import one_model_only
+from .schedules import factor
+
+
+class Local(LocalTraining):
+    """A model of its own for every client, from common start values."""
+
+    name: ClassVar[str] = "local"
+
+    def check(self, problem: Problem) -> None:
+        one_model_only(self.name, problem)
+
+    def init(self, problem: Problem) -> tuple[dict[str, Tensor], Shared]:
+        return {}, spread(problem.population.initial(problem.seed), problem.n_clients)
+
+    def plan(self, problem: Problem, server: Tree, round: int) -> Plan:
+        lr = self.lr * factor(self.schedule, round, problem.rounds)
+        return Plan(participants(problem, self.participation, round), lr, {}, {})
+
+    def work(self, population: Population, task: float, shared: Any, own: Any, client: Shared, data: LocalData) -> Work:
+        end = descend_model(population, client, data, self, lr=task)
+        return Work(end.values, Upload({}, {}), end.loss, end.samples)
+
+    def merge(self, problem: Problem, server: Tree, plan: Plan, totals: dict[str, Total], rows: Any) -> Tree:
+        return server
+
+    def personal(self, server: Tree, clients: Shared) -> Personal:
+        return Personal(clients, None, own=True)

@@ -1,0 +1,25 @@
+"""The paper as pure functions: memberships on the simplex, affinities between clients, losses, populations of
+canonical models and how they mix, and the objective. Imports torch and nothing else of ours."""
+
+from . import affinity, simplex
+from .errors import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError
+from .losses import LOSSES, Loss, loss_by_name
+from .mixing import MIXES
+from .population import Population, Shared
+
+__all__ = [
+    "LOSSES",
+    "MIXES",
+    "AffinityError",
+    "CheckpointError",
+    "DataError",
+    "Loss",
+    "ModelError",
+    "PPFLError",
+    "Population",
+    "SettingError",
+    "Shared",
+    "affinity",
+    "loss_by_name",
+    "simplex",
+]

@@ -1,0 +1,277 @@
+"""Who resembles whom: the affinity W of Eq. (4), used only through its row sums and W @ C.
+
+`Dense` alone holds an M x M matrix. A diagonal counts in W and cancels in the Laplacian L = D - W.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from .errors import AffinityError
+
+
+class Affinity(ABC):
+    """A symmetric, non-negative W among named clients; row i of every C (M, K) belongs to ids[i]."""
+
+    def __init__(self, ids: Sequence[str], degree: Tensor):
+        self.ids = tuple(ids)
+        self.degree = degree  # (M,): row sums of W
+
+    @abstractmethod
+    def neighbours(self, C: Tensor) -> Tensor:
+        """W @ C, (M, K)."""
+
+    @abstractmethod
+    def _take(self, rows: Tensor, ids: Sequence[str]) -> Self:
+        """The affinity among these rows, in this order."""
+
+    def laplacian(self, C: Tensor) -> Tensor:
+        """L C = D C - W C of Eq. (14), (M, K)."""
+        return self.degree.to(C.device, C.dtype)[:, None] * C - self.neighbours(C)
+
+    def penalty(self, C: Tensor) -> Tensor:
+        """<C, L C> = 1/2 sum_ij w_ij |c_i - c_j|^2: lambda times this is the term of Eqs. (4) and (9)."""
+        C = C - C.mean(0)  # free, as L 1 = 0, and keeps the digits when memberships are nearly equal
+        return (C * self.laplacian(C)).sum()
+
+    def select(self, ids: Iterable[str]) -> Self:
+        """Restrict to these clients, in this order."""
+        wanted = _names(ids)
+        rows = _positions(wanted, self.ids, "select only clients it has, or build it again with all of them")
+        return self._take(rows.to(self.degree.device), wanted)
+
+    def check(self, ids: Iterable[str]) -> Self:
+        """This affinity in the order of the federation's ids, which it must cover exactly."""
+        wanted = _names(ids)
+        missing, extra = sorted(set(wanted) - set(self.ids)), sorted(set(self.ids) - set(wanted))
+        if missing or extra:
+            remedy = "build it with affinity.from_labels(counts, ids)" if missing else "use affinity.select(ids)"
+            raise AffinityError(
+                f"affinity has {len(self)} rows but the federation has {len(wanted)} clients "
+                f"(missing: {_listed(missing)}; extra: {_listed(extra)}); {remedy}"
+            )
+        return self if wanted == self.ids else self.select(wanted)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same affinity on another device."""
+        moved = copy(self)
+        vars(moved).update({k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)})
+        return moved
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} clients)"
+
+
+class Dense(Affinity):
+    """W itself, (M, M)."""
+
+    def __init__(self, W: Tensor, ids: Iterable[str]):
+        names, W = _table(W, ids)
+        if W.shape[0] != W.shape[1]:
+            raise AffinityError(f"affinity has shape {tuple(W.shape)}; W has a row and a column for every client")
+        _valid(W, lambda i, j: _entry(names[i], names[j]), "use 0 for clients that are not alike")
+        uneven = (W - W.T).abs() > 1e-5 * W.amax()  # more than rounding can explain
+        if uneven.any():
+            i, j = uneven.nonzero()[0].tolist()
+            raise _asymmetric(names[i], names[j], float(W[i, j]), float(W[j, i]))
+        self.W = (W + W.T) / 2
+        super().__init__(names, self.W.sum(1))
+
+    def neighbours(self, C: Tensor) -> Tensor:
+        """W @ C, in O(M^2 K)."""
+        return self.W.to(C.device, C.dtype) @ C
+
+    def _take(self, rows: Tensor, ids: Sequence[str]) -> Self:
+        return type(self)(self.W[rows][:, rows], ids)
+
+
+class Sparse(Affinity):
+    """Undirected edges, each given once: pairs (E, 2) of rows and weights (E,)."""
+
+    def __init__(self, pairs: Tensor, weights: Tensor, ids: Iterable[str]):
+        names = _names(ids)
+        if pairs.shape != (len(weights), 2) or not ((pairs >= 0) & (pairs < len(names))).all():
+            raise AffinityError(
+                f"edges have shape {tuple(pairs.shape)} and {len(weights)} weights; expected (E, 2) rows "
+                f"below {len(names)}, and (E,) weights: affinity.from_graph takes edges by client id"
+            )
+        _valid(weights, lambda e: _entry(*(names[i] for i in pairs[e])), "leave out edges that mean nothing")
+        self.pairs, self.weights = pairs, weights
+        super().__init__(names, self.neighbours(weights.new_ones(len(names), 1)).squeeze(1))
+
+    def neighbours(self, C: Tensor) -> Tensor:
+        """W @ C, in O(E K)."""
+        i, j = self.pairs.to(C.device).T
+        weights = self.weights.to(C.device, C.dtype)[:, None]
+        back = weights * (i != j)[:, None]  # an edge is seen from both its ends, a loop once
+        return torch.zeros_like(C).index_add(0, i, weights * C[j]).index_add(0, j, back * C[i])
+
+    def _take(self, rows: Tensor, ids: Sequence[str]) -> Self:
+        place = torch.full_like(self.degree, -1, dtype=torch.long)
+        place[rows] = torch.arange(len(rows), device=place.device)
+        pairs = place[self.pairs]
+        kept = (pairs >= 0).all(1)
+        return type(self)(pairs[kept], self.weights[kept], ids)
+
+
+class Factored(Affinity):
+    """W = H H' with H (M, r) >= 0, never formed: a server needs only sum_j h_j and sum_j h_j' c_j."""
+
+    def __init__(self, H: Tensor, ids: Iterable[str]):
+        names, self.H = _table(H, ids)
+        remedy = "use affinity.nearest(features, ids, k), or affinity.from_matrix(W, ids)"
+        _valid(self.H, lambda i, r: f"the factor of client {names[i]!r}, column {r},", remedy)
+        super().__init__(names, self.H @ self.H.sum(0))
+
+    def neighbours(self, C: Tensor) -> Tensor:
+        """H (H' C), in O(M r K)."""
+        H = self.H.to(C.device, C.dtype)
+        return H @ (H.T @ C)
+
+    def _take(self, rows: Tensor, ids: Sequence[str]) -> Self:
+        taken = copy(self)  # keeps the subclasses below, whose __init__ takes no H
+        Factored.__init__(taken, self.H[rows], ids)
+        return taken
+
+
+class Uniform(Factored):
+    """All ones, W = 1 1': everyone is pulled to the mean membership (Theorem 1)."""
+
+    def __init__(self, ids: Iterable[str]):
+        names = _names(ids)
+        super().__init__(torch.ones(len(names), 1), names)
+
+
+class Nothing(Factored):
+    """W = 0, a factor without columns: nobody is pulled anywhere."""
+
+    def __init__(self, ids: Iterable[str]):
+        names = _names(ids)
+        super().__init__(torch.ones(len(names), 0), names)
+
+
+from_matrix, uniform, nothing = Dense, Uniform, Nothing
+
+
+def from_labels(counts: Tensor, ids: Iterable[str]) -> Factored:
+    """Cosine similarity of label counts (M, classes), the paper's W. Count training labels only.
+
+    >>> from_labels(torch.tensor([[3, 0], [1, 0], [0, 2]]), ["a", "b", "c"]).degree.tolist()
+    [2.0, 2.0, 1.0]
+    """
+    names, counts = _table(counts, ids)
+    _valid(counts, lambda i, y: f"the count of label {y} of client {names[i]!r}", "count its labels again")
+    if empty := [name for name, n in zip(names, counts.sum(1).tolist(), strict=True) if n == 0]:
+        raise AffinityError(
+            f"{_listed(empty)} has no labels, so no cosine similarity; "
+            f"leave it out until it has a training sample, or use affinity.uniform(ids)"
+        )
+    return Factored(torch.nn.functional.normalize(counts, dim=1), names)
+
+
+def from_features(means: Tensor, ids: Iterable[str]) -> Dense:
+    """exp(-d^2 / 2 s^2) of the distances d between client means (M, d); s is the median of those above 0.
+
+    Unlike a cosine it is never negative, and no origin is special. Give the columns comparable scales first.
+    """
+    names, x = _features(means, ids)
+    square = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square()
+    scale = square[square > 0].median() if (square > 0).any() else square.new_ones(())
+    return Dense((-square / (2 * scale)).exp(), names)
+
+
+def from_graph(edges: Iterable[tuple[str, str] | tuple[str, str, float]], ids: Iterable[str]) -> Sparse:
+    """Undirected edges (id, id) of weight 1, or (id, id, weight); listed twice or both ways, they count once.
+
+    >>> from_graph([("a", "b"), ("b", "c", 0.5)], ["a", "b", "c"]).degree.tolist()
+    [1.0, 1.5, 0.5]
+    """
+    names, weight = _names(ids), dict[tuple[str, str], float]()
+    for listed in edges:
+        if len(listed) not in (2, 3):
+            raise AffinityError(f"an edge is {listed!r}; expected (id, id) or (id, id, weight)")
+        a, b, new = (*listed, 1.0)[:3]
+        edge = (b, a) if (b, a) in weight else (a, b)
+        if edge in weight and weight[edge] != new:
+            raise _asymmetric(a, b, new, weight[edge])
+        weight[edge] = new
+    ends = [name for edge in weight for name in edge]
+    pairs = _positions(ends, names, "check the spelling of the edges").reshape(-1, 2)
+    return Sparse(pairs, torch.tensor(list(weight.values())), names)
+
+
+def nearest(features: Tensor, ids: Iterable[str], k: int, block: int = 1024) -> Sparse:
+    """Weight 1 between clients if either is among the k nearest of the other, in Euclidean distance.
+
+    features (M, d). Memory is O(block M), as `block` clients are looked at together.
+    """
+    names, x = _features(features, ids)
+    if not 1 <= k < len(names):
+        raise AffinityError(f"k is {k}, but a client has {len(names) - 1} others to be near; use a smaller k >= 1")
+    x = x - x.mean(0)  # cdist may expand |a - b|^2, which loses digits far from the origin
+    edges = []
+    for rows in torch.split(torch.arange(len(names), device=x.device), block):
+        distance = torch.cdist(x[rows], x).scatter(1, rows[:, None], torch.inf)  # nobody is near itself
+        near = distance.topk(k, largest=False).indices
+        edges.append(torch.stack([rows.repeat_interleave(k), near.flatten()], dim=1))
+    pairs = torch.unique(torch.cat(edges).sort(1).values, dim=0)
+    return Sparse(pairs, x.new_ones(len(pairs)), names)
+
+
+def _names(ids: Iterable[str]) -> tuple[str, ...]:
+    names = tuple(ids)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise AffinityError(f"client ids are {names[:3]}; expected at least one string: use str(id) for others")
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise AffinityError(f"client {_listed(twice)} is listed more than once; give every client its own id")
+    return names
+
+
+def _positions(names: Sequence[str], known: Sequence[str], remedy: str) -> Tensor:
+    row = {name: i for i, name in enumerate(known)}
+    if unknown := sorted(set(names) - set(known), key=str):
+        raise AffinityError(f"affinity has no client {_listed(unknown)} among its {len(known)}; {remedy}")
+    return torch.tensor([row[name] for name in names], dtype=torch.long)
+
+
+def _table(x: Tensor, ids: Iterable[str]) -> tuple[tuple[str, ...], Tensor]:
+    names, x = _names(ids), torch.as_tensor(x)
+    if x.dim() != 2 or len(x) != len(names):
+        found = f"affinity has {len(x)} rows" if x.dim() == 2 else f"affinity has shape {tuple(x.shape)}"
+        raise AffinityError(f"{found} but there are {len(names)} client ids; give one row for every client")
+    return names, x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
+def _features(x: Tensor, ids: Iterable[str]) -> tuple[tuple[str, ...], Tensor]:
+    names, x = _table(x, ids)
+    _valid(x.abs(), lambda i, d: f"feature {d} of client {names[i]!r}", "impute it or leave the column out")
+    return names, x
+
+
+def _valid(x: Tensor, name_of: Callable[..., str], remedy: str) -> None:
+    for bad, need in ((~x.isfinite(), "finite"), (x < 0, "non-negative")):
+        if bad.any():
+            at = bad.nonzero()[0].tolist()
+            raise AffinityError(f"{name_of(*at)} is {float(x[tuple(at)]):g}; it must be {need}: {remedy}")
+
+
+def _asymmetric(a: str, b: str, ab: float, ba: float) -> AffinityError:
+    found = f"{_entry(a, b)} is {ab:g} but {_entry(b, a)} is {ba:g}"
+    return AffinityError(f"{found}; W must be symmetric: use (W + W.T) / 2")
+
+
+def _entry(a: str, b: str) -> str:
+    return f"affinity[{a!r}, {b!r}]"
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(map(repr, names[:most])) or "none") + rest

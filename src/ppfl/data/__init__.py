@@ -1,0 +1,65 @@
+"""Clients and their data: `Federation` (named clients as slices of one tensor a field, checked when built),
+partitions that cut pooled data into clients, synthetic populations with known truth, readers of public formats,
+and the settings that name all of these in an experiment file."""
+
+from ppfl.data.cifar import read_cifar10
+from ppfl.data.embedded import digits, digits_federation
+from ppfl.data.federation import Federation
+from ppfl.data.partition_settings import PartitionSettings
+from ppfl.data.partitions import (
+    CIFAR10_CLASSES,
+    CIFAR10_CLIENTS,
+    CIFAR10_GROUPS,
+    MNIST_CLIENTS,
+    MNIST_GROUPS,
+    by_column,
+    by_label_groups,
+    dirichlet_labels,
+    dirichlet_sources,
+    iid,
+)
+from ppfl.data.readers import Pool, read_idx, read_mnist, read_npz
+from ppfl.data.samples import Samples
+from ppfl.data.settings import DATASETS, DataSettings, build
+from ppfl.data.synthetic import (
+    bayes_accuracy,
+    synthetic_classification,
+    synthetic_groups,
+    synthetic_linear,
+)
+from ppfl.data.tables import from_table, read_csv, read_parquet
+from ppfl.data.truth import Truth
+
+__all__ = [
+    "CIFAR10_CLASSES",
+    "CIFAR10_CLIENTS",
+    "CIFAR10_GROUPS",
+    "DATASETS",
+    "MNIST_CLIENTS",
+    "MNIST_GROUPS",
+    "DataSettings",
+    "Federation",
+    "PartitionSettings",
+    "Pool",
+    "Samples",
+    "Truth",
+    "bayes_accuracy",
+    "build",
+    "by_column",
+    "by_label_groups",
+    "digits",
+    "digits_federation",
+    "dirichlet_labels",
+    "dirichlet_sources",
+    "from_table",
+    "iid",
+    "read_cifar10",
+    "read_csv",
+    "read_idx",
+    "read_mnist",
+    "read_npz",
+    "read_parquet",
+    "synthetic_classification",
+    "synthetic_groups",
+    "synthetic_linear",
+]

@@ -1,0 +1,185 @@
+"""What users hold (lists, numpy, pandas, torch) as the tensors and names of a federation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppfl.core.errors import DataError
+
+Task = Literal["auto", "classification", "regression"]
+
+
+class Rows(NamedTuple):
+    """Which rows, in which order, make the clients."""
+
+    ids: tuple[str, ...]
+    order: Tensor  # (n,) row numbers, a client's rows together and in their old order
+    offsets: Tensor  # (M + 1,)
+
+
+def as_features(x: Any, tokens: bool = False) -> Tensor:
+    """Features as float32, or tokens as int64.
+
+    >>> as_features([[1, 2], [3, 4]]).dtype
+    torch.float32
+    """
+    values = x if isinstance(x, Tensor) else _as_tensor(np.asarray(x))
+    if values.ndim < 2:
+        raise DataError(f"x has shape {tuple(values.shape)}; expected (n, features): use x.reshape(-1, 1)")
+    if tokens and values.is_floating_point():
+        raise DataError(f"x is {values.dtype} but tokens are integers; pass integers, or tokens=False")
+    return values.long() if tokens else values.float()
+
+
+def as_targets(
+    y: Any, task: Task = "auto", classes: Sequence[str] | None = None
+) -> tuple[Tensor, tuple[str, ...] | None]:
+    """Targets as int64 labels or float32 values, and the names of the classes where they are known.
+
+    "auto" takes integers, booleans and strings for labels and floats for values to predict. Strings become
+    their position in `classes` (by default: the sorted strings found).
+
+    >>> as_targets(["no", "yes", "no"])
+    (tensor([0, 1, 0]), ('no', 'yes'))
+    >>> as_targets([1, 0], task="regression")[0]
+    tensor([1., 0.])
+    """
+    array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if array.ndim != 1:
+        raise DataError(f"y has shape {array.shape}; expected (n,), one target a sample: flatten it first")
+    if array.dtype.kind == "O":
+        _refuse_missing(array, "y")
+        array = np.asarray(array.tolist())  # numbers kept as objects become numbers again
+    names = tuple(classes) if classes is not None else None
+    if array.dtype.kind not in "biuf":
+        if task == "regression":
+            raise DataError(f"y holds text ({str(array[0])!r}) but regression needs numbers; convert it")
+        return _codes(array.astype(str), names)
+    if task == "regression" or (task == "auto" and array.dtype.kind == "f"):
+        return torch.tensor(array, dtype=torch.float32), None
+    if array.dtype.kind == "f" and not bool(np.all(array == np.floor(array))):
+        bad = array[array != np.floor(array)][0]
+        raise DataError(f"y holds {bad}, which is no class label; use integers or strings, or regression")
+    return torch.tensor(array.astype(np.int64)), names
+
+
+def group_rows(clients: Any, ids: Sequence[Any] | None = None) -> Rows:
+    """Gather the rows of each client, clients in the order of `ids` or else of first appearance.
+
+    >>> group_rows(["b", "a", "b"]).ids
+    ('b', 'a')
+    >>> group_rows(["b", "a", "b"]).order
+    tensor([0, 2, 1])
+    """
+    column = as_ids(clients)
+    found, first, inverse = np.unique(column, return_index=True, return_inverse=True)
+    if ids is None:
+        names = tuple(str(v) for v in found[np.argsort(first)])
+    else:
+        names = tuple(str(v) for v in as_ids(ids))
+        unlisted = sorted(set(found.tolist()) - set(names))
+        if unlisted:
+            raise DataError(f"clients {quoted(unlisted)} have rows but are not in ids; add them, or drop the rows")
+    position = {name: i for i, name in reversed(list(enumerate(names)))}
+    client_of = np.array([position[str(v)] for v in found], dtype=np.int64)[inverse]
+    sizes = np.bincount(client_of, minlength=len(names))
+    return Rows(
+        names,
+        torch.from_numpy(np.argsort(client_of, kind="stable")),
+        torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)),
+    )
+
+
+def as_ids(clients: Any) -> np.ndarray[Any, np.dtype[np.str_]]:
+    """A column of client names as strings; 7, 7.0 and "7" are one client.
+
+    >>> as_ids(np.array([7, 7.0, "7"], dtype=object)).tolist()
+    ['7', '7', '7']
+    """
+    column = clients.detach().cpu().numpy() if isinstance(clients, Tensor) else np.asarray(clients)
+    if column.ndim != 1:
+        raise DataError(f"clients has shape {column.shape}; expected one client id a sample, shape (n,)")
+    if column.dtype.kind in "Of":
+        _refuse_missing(column, "clients")
+    if column.dtype.kind == "O":
+        column = np.asarray(
+            [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in column], np.str_
+        )
+    if column.dtype.kind == "f":  # what a column of integers turns into where some were missing once
+        if not bool(np.all(column == np.floor(column))):
+            raise DataError(f"client ids are fractions ({column[0]}); expected strings or integers")
+        column = column.astype(np.int64)
+    return column.astype(np.str_)
+
+
+def as_mask(is_test: Any, n: int) -> Tensor:
+    """Marks of the test rows, as a boolean (n,).
+
+    >>> as_mask([0, 1], 2)
+    tensor([False,  True])
+    """
+    marks = is_test.detach().cpu().numpy() if isinstance(is_test, Tensor) else np.asarray(is_test)
+    if marks.shape != (n,):
+        raise DataError(f"is_test has shape {marks.shape}; expected ({n},), one mark a sample")
+    odd = [str(mark) for mark in set(marks.tolist()) - {0, 1}]  # False is 0 and True is 1 to a set
+    if odd:
+        raise DataError(f"is_test holds {quoted(odd)}; expected true and false, or 1 and 0: convert it first")
+    return torch.from_numpy(marks.astype(bool))
+
+
+def as_weights(weights: Mapping[Any, float], ids: Sequence[str]) -> Tensor:
+    """Importances by client id, of any scale, as float32 (M,) that sum to 1.
+
+    >>> as_weights({"a": 3, "b": 1}, ["b", "a"])
+    tensor([0.2500, 0.7500])
+    """
+    by_id = dict(zip(as_ids(list(weights)).tolist(), weights.values(), strict=True))
+    odd = sorted(set(by_id) ^ set(ids))
+    if odd:
+        raise DataError(f"weights and clients differ in {quoted(odd)}; give one weight for each client id")
+    values = torch.tensor([float(by_id[i]) for i in ids], dtype=torch.float64)
+    return (values / values.sum()).float()
+
+
+def quoted(names: Sequence[str], most: int = 5) -> str:
+    """A few names for an error message.
+
+    >>> quoted(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    shown = ", ".join(repr(str(n)) for n in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def _codes(
+    values: np.ndarray[Any, np.dtype[np.str_]], classes: tuple[str, ...] | None
+) -> tuple[Tensor, tuple[str, ...]]:
+    found, inverse = np.unique(values, return_inverse=True)
+    classes = classes if classes is not None else tuple(str(v) for v in found)
+    unknown = sorted(set(found.tolist()) - set(classes))
+    if unknown:
+        raise DataError(f"y holds {quoted(unknown)}, not among the classes {quoted(classes)}; add to classes")
+    code = {name: i for i, name in enumerate(classes)}
+    return torch.tensor([code[str(v)] for v in found], dtype=torch.int64)[torch.from_numpy(inverse)], classes
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    if array.dtype.kind not in "biuf":  # a table with float and boolean columns is an array of objects
+        try:
+            array = array.astype(np.float32)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"x is not numeric ({error}); encode text columns as numbers first") from None
+    if array.dtype == np.float64:
+        array = array.astype(np.float32)
+    # pandas hands out read-only memory, which torch may not share
+    return torch.from_numpy(np.asarray(array, order="C") if array.flags.writeable else array.copy())
+
+
+def _refuse_missing(array: np.ndarray[Any, Any], what: str) -> None:
+    # pandas.NA compares as NA, not as unequal to itself: only its type tells
+    missing = sum(v is None or type(v).__name__ in ("NAType", "NaTType") or bool(v != v) for v in array)
+    if missing:
+        raise DataError(f"{what} has {missing} missing values; drop or fill those rows first")

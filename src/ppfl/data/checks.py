@@ -1,0 +1,103 @@
+"""What must hold of a federation before anything is computed from it."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ppfl.core.errors import DataError
+from ppfl.data.arrays import quoted
+from ppfl.data.samples import Samples
+from ppfl.data.truth import Truth
+
+
+def check_ids(ids: tuple[str, ...], splits: Mapping[str, Samples]) -> None:
+    """Names are strings, unique, and one for each slice."""
+    if not all(isinstance(i, str) for i in ids):
+        raise DataError("client ids must be strings; use tuple(str(i) for i in ids)")
+    repeated = [name for name, times in Counter(ids).items() if times > 1]
+    if repeated:
+        raise DataError(f"client ids {quoted(repeated)} occur twice; every client needs its own name")
+    for split, samples in splits.items():
+        if samples.n_clients != len(ids):
+            raise DataError(
+                f"{split} has {samples.n_clients} clients but there are {len(ids)} ids; give each its slice"
+            )
+
+
+def check_train(ids: tuple[str, ...], train: Samples) -> None:
+    """Nothing can be learned for a client without a training sample."""
+    if not ids:
+        raise DataError("the federation has no client; expected at least one: check the rows that were read")
+    empty = [ids[i] for i in (train.sizes == 0).nonzero().flatten().tolist()]
+    if empty:
+        raise DataError(f"clients {quoted(empty)} have no training sample; drop them, or hold out less of their data")
+
+
+def check_alike(splits: Mapping[str, Samples]) -> None:
+    """What is learned on one split must fit the others."""
+    train = splits["train"]
+    for split, samples in splits.items():
+        found, expected = ((tuple(s.x.shape[1:]), s.x.dtype, s.y.is_floating_point()) for s in (samples, train))
+        if found != expected:
+            raise DataError(
+                f"{split} samples are {_kind(*found)} but train samples are {_kind(*expected)}; use one form"
+            )
+
+
+def _kind(shape: tuple[int, ...], dtype: torch.dtype, real: bool) -> str:
+    return f"{dtype} {shape} with {'float targets' if real else 'labels'}"
+
+
+def check_finite(ids: tuple[str, ...], split: str, samples: Samples) -> None:
+    """NaN and infinity spread to every shared model in one round."""
+    for field, values in (("x", samples.x), ("y", samples.y)):
+        # aminmax passes NaN on and needs no temporary, where isfinite makes a copy a quarter of the data
+        if not values.is_floating_point() or values.numel() == 0:
+            continue
+        if bool(torch.stack(values.aminmax()).isfinite().all()):
+            continue
+        bad = (~values.isfinite()).reshape(len(values), -1).any(1)
+        counts = torch.bincount(samples.client_of()[bad], minlength=len(ids))
+        worst = int(counts.argmax())
+        raise DataError(
+            f"{split} {field} has NaN or infinity in {int(bad.sum())} samples, {int(counts[worst])} of them "
+            f"of client {ids[worst]!r}; drop or fill them first"
+        )
+
+
+def check_labels(ids: tuple[str, ...], split: str, samples: Samples, n_classes: int) -> None:
+    """Labels are whole numbers from 0 to n_classes - 1."""
+    if samples.y.is_floating_point():
+        raise DataError(f"{split} y is {samples.y.dtype} but classes are given; labels must be integers: use y.long()")
+    wrong = (samples.y < 0) | (samples.y >= n_classes)
+    if bool(wrong.any()):
+        at = int(wrong.nonzero()[0])
+        raise DataError(
+            f"{split} label {int(samples.y[at])} of client {ids[int(samples.client_of()[at])]!r} is outside "
+            f"0..{n_classes - 1}; number the classes from 0, or use float targets for regression"
+        )
+
+
+def check_weights(ids: tuple[str, ...], weights: Tensor) -> None:
+    """Importances p_i are positive and sum to 1."""
+    if weights.shape != (len(ids),) or not weights.is_floating_point():
+        raise DataError(f"weights are {weights.dtype} of shape {tuple(weights.shape)}; expected float32 ({len(ids)},)")
+    wrong = ~(weights.isfinite() & (weights > 0))
+    if bool(wrong.any()):
+        at = int(wrong.nonzero()[0])
+        raise DataError(
+            f"weight of client {ids[at]!r} is {float(weights[at])}; expected a positive number: "
+            f"drop the client with select() if it should not count"
+        )
+    if abs(float(weights.double().sum()) - 1) > 1e-4:
+        raise DataError(f"weights sum to {float(weights.sum()):.6g}, not 1; use weights / weights.sum()")
+
+
+def check_truth(ids: tuple[str, ...], truth: Truth) -> None:
+    """True memberships are of these clients."""
+    if len(truth.memberships) != len(ids):
+        raise DataError(
+            f"truth has {len(truth.memberships)} rows but there are {len(ids)} clients; give one row a client"
+        )

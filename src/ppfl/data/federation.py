@@ -1,0 +1,234 @@
+"""Clients with names, their samples, and what is known about them."""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ppfl.core.errors import DataError
+from ppfl.data import checks
+from ppfl.data.arrays import Task, as_features, as_mask, as_targets, as_weights, group_rows, quoted
+from ppfl.data.samples import Samples, held_out
+from ppfl.data.truth import Truth
+
+Split = Literal["train", "test", "validation"]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Everything a method may know of its clients; all that is indexed by client follows `ids`.
+
+    >>> f = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "b", "a", "b"],
+    ...                            test_fraction=0)
+    >>> f.describe()
+    'data: 2 clients, 4 train samples (2-2 a client), x (1,), 2 classes'
+    """
+
+    ids: tuple[str, ...]
+    train: Samples
+    test: Samples | None = None
+    validation: Samples | None = None
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))  # (M,) p_i; n_i / n where left empty
+    truth: Truth | None = None
+    name: str = "data"
+    classes: tuple[str, ...] | None = None  # names; found from the labels where left out
+    features: tuple[str, ...] | None = None  # names of the columns of x, for tables
+
+    def __post_init__(self) -> None:
+        checks.check_ids(self.ids, self.splits)
+        checks.check_train(self.ids, self.train)
+        checks.check_alike(self.splits)
+        for split, samples in self.splits.items():
+            checks.check_finite(self.ids, split, samples)
+        if self.classes is None and not self.train.y.is_floating_point():
+            object.__setattr__(self, "classes", _find_classes(self.splits))
+        if self.classes is not None:
+            for split, samples in self.splits.items():
+                checks.check_labels(self.ids, split, samples, len(self.classes))
+        if self.weights.numel() == 0:
+            object.__setattr__(self, "weights", _shares(self.train))
+        checks.check_weights(self.ids, self.weights)
+        if self.truth is not None:
+            checks.check_truth(self.ids, self.truth)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        clients: Any,
+        *,
+        test_fraction: float = 0.2,
+        validation_fraction: float = 0.0,
+        seed: int = 0,
+        ids: Sequence[Any] | None = None,
+        name: str = "data",
+        truth: Truth | None = None,
+        weights: Mapping[Any, float] | None = None,
+        is_test: Any = None,
+        task: Task = "auto",
+        classes: Sequence[str] | None = None,
+        features: Sequence[str] | None = None,
+        tokens: bool = False,
+    ) -> "Federation":
+        """Group the rows of a table by a column of client ids; rows may come in any order.
+
+        Clients keep the order of `ids`, or else of first appearance. `is_test` marks the test rows in place
+        of `test_fraction`; `validation_fraction` is taken from what is left for training. `weights` maps an
+        id to an importance of any scale. `truth` has its rows in the order of `ids`.
+        """
+        if truth is not None and ids is None:
+            raise DataError("truth is given without ids; pass ids in the order of its rows")
+        columns = getattr(x, "columns", None)
+        features = tuple(str(c) for c in columns) if features is None and columns is not None else features
+        inputs, (targets, found) = as_features(x, tokens), as_targets(y, task, classes)
+        rows = group_rows(clients, ids)
+        if not len(inputs) == len(targets) == len(rows.order):
+            raise DataError(
+                f"x has {len(inputs)} rows, y {len(targets)} and clients {len(rows.order)}; they must pair row by row"
+            )
+        checks.check_ids(rows.ids, {})
+        train = Samples(inputs[rows.order], targets[rows.order], rows.offsets)
+        checks.check_train(rows.ids, train)
+        test = validation = None
+        marked = None if is_test is None else as_mask(is_test, len(train))[rows.order]
+        if marked is None and test_fraction:
+            marked = held_out(train.sizes, rows.ids, test_fraction, seed, "test")
+        if marked is not None and bool(marked.any()):
+            train, test = train.where(~marked), train.where(marked)
+        if validation_fraction:
+            held = held_out(train.sizes, rows.ids, validation_fraction, seed, "validation")
+            train, validation = train.where(~held), train.where(held)
+        return cls(
+            ids=rows.ids,
+            train=train,
+            test=test,
+            validation=validation,
+            weights=torch.empty(0) if weights is None else as_weights(weights, rows.ids),
+            truth=truth,
+            name=name,
+            classes=found,
+            features=None if features is None else tuple(features),
+        )
+
+    @property
+    def splits(self) -> dict[str, Samples]:
+        """The parts that exist, by name."""
+        parts = {"train": self.train, "test": self.test, "validation": self.validation}
+        return {name: samples for name, samples in parts.items() if samples is not None}
+
+    @property
+    def n_clients(self) -> int:
+        """Number of clients M."""
+        return len(self.ids)
+
+    @property
+    def n_classes(self) -> int | None:
+        """Number of classes, or None where the targets are real numbers. A selection keeps its parent's."""
+        return None if self.classes is None else len(self.classes)
+
+    def split(self, name: Split) -> Samples:
+        """One part, or an error that says how to get it."""
+        if name not in self.splits:
+            raise DataError(f"{self.name} has no {name} samples; use federation.holdout(0.2, seed=0, into={name!r})")
+        return self.splits[name]
+
+    def label_counts(self, split: Split = "train") -> Tensor:
+        """How often each client holds each class (M, classes), int64."""
+        if self.n_classes is None:
+            raise DataError(f"{self.name} has float targets, so no labels to count; use feature_means()")
+        samples = self.split(split)
+        cells = samples.client_of() * self.n_classes + samples.y
+        return torch.bincount(cells, minlength=self.n_clients * self.n_classes).reshape(self.n_clients, -1)
+
+    def feature_means(self) -> Tensor:
+        """Mean training features of each client (M, d), features flattened."""
+        if not self.train.x.is_floating_point():
+            raise DataError(f"x is {self.train.x.dtype}, and tokens have no mean; use label_counts()")
+        flat = self.train.x.flatten(1)
+        total = flat.new_zeros(self.n_clients, flat.shape[1]).index_add_(0, self.train.client_of(), flat)
+        return total.div_(self.train.sizes[:, None])
+
+    def positions(self, ids: Sequence[str]) -> list[int]:
+        """Where these clients stand in every tensor that is indexed by client."""
+        where = {name: i for i, name in enumerate(self.ids)}
+        unknown = [name for name in ids if name not in where]
+        if unknown:
+            close = difflib.get_close_matches(unknown[0], self.ids, n=1) or self.ids[:1]
+            raise DataError(
+                f"no client {quoted(unknown)} among the {self.n_clients} of {self.name}; ids look like {close[0]!r}"
+            )
+        return [where[name] for name in ids]
+
+    def client(self, id: str) -> dict[str, Samples]:
+        """One client's samples by split, as views of the same memory."""
+        (at,) = self.positions([id])
+        return {split: samples.client(at) for split, samples in self.splits.items()}
+
+    def select(self, ids: Sequence[str]) -> "Federation":
+        """These clients only, in this order; classes stay, weights are scaled to sum to 1 again."""
+        at = self.positions(ids)
+        weights = self.weights[at]
+        truth = None if self.truth is None else self.truth.rows(at)
+        return self._changed(lambda part: part.take(at), tuple(ids), weights / weights.sum(), truth)
+
+    def holdout(self, fraction: float, seed: int = 0, into: Literal["test", "validation"] = "test") -> "Federation":
+        """Move a fraction of each client's training samples to another split.
+
+        A client's draw depends on (seed, its id) alone. Every client keeps at least one training sample.
+        Weights that were n_i / n are so afterwards; others stay as they are.
+        """
+        if into in self.splits:
+            raise DataError(f"{self.name} already has {into} samples; hold out into the other split")
+        held = held_out(self.train.sizes, self.ids, fraction, seed, into).to(self.train.offsets.device)
+        if not bool(held.any()):
+            return self
+        train, part = self.train.where(~held), self.train.where(held)
+        by_size = torch.allclose(self.weights, _shares(self.train))
+        weights = torch.empty(0) if by_size else self.weights
+        if into == "test":
+            return replace(self, train=train, test=part, weights=weights)
+        return replace(self, train=train, validation=part, weights=weights)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Federation":
+        """Move to a device; a dtype is given to the floating fields of the samples only."""
+        truth = None if self.truth is None else self.truth.to(device)
+        return self._changed(lambda part: part.to(device, dtype), self.ids, self.weights.to(device), truth)
+
+    def describe(self) -> str:
+        """One line for a person."""
+        counts = " / ".join(f"{len(samples)} {split}" for split, samples in self.splits.items())
+        sizes = self.train.sizes
+        kind = "real targets" if self.n_classes is None else f"{self.n_classes} classes"
+        shape = tuple(self.train.x.shape[1:])
+        known = f", {self.truth.memberships.shape[1]} true sources" if self.truth else ""
+        return (
+            f"{self.name}: {self.n_clients} clients, {counts} samples "
+            f"({int(sizes.min())}-{int(sizes.max())} a client), x {shape}, {kind}{known}"
+        )
+
+    def _changed(
+        self, change: Callable[[Samples], Samples], ids: tuple[str, ...], weights: Tensor, truth: Truth | None
+    ) -> "Federation":
+        parts = {split: change(samples) for split, samples in self.splits.items()}
+        train, test, validation = parts["train"], parts.get("test"), parts.get("validation")
+        return replace(self, ids=ids, train=train, test=test, validation=validation, weights=weights, truth=truth)
+
+
+def _shares(train: Samples) -> Tensor:
+    shares: Tensor = train.sizes.double() / len(train)
+    return shares.float()
+
+
+def _find_classes(splits: Mapping[str, Samples]) -> tuple[str, ...]:
+    labels = torch.cat([samples.y for samples in splits.values()])
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest == highest:
+        raise DataError(
+            f"every label is {lowest}; classification needs two classes: check the target column, "
+            f"or name the classes if other sites hold the rest"
+        )
+    return tuple(str(i) for i in range(highest + 1))

@@ -1,0 +1,67 @@
+"""`[data.partition]` of an experiment file: which partition, with which settings."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from ppfl.data import partitions
+from ppfl.data.federation import Federation
+
+GroupSettings = tuple[tuple[int, ...], ...]
+
+
+class Settings(BaseModel):
+    """Settings do not change, and a key that means nothing is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Partition(Settings):
+    _function: ClassVar[Callable[..., Federation]]
+
+    def cut(self, x: Any, y: Any, **split: Any) -> Federation:
+        """Clients from pooled data; `split` as for the partition functions."""
+        return type(self)._function(x, y, **self.model_dump(exclude={"name"}), **split)
+
+
+class LabelGroups(_Partition):
+    """Each client holds labels of one group only (Table 1)."""
+
+    _function = staticmethod(partitions.by_label_groups)
+    name: Literal["label_groups"] = "label_groups"
+    groups: GroupSettings = partitions.MNIST_GROUPS
+    clients: PositiveInt | tuple[PositiveInt, ...] = partitions.MNIST_CLIENTS
+
+
+class DirichletSources(_Partition):
+    """Each client mixes the label groups in Dirichlet(alpha) proportions (Table 2)."""
+
+    _function = staticmethod(partitions.dirichlet_sources)
+    name: Literal["dirichlet_sources"] = "dirichlet_sources"
+    groups: GroupSettings = partitions.MNIST_GROUPS
+    clients: PositiveInt = 100
+    alpha: PositiveFloat = 0.5
+    equal: bool = True
+    min_samples: PositiveInt = 10
+
+
+class DirichletLabels(_Partition):
+    """The usual label skew."""
+
+    _function = staticmethod(partitions.dirichlet_labels)
+    name: Literal["dirichlet_labels"] = "dirichlet_labels"
+    clients: PositiveInt = 100
+    alpha: PositiveFloat = 0.5
+    min_samples: PositiveInt = 10
+
+
+class Iid(_Partition):
+    """Clients that do not differ."""
+
+    _function = staticmethod(partitions.iid)
+    name: Literal["iid"] = "iid"
+    clients: PositiveInt = 100
+
+
+PartitionSettings = Annotated[LabelGroups | DirichletSources | DirichletLabels | Iid, Field(discriminator="name")]

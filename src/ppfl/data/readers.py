@@ -1,0 +1,140 @@
+"""Readers of array files: idx (MNIST) and npz. Nothing read here can run code."""
+
+import gzip
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppfl.core.errors import DataError
+from ppfl.data.arrays import as_features
+from ppfl.data.federation import Federation
+
+_IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+class Pool(NamedTuple):
+    """Samples of everybody, and whose they are where the file says so."""
+
+    x: Tensor
+    y: np.ndarray[Any, Any]
+    clients: np.ndarray[Any, Any] | None = None
+    is_test: np.ndarray[Any, Any] | None = None
+
+    def federation(self, **settings: Any) -> Federation:
+        """Clients as the file names them; settings as for Federation.from_arrays."""
+        if self.clients is None:
+            raise DataError("the file has no array 'client'; add one id a sample, or choose a partition")
+        tokens = not self.x.is_floating_point()
+        return Federation.from_arrays(self.x, self.y, self.clients, is_test=self.is_test, tokens=tokens, **settings)
+
+
+def read_idx(path: str | Path) -> np.ndarray[Any, Any]:
+    """An array in the idx format, gzipped or not.
+
+    The header is two zero bytes, a type code, the number of axes, and each axis as 4 bytes, high byte first.
+    """
+    path = existing_file(path, "idx data such as train-images-idx3-ubyte.gz")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is damaged ({error}); download it again") from error
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
+        raise DataError(f"{path} is not an idx file (it starts with {content[:4]!r}); download it again")
+    dtype, axes = np.dtype(_IDX_TYPES[content[2]]), content[3]
+    start = 4 + 4 * axes
+    if len(content) < start:
+        raise DataError(f"{path} ends within its header ({len(content)} bytes); download it again")
+    shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4)]
+    expected = start + dtype.itemsize * int(np.prod(shape, dtype=object))
+    if len(content) != expected:
+        raise DataError(f"{path} has {len(content)} bytes, expected {expected} for {tuple(shape)}; download it again")
+    return np.frombuffer(content, dtype, offset=start).reshape(shape)
+
+
+def read_mnist(folder: str | Path, image: bool = False) -> tuple[Tensor, Tensor]:
+    """MNIST, train and test pooled: 70,000 images in [0, 1], flat (784) or with image=True (1, 28, 28).
+
+    The folder holds the four official files, gzipped or not (also as torchvision leaves them in MNIST/raw).
+    """
+    images, labels = [], []
+    for part in ("train", "t10k"):
+        x = read_idx(_mnist_file(Path(folder), f"{part}-images", "idx3-ubyte"))
+        y = read_idx(_mnist_file(Path(folder), f"{part}-labels", "idx1-ubyte"))
+        if x.ndim != 3 or x.dtype != np.uint8 or y.shape != x.shape[:1]:
+            raise DataError(
+                f"{folder} has {part} images of shape {x.shape} and labels of shape {y.shape}; "
+                f"expected (n, 28, 28) and (n,): download the files again"
+            )
+        images.append(x)
+        labels.append(y)
+    pixels = images_as_floats(np.concatenate(images))
+    return pixels[:, None] if image else pixels.flatten(1), torch.tensor(np.concatenate(labels)).long()
+
+
+def read_npz(path: str | Path, tokens: bool = False) -> Pool:
+    """A numpy archive of `x, y`, optionally `client` and `is_test`; or of `x_train, y_train, x_test, y_test`.
+
+    uint8 arrays are taken for images: scaled to [0, 1], a last axis of 3 colours moved to the front.
+    """
+    path = existing_file(path, "a numpy archive with arrays x and y")
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"{path} is no readable npz file ({one_line(error)}); save it with numpy.savez, without objects"
+        ) from error
+    if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
+        sizes = [len(arrays["y_train"]), len(arrays["y_test"])]
+        arrays["x"] = np.concatenate([arrays.pop("x_train"), arrays.pop("x_test")])
+        arrays["y"] = np.concatenate([arrays["y_train"], arrays["y_test"]])
+        arrays["is_test"] = np.repeat([False, True], sizes)
+    if not {"x", "y"} <= arrays.keys():
+        raise DataError(f"{path} holds {sorted(arrays)}; expected x, y and optionally client, is_test")
+    x = arrays["x"]
+    features = images_as_floats(x) if x.dtype == np.uint8 and not tokens else as_features(x, tokens)
+    return Pool(features, arrays["y"], arrays.get("client"), arrays.get("is_test"))
+
+
+def images_as_floats(pixels: np.ndarray[Any, Any]) -> Tensor:
+    """Bytes as float32 in [0, 1], colours before rows and columns as PyTorch has them.
+
+    >>> images_as_floats(np.full((2, 4, 4, 3), 255, np.uint8)).shape
+    torch.Size([2, 3, 4, 4])
+    """
+    x = torch.tensor(pixels).float().div_(255)
+    return x.movedim(-1, 1).contiguous() if x.ndim == 4 and x.shape[-1] == 3 else x
+
+
+def existing_file(path: str | Path, what: str) -> Path:
+    """The path, if a file is there; else an error that says what was looked for."""
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"no file {path}; expected {what}: check the path, or set PPFL_DATA to your data folder")
+    return path
+
+
+def _mnist_file(folder: Path, stem: str, kind: str) -> Path:
+    for place in (folder, folder / "raw", folder / "MNIST" / "raw"):
+        for name in (f"{stem}-{kind}.gz", f"{stem}-{kind}", f"{stem}.{kind}", f"{stem}.{kind}.gz"):
+            if (place / name).is_file():
+                return place / name
+    raise DataError(
+        f"no {stem}-{kind}.gz in {folder}; get the four MNIST files, for instance with "
+        f"torchvision.datasets.MNIST({str(folder)!r}, download=True), or set PPFL_DATA"
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """The message of another library's error, fit to stand in one of ours.
+
+    >>> one_line(ValueError("first\\nsecond"))
+    'first second'
+    """
+    return " ".join(str(error).split())

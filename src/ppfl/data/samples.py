@@ -1,0 +1,129 @@
+"""Samples of many clients in one contiguous tensor a field; a client is a slice between two offsets."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ppfl.core.errors import DataError
+
+# float64 is let in for tests that compare two ways to the last bit; every reader gives float32
+_FLOATS = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Features, targets and the offsets that cut them into clients.
+
+    >>> s = Samples(torch.zeros(5, 2), torch.tensor([0, 1, 0, 1, 1]), torch.tensor([0, 2, 5]))
+    >>> s.sizes.tolist(), s.client_of().tolist()
+    ([2, 3], [0, 0, 1, 1, 1])
+    """
+
+    x: Tensor  # (n, ...) float features, or integer tokens
+    y: Tensor  # (n,) int64 labels, or float targets
+    offsets: Tensor  # (M + 1,) int64
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise DataError(f"x has {len(self.x)} samples but y has {len(self.y)}; they must pair row by row")
+        if self.x.dtype not in _FLOATS and (self.x.is_floating_point() or self.x.dtype.is_complex):
+            raise DataError(f"x is {self.x.dtype}; expected float32 (or integers, for tokens): use x.float()")
+        if self.y.dtype not in (torch.int64, *_FLOATS):
+            raise DataError(f"y is {self.y.dtype}; labels must be int64 and targets float32: use y.long() or y.float()")
+        if self.y.ndim != 1:
+            raise DataError(f"y has shape {tuple(self.y.shape)}; expected one value a sample: flatten it")
+        _check_offsets(self.offsets, len(self.x))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Samples of each client (M,)."""
+        return self.offsets.diff()
+
+    @property
+    def n_clients(self) -> int:
+        """How many slices there are, empty ones included."""
+        return len(self.offsets) - 1
+
+    def client_of(self) -> Tensor:
+        """Position of the client of each sample (n,)."""
+        return torch.repeat_interleave(torch.arange(self.n_clients, device=self.offsets.device), self.sizes)
+
+    def client(self, position: int) -> "Samples":
+        """One client's samples, as views of the same memory."""
+        start, stop = int(self.offsets[position]), int(self.offsets[position + 1])
+        return Samples(self.x[start:stop], self.y[start:stop], self.offsets.new_tensor([0, stop - start]))
+
+    def take(self, positions: Sequence[int]) -> "Samples":
+        """The clients at these positions, in this order."""
+        slices = [slice(int(self.offsets[i]), int(self.offsets[i + 1])) for i in positions]
+        none = slice(0, 0)  # keeps shape and type where no client is asked for
+        return Samples(
+            torch.cat([self.x[s] for s in (none, *slices)]),
+            torch.cat([self.y[s] for s in (none, *slices)]),
+            _offsets(self.sizes[list(positions)]),
+        )
+
+    def where(self, keep: Tensor) -> "Samples":
+        """The samples that a mask (n,) keeps; a client may be left with none."""
+        sizes = torch.bincount(self.client_of()[keep], minlength=self.n_clients)
+        return Samples(self.x[keep], self.y[keep], _offsets(sizes))
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Samples":
+        """Move to a device; a dtype is given to floating fields only."""
+
+        def move(t: Tensor) -> Tensor:
+            return t.to(device=device, dtype=dtype if t.is_floating_point() else None)
+
+        return Samples(move(self.x), move(self.y), move(self.offsets))
+
+
+def held_out(sizes: Tensor, ids: Sequence[str], fraction: float, seed: int, into: str) -> Tensor:
+    """Mask (n,) of the samples to hold out: a fraction of each client's, never all of them.
+
+    A client's draw depends on (seed, into, its id, its size) alone, so it stays the same whoever else
+    is present and in whatever order.
+
+    >>> held_out(torch.tensor([1, 5]), ["small", "large"], 0.2, seed=0, into="test").sum()
+    tensor(1)
+    """
+    if not 0 <= fraction < 1:
+        raise DataError(f"{into} fraction is {fraction}; expected a number from 0 to below 1, such as 0.2")
+    mask = np.zeros(int(sizes.sum()), dtype=bool)
+    start = 0
+    for name, size in zip(ids, sizes.tolist(), strict=True):
+        count = min(size - 1, int(fraction * size + 0.5))
+        if count > 0:
+            mask[start + _generator(seed, into, name).permutation(size)[:count]] = True
+        start += size
+    if fraction and not mask.any():
+        raise DataError(
+            f"no client is large enough for a {into} sample (the largest has {int(sizes.max())}); "
+            f"use a larger fraction than {fraction}, or 0"
+        )
+    return torch.from_numpy(mask)
+
+
+def _generator(seed: int, into: str, name: str) -> np.random.Generator:
+    digest = hashlib.blake2b(f"{seed}\0{into}\0{name}".encode(), digest_size=16).digest()
+    return np.random.default_rng(int.from_bytes(digest, "little"))
+
+
+def _offsets(sizes: Tensor) -> Tensor:
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).long()
+
+
+def _check_offsets(offsets: Tensor, n: int) -> None:
+    if offsets.dtype != torch.int64 or offsets.ndim != 1 or len(offsets) < 1:
+        raise DataError(f"offsets are {offsets.dtype} of shape {tuple(offsets.shape)}; expected int64 (clients + 1,)")
+    if bool((offsets.diff() < 0).any()) or int(offsets[0]) != 0 or int(offsets[-1]) != n:
+        raise DataError(
+            f"offsets run from {int(offsets[0])} to {int(offsets[-1])} for {n} samples; they must start "
+            f"at 0, never fall and end at {n}: build them with Federation.from_arrays"
+        )

@@ -1,0 +1,181 @@
+"""Populations whose truth is known, because they were drawn from it."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ppfl.core.errors import DataError
+from ppfl.data.federation import Federation
+from ppfl.data.samples import Samples
+from ppfl.data.truth import Truth
+
+_Floats = np.ndarray[Any, np.dtype[np.float32]]
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def synthetic_classification(
+    n_clients: int = 300,
+    dim: int = 150,
+    sources: int = 3,
+    alpha: float = 0.4,
+    noise: float = 0.1,
+    test_points: int = 5000,
+    seed: int = 0,
+    min_size: int = 50,
+    max_size: int = 1000,
+) -> Federation:
+    """The paper's Synthetic: every client's points come from linear sources, in its own proportions.
+
+    theta_k ~ U(-1, 1)^dim; alpha_i ~ Dirichlet(alpha); n_i = min(min_size + lognormal(4, 2), max_size); each
+    point takes source k with probability alpha_ik (so a multinomial number comes from each), x ~ U(-1, 1)^dim
+    and y = 1[x . theta_k + e > 0], where e is normal with standard deviation `noise`. The truth holds the
+    alpha_i and the theta_k. The default test data take 900 MB: lower `test_points` where that is too much.
+
+    >>> f = synthetic_classification(n_clients=4, dim=6, test_points=10)
+    >>> f.n_classes, f.truth.memberships.shape, f.truth.sources.shape
+    (2, torch.Size([4, 3]), torch.Size([3, 6]))
+    """
+    _check(n_clients=n_clients, dim=dim, sources=sources, min_size=min_size)
+    if noise < 0 or alpha <= 0 or max_size < min_size:
+        raise DataError(
+            f"noise {noise}, alpha {alpha}, sizes {min_size}..{max_size}; expected noise >= 0, alpha > 0, min <= max"
+        )
+    # a stream for each part: more test points leave the training data as they are
+    of_sources, of_clients, of_train, of_test = np.random.default_rng(seed).spawn(4)
+    theta = _uniform(of_sources, sources, dim)
+    mixtures = of_clients.dirichlet(np.full(sources, alpha), n_clients)
+    sizes = np.minimum(min_size + of_clients.lognormal(4, 2, n_clients), max_size).astype(np.int64)
+
+    def draw(rng: np.random.Generator, sizes: _Ints) -> Samples:
+        source = _categorical(rng, np.repeat(mixtures, sizes, axis=0))
+        x = _uniform(rng, len(source), dim)
+        score = (x @ theta.T)[np.arange(len(source)), source]
+        y = score + noise * rng.standard_normal(len(source), dtype=np.float32) > 0
+        return _samples(x, y.astype(np.int64), sizes)
+
+    truth = Truth(torch.from_numpy(mixtures).float(), "source", torch.from_numpy(theta), noise)
+    train = draw(of_train, sizes)
+    test = draw(of_test, np.full(n_clients, test_points)) if test_points else None
+    return Federation(_names(n_clients), train, test, truth=truth, name="synthetic", classes=("0", "1"))
+
+
+def bayes_accuracy(federation: Federation) -> float:
+    """Pooled test accuracy of the best rule there is: P(y = 1 | x) = sum_k alpha_ik Phi(x . theta_k / noise).
+
+    No method can beat it by more than chance, as it knows the sources and each client's proportions.
+
+    >>> bayes_accuracy(synthetic_classification(n_clients=3, dim=5, sources=1, noise=0, test_points=50))
+    1.0
+    """
+    truth, test = federation.truth, federation.split("test")
+    if truth is None or truth.sources is None or truth.noise is None or federation.n_classes != 2:
+        raise DataError(f"{federation.name} has no true sources and noise; use synthetic_classification()")
+    score = test.x @ truth.sources.T
+    each = torch.special.ndtr(score / truth.noise) if truth.noise else (score > 0).float()
+    positive = (truth.memberships[test.client_of()] * each).sum(1)
+    return float(((positive > 0.5).long() == test.y).double().mean())
+
+
+def synthetic_groups(
+    n_clients: int = 12,
+    groups: int = 3,
+    dim: int = 8,
+    samples: int = 40,
+    test_points: int = 20,
+    noise: float = 0.05,
+    task: Literal["classification", "regression"] = "classification",
+    seed: int = 0,
+) -> Federation:
+    """Clients in groups, each group with its own linear model; orthogonal, so easy to tell apart.
+
+    Client i is of group i mod groups. x is standard normal; the target is x . theta_g + normal(0, noise), or
+    whether that is positive.
+
+    >>> synthetic_groups().truth.memberships.argmax(1)[:4]
+    tensor([0, 1, 2, 0])
+    """
+    _check(n_clients=n_clients, groups=groups, samples=samples)
+    if dim < groups:
+        raise DataError(f"{groups} orthogonal models need {groups} dimensions, found dim={dim}; raise dim")
+    rng = np.random.default_rng(seed)
+    theta = np.linalg.qr(rng.standard_normal((dim, groups)))[0].T.astype(np.float32) * 2
+    memberships = np.eye(groups, dtype=np.float32)[np.arange(n_clients) % groups]
+    train, test = _linear(rng, memberships @ theta, noise, samples, test_points, task)
+    truth = Truth(torch.from_numpy(memberships), "group", torch.from_numpy(theta), noise)
+    classes = ("0", "1") if task == "classification" else None
+    return Federation(_names(n_clients), train, test, truth=truth, name=f"groups ({task})", classes=classes)
+
+
+def synthetic_linear(
+    n_clients: int = 50,
+    dim: int = 5,
+    k: int = 3,
+    alpha: float = 0.5,
+    samples: int = 40,
+    test_points: int = 20,
+    noise: float = 0.1,
+    seed: int = 0,
+) -> Federation:
+    """Gaussian linear population drawn from the model itself: y = x . sum_k c_ik theta_k + normal(0, noise).
+
+    c_i ~ Dirichlet(alpha); x and theta_k are standard normal.
+
+    >>> f = synthetic_linear(n_clients=4, noise=0.0)
+    >>> own = f.truth.memberships @ f.truth.sources
+    >>> torch.allclose((f.train.x * own[f.train.client_of()]).sum(1), f.train.y, atol=1e-5)
+    True
+    """
+    _check(n_clients=n_clients, dim=dim, k=k, samples=samples)
+    rng = np.random.default_rng(seed)
+    theta = rng.standard_normal((k, dim), dtype=np.float32)
+    memberships = rng.dirichlet(np.full(k, alpha), n_clients).astype(np.float32)
+    train, test = _linear(rng, memberships @ theta, noise, samples, test_points, "regression")
+    truth = Truth(torch.from_numpy(memberships), "canonical model", torch.from_numpy(theta), noise)
+    return Federation(_names(n_clients), train, test, truth=truth, name="linear")
+
+
+def _linear(
+    rng: np.random.Generator, own: _Floats, noise: float, samples: int, test_points: int, task: str
+) -> tuple[Samples, Samples | None]:
+    def draw(rng: np.random.Generator, count: int) -> Samples:
+        sizes = np.full(len(own), count)
+        x = rng.standard_normal((sizes.sum(), own.shape[1]), dtype=np.float32)
+        y = np.einsum("nd,nd->n", x, np.repeat(own, sizes, axis=0))
+        y += noise * rng.standard_normal(len(y), dtype=np.float32)
+        return _samples(x, (y > 0).astype(np.int64) if task == "classification" else y, sizes)
+
+    of_train, of_test = rng.spawn(2)
+    return draw(of_train, samples), draw(of_test, test_points) if test_points else None
+
+
+def _uniform(rng: np.random.Generator, n: int, dim: int) -> _Floats:
+    """U(-1, 1) in place: the default test data in double precision would not fit many machines."""
+    x = np.empty((n, dim), dtype=np.float32)
+    rng.random(out=x, dtype=np.float32)
+    x *= 2
+    x -= 1
+    return x
+
+
+def _categorical(rng: np.random.Generator, probabilities: np.ndarray[Any, Any]) -> _Ints:
+    """One category a row of probabilities (n, k)."""
+    above = rng.random(len(probabilities))[:, None] >= probabilities.cumsum(1)[:, :-1]
+    source: _Ints = above.sum(1)
+    return source
+
+
+def _samples(x: _Floats, y: np.ndarray[Any, Any], sizes: _Ints) -> Samples:
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return Samples(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(offsets))
+
+
+def _names(count: int) -> tuple[str, ...]:
+    width = len(str(count - 1))
+    return tuple(f"c{i:0{width}}" for i in range(count))
+
+
+def _check(**counts: int) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise DataError(f"{name} is {count}; a population needs at least 1")

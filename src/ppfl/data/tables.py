@@ -1,0 +1,114 @@
+"""Tables with a client column and a target column: csv and parquet."""
+
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ppfl.core.errors import DataError
+from ppfl.data.arrays import Task, quoted
+from ppfl.data.federation import Federation
+from ppfl.data.readers import existing_file, one_line
+
+
+def read_csv(path: str | Path, client: str, target: str, **settings: Any) -> Federation:
+    """Clients from a csv file (.gz and the like too); settings as for `from_table`.
+
+    Client ids are read as text, so that 007 stays 007.
+    """
+    pandas = _pandas()
+    path = existing_file(path, "a csv file")
+    try:
+        frame = pandas.read_csv(path, dtype={client: str}, skipinitialspace=True)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as csv ({one_line(error)}); check the file") from error
+    return from_table(frame, client, target, **{"name": _stem(path), **settings})
+
+
+def read_parquet(path: str | Path, client: str, target: str, **settings: Any) -> Federation:
+    """Clients from a parquet file; settings as for `from_table`."""
+    pandas = _pandas()
+    path = existing_file(path, "a parquet file")
+    try:
+        frame = pandas.read_parquet(path)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} cannot be read as parquet ({one_line(error)}); check the file") from error
+    return from_table(frame, client, target, **{"name": _stem(path), **settings})
+
+
+def from_table(
+    frame: Any,
+    client: str,
+    target: str,
+    *,
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    is_test: str | None = None,
+    task: Task = "auto",
+    classes: Sequence[str] | None = None,
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    seed: int = 0,
+    name: str = "table",
+) -> Federation:
+    """Clients from a pandas table. Features are `columns`, or else all columns but those named elsewhere.
+
+    A target of text becomes integer codes, its values kept as the federation's `classes`; an integer target
+    is a label unless task="regression".
+
+    >>> import pandas as pd
+    >>> table = pd.DataFrame({"shop": ["a", "a", "b"], "price": [1.0, 2.0, 3.0], "sold": ["no", "yes", "no"]})
+    >>> f = from_table(table, "shop", "sold", test_fraction=0)
+    >>> f.ids, f.features, f.classes
+    (('a', 'b'), ('price',), ('no', 'yes'))
+    """
+    apart = [client, target, *drop] + ([is_test] if is_test else [])
+    features = [str(c) for c in frame.columns if c not in apart] if columns is None else list(columns)
+    absent = [c for c in [*apart, *features] if c not in frame.columns]
+    if absent:
+        raise DataError(f"no column {quoted(absent)}; the table has {quoted(list(frame.columns), most=12)}")
+    if not features:
+        raise DataError("no column is left for features; name them in columns, or drop fewer")
+    inputs = frame[features]
+    _check_numeric(inputs)
+    return Federation.from_arrays(
+        inputs.to_numpy(dtype="float32"),
+        frame[target].to_numpy(),
+        frame[client].to_numpy(),
+        is_test=None if is_test is None else frame[is_test].to_numpy(),
+        task=task,
+        classes=classes,
+        features=features,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        seed=seed,
+        name=name,
+    )
+
+
+def _check_numeric(inputs: Any) -> None:
+    is_numeric = _pandas().api.types.is_numeric_dtype
+    text = [c for c in inputs.columns if not is_numeric(inputs[c].dtype)]
+    if text:
+        raise DataError(
+            f"columns {quoted(text)} are not numeric; list them in drop, or encode them first, "
+            f"for instance with pandas.get_dummies"
+        )
+    missing = inputs.isna().sum()
+    missing = missing[missing > 0]
+    if len(missing):
+        counts = ", ".join(f"{c!r} ({n})" for c, n in missing.items())
+        raise DataError(f"columns {counts} have missing values; fill them, or drop the rows or columns")
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+        import pyarrow  # noqa: F401 (what pandas reads parquet with)
+    except ImportError as error:
+        raise DataError(f"tables need {error.name}; install it with: pip install 'ppfl[tables]'") from error
+    return pandas
+
+
+def _stem(path: Path) -> str:
+    return path.name.split(".")[0]

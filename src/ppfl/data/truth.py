@@ -1,0 +1,40 @@
+"""Who the clients really are, where a population was made and not found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ppfl.core.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """True memberships, and the models behind them where there are any.
+
+    >>> Truth(torch.eye(2), name="group").rows([1]).memberships
+    tensor([[0., 1.]])
+    """
+
+    memberships: Tensor  # (M, K) rows on the simplex; one-hot where clients come in groups
+    name: str | None = None  # what a column stands for
+    sources: Tensor | None = None  # (K, d) the linear models that made the targets
+    noise: float | None = None  # standard deviation of the noise in the targets
+
+    def __post_init__(self) -> None:
+        c = self.memberships
+        if c.ndim != 2 or not c.is_floating_point():
+            raise DataError(f"true memberships are {c.dtype} {tuple(c.shape)}; expected floats (clients, k)")
+        off = (c.sum(1) - 1).abs() > 1e-4
+        if bool((c < 0).any()) or bool(off.any()) or not bool(c.isfinite().all()):
+            raise DataError("true memberships leave the simplex; expected rows that sum to 1: divide by the sum")
+
+    def rows(self, positions: Sequence[int]) -> "Truth":
+        """The same of some clients."""
+        return replace(self, memberships=self.memberships[list(positions)])
+
+    def to(self, device: torch.device | str | None) -> "Truth":
+        """The same on a device."""
+        sources = None if self.sources is None else self.sources.to(device)
+        return replace(self, memberships=self.memberships.to(device), sources=sources)

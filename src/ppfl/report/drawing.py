@@ -1,0 +1,118 @@
+"""What every drawing is made of: a frame, text, axes."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from .markup import Markup, element, words
+from .palette import MIDDLE_GREY
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
+LETTER = 6.4  # pixels, the width of a letter at the usual size: no font can be measured here
+
+
+class Axis(NamedTuple):
+    """Values from low to high on pixels from start to end."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        low, high, value = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
+        return self.start + (value - low) / (high - low) * (self.end - self.start)
+
+    def ticks(self, about: int = 5) -> list[float]:
+        """Round values from low to high."""
+        if not self.log:
+            return round_steps(self.low, self.high, about)
+        powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
+        return [10.0**power for power in powers[:: math.ceil(len(powers) / about)]]
+
+
+def axis(values: Sequence[float], start: float, end: float, *, log: bool = False) -> Axis:
+    """An axis that holds the values, with some room where they are all alike."""
+    low, high = min(values), max(values)
+    if low == high:
+        room = abs(low) * 0.1 or 1.0
+        low, high = low - room, high + room
+    return Axis(low, high, start, end, log)
+
+
+def round_steps(low: float, high: float, about: int) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten.
+
+    >>> round_steps(3, 42, 5)
+    [10.0, 20.0, 30.0, 40.0]
+    """
+    power = 10.0 ** math.floor(math.log10((high - low) / about))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m * about >= (high - low) * (1 - 1e-9))
+    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def spans_decades(values: Sequence[float]) -> bool:
+    """Whether only a logarithmic axis can show them all: one run that diverges must not flatten the others."""
+    return min(values) > 0 and max(values) > 100 * min(values)
+
+
+def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places near the wanted ones, in the same order, at least a gap apart where there is room.
+
+    >>> apart([10, 11, 50], gap=12, low=0, high=100)
+    [10, 22, 50]
+    """
+    order = sorted(range(len(wanted)), key=wanted.__getitem__)
+    places = list(wanted)
+    floor = low
+    for i in order:
+        places[i] = floor = max(places[i], floor)
+        floor += gap
+    ceiling = high
+    for i in reversed(order):
+        places[i] = ceiling = min(places[i], ceiling)
+        ceiling -= gap
+    return places
+
+
+def drawing(width: float, height: float, label: str, *children: Markup, alone: bool = False) -> Markup:
+    """A frame that takes the colour of the text around it; alone, a grey that can be read on any ground."""
+    return element(
+        "svg",
+        *children,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width:g} {height:g}",
+        width=width if alone else None,
+        height=height if alone else None,
+        role="img",
+        aria_label=label,
+        font_family=_FONT,
+        font_size=12,
+        fill="currentColor",
+        color=MIDDLE_GREY if alone else None,
+    )
+
+
+def text(x: float, y: float, content: str, *, anchor: str | None = None, **more: str | float) -> Markup:
+    return element("text", words(content), x=x, y=y, text_anchor=anchor, **more)
+
+
+def hint(content: str) -> Markup:
+    """What a pointer that rests on the mark is told."""
+    return element("title", words(content))
+
+
+def rules(y_axis: Axis, left: float, right: float, show: Callable[[float], str]) -> list[Markup]:
+    """Horizontal lines across the drawing with their values at the left."""
+    parts = []
+    for value in y_axis.ticks(6):
+        y = y_axis.at(value)
+        parts.append(element("line", x1=left, x2=right, y1=y, y2=y, stroke="currentColor", opacity=0.15))
+        parts.append(text(left - 6, y + 4, show(value), anchor="end", opacity=0.75))
+    return parts
+
+
+def marks(x_axis: Axis, y: float, show: Callable[[float], str], about: int = 5) -> list[Markup]:
+    """Values below the drawing."""
+    return [text(x_axis.at(value), y, show(value), anchor="middle", opacity=0.75) for value in x_axis.ticks(about)]

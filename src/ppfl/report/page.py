@@ -1,0 +1,159 @@
+"""The page: sections that answer one question each, left out where the runs say nothing on it."""
+
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+
+from .areas import client_chart, share_chart, telling_clients
+from .bars import MOST_BARS, membership_bars, no_bars
+from .details import client_table, settings_table, swatch
+from .dots import MOST_DOTS, Row, dot_chart
+from .lines import Curve, line_chart
+from .markup import Markup, element, join, shortened, words
+from .palette import method_colour
+from .portrait import Portrait, agreement, letter, portraits
+from .records import Method, Metric, Run, common_metric, ranked
+from .results import result_table
+from .summary import plural, summary
+
+_MOST_PORTRAITS = 4
+
+
+def render(records: Sequence[Run], title: str) -> tuple[str, str]:
+    """The page, and the picture of the memberships that stands alone."""
+    metric = common_metric(records)
+    methods = ranked(records, metric)
+    drawn = portraits(methods)
+    first = drawn[0] if drawn else None
+    found = {portrait.label: agreement(portrait) for portrait in drawn}
+    agreements = [found.get(method.label) for method in methods]
+    sections = [
+        element("h1", words(title)),
+        element("p", words(summary(methods, metric, first)), class_="summary"),
+        _section("Results", result_table(methods, metric, agreements)),
+        *(_who(first, drawn[1:_MOST_PORTRAITS]) if first else []),
+        _curves(methods, metric),
+        _clients(methods, metric),
+        _folded("All clients", client_table(methods, metric, first)),
+        _folded("What was run: settings and versions", settings_table(methods)),
+    ]
+    picture = membership_bars(first, _picture_title(first)) if first else no_bars(title)
+    return _document(title, join(sections)), picture + "\n"
+
+
+def _picture_title(drawn: Portrait) -> str:
+    kinds = sum(count > 0 for count in drawn.counts)
+    return f"{drawn.label} found {plural(kinds, 'kind')} among {plural(len(drawn.ids), 'client')}"
+
+
+def _who(first: Portrait, others: Sequence[Portrait]) -> list[Markup]:
+    shares = [
+        element("li", swatch(j), element("b", words(letter(j))), words(f" {share:.0%}"))
+        for j, share in enumerate(first.shares)
+    ]
+    said = (
+        f"Memberships found by {first.label}. Each bar is a client, each colour a canonical model that clients "
+        "share; the height of a colour says how much of that model the client is. Rest the pointer on a bar to "
+        "see who it is."
+    )
+    if first.truth is not None:
+        said += " The strip below shows the truth, its groups in the colour of the model they match best."
+    if len(first.ids) > MOST_BARS:
+        said += " There are too many clients to draw each, so a bar is the mean of neighbours."
+    legend = join([element("p", words("Share of the population:")), element("ul", *shares)])
+    parts = [
+        _figure(membership_bars(first), said),
+        element("div", legend, class_="legend"),
+        *_history(first),
+    ]
+    if others:
+        pictures = [join([element("h3", words(o.label)), _figure(membership_bars(o))]) for o in others]
+        parts.append(_folded("Memberships found by other methods", join(pictures)))
+    return [_section("Who the clients are", *parts)]
+
+
+def _history(drawn: Portrait) -> list[Markup]:
+    if len(drawn.rounds) < 2:
+        return []
+    certain = drawn.history.amax(2).mean(1).tolist()
+    curve = Curve(drawn.label, method_colour(0), list(zip(drawn.rounds, certain, strict=True)))
+    charts = [
+        _titled("Share of each canonical model in the population", share_chart(drawn)),
+        _titled(
+            "How decided clients are: mean largest membership",
+            line_chart([curve], "Mean largest membership over rounds", "{:.0%}".format),
+        ),
+    ]
+    few = [_titled(shortened(drawn.ids[at], 20), client_chart(drawn, at)) for at in telling_clients(drawn)]
+    return [
+        element("h3", words("How they came to be")),
+        element("div", *charts, class_="pair"),
+        element("p", words("A few clients: the purest of each kind, and the most mixed.")),
+        element("div", *few, class_="few"),
+    ]
+
+
+def _curves(methods: Sequence[Method], metric: Metric) -> Markup:
+    def plain(value: float) -> str:
+        return f"{value:.3g}"
+
+    wanted: list[tuple[str, str, Callable[[float], str]]] = [
+        (metric.name, f"{metric.words} on test data".capitalize(), metric.tick),
+        ("loss", "Training loss, mean over the samples met in a round", plain),
+        ("objective", "Objective on all training data", plain),
+        ("stationarity", "Stationarity: 0 where no step improves the objective", plain),
+    ]
+    charts = []
+    for key, said, tick in wanted:
+        curves = [
+            Curve(method.label, method_colour(at), points)
+            for at, method in enumerate(methods)
+            if (points := method.curve(key))
+        ]
+        if curves:
+            charts.append(_titled(said, line_chart(curves, f"{said} over rounds", tick)))
+    return _section("Round by round", element("div", *charts, class_="pair")) if charts else words("")
+
+
+def _clients(methods: Sequence[Method], metric: Metric) -> Markup:
+    rows = [
+        Row(method.label, method_colour(at), clients)
+        for at, method in enumerate(methods)
+        if (clients := method.per_client(metric))
+    ]
+    if not rows:
+        return words("")
+    said = "Each dot is a client, the line the median client. Rest the pointer on a dot to see who it is."
+    if any(len(row.clients) > MOST_DOTS for row in rows):
+        said += f" {MOST_DOTS} evenly ranked clients stand for all."
+    return _section("Client by client", _figure(dot_chart(rows, metric), said))
+
+
+def _section(heading: str, *parts: Markup) -> Markup:
+    return element("section", element("h2", words(heading)), *parts)
+
+
+def _folded(heading: str, content: Markup) -> Markup:
+    return element("details", element("summary", words(heading)), content)
+
+
+def _figure(picture: Markup, said: str | None = None) -> Markup:
+    caption = [element("figcaption", words(said))] if said else []
+    return element("figure", element("div", picture, class_="wide"), *caption)
+
+
+def _titled(title: str, picture: Markup) -> Markup:
+    caption = element("figcaption", words(title), class_="title")
+    return element("figure", caption, element("div", picture, class_="wide"))
+
+
+def _document(title: str, body: Markup) -> str:
+    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", words(title)),
+        element("style", Markup(style)),
+    )
+    return "<!DOCTYPE html>\n" + element("html", head, element("body", element("main", body)), lang="en") + "\n"

@@ -1,0 +1,111 @@
+"""What happened, in a paragraph of plain sentences computed from the runs."""
+
+from collections.abc import Sequence
+
+from .portrait import MIXED_BELOW, Agreement, Portrait, agreement, letter
+from .records import Method, Metric
+
+
+def summary(methods: Sequence[Method], metric: Metric, drawn: Portrait | None) -> str:
+    """Methods: best first."""
+    sentences = [_setting(methods), _ranking(methods, metric), _clients(methods, metric)]
+    if drawn is not None:
+        sentences += [_kinds(drawn), _truth(agreement(drawn), drawn)]
+    sentences.append(_unfinished(methods))
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def plural(count: int, noun: str) -> str:
+    """
+    >>> plural(1, "client"), plural(40, "client")
+    ('1 client', '40 clients')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """
+    >>> listed(["A", "B", "C"])
+    'A, B and C'
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _setting(methods: Sequence[Method]) -> str:
+    clients = len({id_ for method in methods for id_ in method.run.ids})
+    rounds = {method.rounds for method in methods}
+    length = f"{'up to ' if len(rounds) > 1 else ''}{plural(max(rounds), 'round')}"
+    names = listed([method.label for method in methods])
+    if len(methods) == 1:
+        return f"{plural(clients, 'client')} learned together with {names} for {length}."
+    return f"{plural(clients, 'client')} learned with {len(methods)} methods, {names}, for {length}."
+
+
+def _ranking(methods: Sequence[Method], metric: Metric) -> str:
+    scored = [(m.label, s) for m in methods if (s := m.final(metric.name)) is not None]
+    if not scored:
+        return "No run has been evaluated on test data yet."
+    best, score = scored[0]
+    if len(scored) == 1:
+        return f"{best} reaches {_article(metric)} of {metric.show(score)} on test data."
+    level = [label for label, other in scored if metric.show(other) == metric.show(score)]
+    if len(level) > 1:
+        return f"{listed(level)} are level at the best {metric.words}, {metric.show(score)} on test data."
+    second, other = scored[1]
+    return (
+        f"{best} is best with {_article(metric)} of {metric.show(score)} on test data, "
+        f"{_distance(score, other, metric)} {second} ({metric.show(other)})."
+    )
+
+
+def _article(metric: Metric) -> str:
+    return f"{'an' if metric.words[0] in 'aeiou' else 'a'} {metric.words}"
+
+
+def _distance(score: float, other: float, metric: Metric) -> str:
+    if metric.higher_is_better:
+        return f"{100 * (score - other):.1f} points above"
+    return f"{(other - score) / abs(other):.0%} below" if other else "below"
+
+
+def _clients(methods: Sequence[Method], metric: Metric) -> str:
+    """A mean can hide whom it is bought from."""
+    scored = [method for method in methods if method.per_client(metric)][:2]
+    if len(scored) < 2:
+        return ""
+    first, second = (method.per_client(metric) for method in scored)
+    both = [id_ for id_ in first if id_ in second]
+    if not both:
+        return ""
+    better = sum(metric.better(first[id_], second[id_]) for id_ in both)
+    worse = sum(metric.better(second[id_], first[id_]) for id_ in both)
+    return (
+        f"{better} of {plural(len(both), 'client')} fare better with {scored[0].label} "
+        f"than with {scored[1].label}, {worse or 'none'} worse."
+    )
+
+
+def _kinds(drawn: Portrait) -> str:
+    found = [(count, j) for j, count in enumerate(drawn.counts) if count]
+    largest, which = max(found, key=lambda pair: pair[0])
+    mixed = f"; {drawn.mixed} are mixtures, no membership above {MIXED_BELOW:.0%}" if drawn.mixed else ""
+    if len(found) == 1:
+        return f"{drawn.label} sees all clients as of one kind, out of {drawn.k} it could tell apart{mixed}."
+    return (
+        f"{drawn.label} found {len(found)} kinds of clients with {drawn.k} canonical models, "
+        f"the largest ({letter(which)}) with {plural(largest, 'client')}{mixed}."
+    )
+
+
+def _truth(found: Agreement | None, drawn: Portrait) -> str:
+    if found is None:
+        return ""
+    if found.groups:
+        right = round(found.value * len(drawn.ids))
+        return f"The true group is known here: {right} of {plural(len(drawn.ids), 'client')} are in theirs."
+    return f"The true mixtures are known here: the memberships overlap with them by {found.value:.0%}."
+
+
+def _unfinished(methods: Sequence[Method]) -> str:
+    names = [method.label for method in methods if not method.run.finished]
+    return f"Not finished yet: {listed(names)}." if names else ""

@@ -1,0 +1,35 @@
+"""How well memberships recover the truth, where a population was made and its truth is known."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..core.simplex import harden, match, total_variation
+
+
+class Agreement(NamedTuple):
+    """Memberships against the truth, canonical models matched to true ones."""
+
+    share: float  # of the clients whose largest membership is their largest true one
+    distance: float  # mean total variation: the share of a membership that is in the wrong place
+
+
+def group_agreement(memberships: Tensor, truth: Tensor) -> Agreement:
+    """Agreement of memberships (M, K) with the truth (M, Kt), under the matching that is best for each measure.
+
+    Where one side has fewer columns it gets empty ones: then every column counts, and the matching is the best.
+
+    >>> import torch
+    >>> truth = torch.eye(3)[[0, 0, 1, 2]]
+    >>> group_agreement(truth[:, [2, 0, 1]], truth)
+    Agreement(share=1.0, distance=0.0)
+    >>> group_agreement(torch.eye(2)[[0, 0, 1, 1]], truth).share
+    0.75
+    """
+    k = max(memberships.shape[1], truth.shape[1])
+    found, true = (pad(c.double().cpu(), (0, k - c.shape[1])) for c in (memberships, truth))
+    hard, hard_true = harden(found), harden(true)
+    same = (hard * hard_true[:, match(hard, hard_true)]).sum(1)
+    moved = total_variation(found, true[:, match(found, true)])
+    return Agreement(float(same.mean()), float(moved.mean()))

@@ -1,0 +1,125 @@
+"""An experiment: data, a network, a population, a method, and how long; everything a run depends on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, NonNegativeInt, PositiveInt, model_validator
+from pydantic_core import CoreSchema, core_schema
+
+from ..algorithms import ALGORITHMS, Algorithm
+from ..algorithms.contract import Settings
+from ..core.losses import LOSSES
+from ..core.mixing import MIXES
+from ..core.population import Population
+from ..data import DataSettings, Federation
+from ..engines import ENGINES, Engine, Stacked, Watch, engine_by_name
+from ..engines.output import OutputRule
+from .affinities import AffinitySettings, Auto
+from .models import ModelSettings, choose_loss
+
+
+class _OneOf:
+    """A name that must be in a registry."""
+
+    def __init__(self, registry: dict[str, Any]) -> None:
+        self.registry = registry
+
+    def __call__(self, name: str) -> str:
+        if name not in self.registry:
+            raise ValueError(f"use one of {', '.join(map(repr, self.registry))}")
+        return name
+
+
+class Method:
+    """A table whose `name` says which method's settings the other keys are.
+
+    The methods' settings have no key `name`: it is what they are, not how they are set.
+    """
+
+    registry = ALGORITHMS
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {
+            name: core_schema.no_info_before_validator_function(_without_name, handler.generate_schema(method))
+            for name, method in self.registry.items()
+        }
+        dump = core_schema.plain_serializer_function_ser_schema(
+            lambda method: {"name": method.name, **method.model_dump(mode="json")}
+        )
+        return core_schema.tagged_union_schema(choices, _name_of, serialization=dump)
+
+
+def _name_of(table: Any) -> str | None:
+    name = table.get("name") if isinstance(table, dict) else getattr(table, "name", None)
+    return None if name is None else str(name)
+
+
+def _without_name(table: Any) -> Any:
+    return {key: value for key, value in table.items() if key != "name"} if isinstance(table, dict) else table
+
+
+class PopulationSettings(Settings):
+    """`[population]`: how many canonical models, of which part of the network, mixed how."""
+
+    k: PositiveInt = 1
+    mix: Annotated[str, AfterValidator(_OneOf(dict(MIXES)))] = "outputs"
+    canonical: str | tuple[str, ...] = "all"
+    loss: Annotated[str, AfterValidator(_OneOf(dict(LOSSES)))] | None = None  # None: by the kind of targets
+
+
+class WatchSettings(Settings):
+    """`[watch]`: what is measured on the way, and which state is returned."""
+
+    every: PositiveInt = 1
+    objective: bool = False
+    stationarity: bool = False
+    output: OutputRule = "last"
+    smoothness: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = (0.0, 0.0)
+
+    def build(self) -> Watch:
+        """As the engines take it."""
+        return Watch(**self.model_dump())
+
+
+class Experiment(Settings):
+    """All settings of a run. `load_experiment` reads one from a TOML file."""
+
+    # names a folder
+    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
+    rounds: PositiveInt
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
+    engine: Annotated[str, AfterValidator(_OneOf(dict(ENGINES)))] = "stacked"
+    chunk: PositiveInt | None = None
+    device: str = "cpu"
+    data: DataSettings
+    model: ModelSettings
+    population: PopulationSettings = PopulationSettings()
+    algorithm: Annotated[Algorithm, Method()]
+    affinity: AffinitySettings = Auto()
+    watch: WatchSettings = WatchSettings()
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Experiment:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds {list(self.seeds)} repeat; give each once")
+        if self.chunk is not None and self.engine != Stacked.name:
+            raise ValueError(f"chunk is for engine 'stacked', the engine is {self.engine!r}; leave chunk out")
+        return self
+
+    def for_seed(self, seed: int) -> Experiment:
+        """The same experiment with one seed."""
+        return self.model_copy(update={"seeds": (seed,)})
+
+    def build_engine(self) -> Engine:
+        """Where clients work."""
+        return engine_by_name(self.engine) if self.chunk is None else Stacked(self.chunk)
+
+    def build_population(self, federation: Federation, seed: int) -> Population:
+        """The population, its initial values drawn from the seed."""
+        settings = self.population
+        loss = choose_loss(settings.loss, federation)
+        net = self.model.build(federation, seed, loss)
+        return Population(net, k=settings.k, canonical=settings.canonical, mix=settings.mix, loss=loss)
+
+

@@ -1,0 +1,124 @@
+"""What is wrong with an experiment, in one line: the key, what was found, what was expected."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from .experiment import Experiment, Method
+
+Location = Sequence[int | str]
+
+
+def explain(error: ValidationError, found: Mapping[str, Any]) -> str:
+    """The first fault of an experiment that was read as `found`."""
+    fault = error.errors(include_url=False)[0]
+    location = fault["loc"]
+    key, value = _locate(location, found)
+    return _EXPLANATIONS.get(fault["type"], _wrong)(key, value, location, fault)
+
+
+def _locate(location: Location, found: Any) -> tuple[str, Any]:
+    """The dotted key as its writer knows it, and its value: pydantic's location also names variants."""
+    parts: list[str] = []
+    tagged = False
+    for part in location:
+        if isinstance(found, dict) and (part in found or tagged or part != found.get("name")):
+            parts.append(str(part))
+            found, tagged = found.get(part), False
+        elif isinstance(found, dict):
+            tagged = True  # the variant the table names; what follows is a key of it
+        elif isinstance(found, list) and isinstance(part, int):
+            parts.append(str(part))
+            found = found[part] if part < len(found) else None
+    return ".".join(parts), found
+
+
+def _unknown(key: str, value: Any, location: Location, fault: Any) -> str:
+    allowed = _keys_at(location[:-1])
+    return f"unknown key {key!r} (found {value!r}); {_near(str(location[-1]), allowed)}keys here are {', '.join(allowed)}"
+
+
+def _missing(key: str, value: Any, location: Location, fault: Any) -> str:
+    if isinstance(location[-1], int):
+        return f"{key.rpartition('.')[0]} has {location[-1]} values, too few; give one more"
+    if len(location) == 1 and _variants(Experiment.model_fields[str(location[0])]):
+        names = ", ".join(map(repr, _names_at(location)))
+        return f"table [{key}] is missing; add it, with name = one of {names}"
+    return f"{key} is missing; add {key.rpartition('.')[2]} = ... " + (
+        f"under [{key.rpartition('.')[0]}]" if "." in key else "at the top"
+    )
+
+
+def _unnamed(key: str, value: Any, location: Location, fault: Any) -> str:
+    return f"[{key}] has no name (found {value!r}); set name to one of {', '.join(map(repr, _names_at(location)))}"
+
+
+def _misnamed(key: str, value: Any, location: Location, fault: Any) -> str:
+    names, tag = _names_at(location), str(fault["ctx"]["tag"])
+    return f"{key}.name is {tag!r}; {_near(tag, names)}use one of {', '.join(map(repr, names))}"
+
+
+def _wrong(key: str, value: Any, location: Location, fault: Any) -> str:
+    message = " ".join(fault["msg"].removeprefix("Value error, ").split())
+    expected = re.sub(r"^\w+ should", "it should", message)
+    return f"{key} is {value!r}; {expected}" if key and not isinstance(value, dict) else _of_table(key, expected)
+
+
+def _of_table(key: str, message: str) -> str:
+    return f"[{key}]: {message}" if key else message
+
+
+_EXPLANATIONS = {
+    "extra_forbidden": _unknown,
+    "missing": _missing,
+    "union_tag_not_found": _unnamed,
+    "union_tag_invalid": _misnamed,
+}
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _keys_at(location: Location) -> list[str]:
+    settings = _settings_at(location)
+    named = ["name"] if any("name" in vars(s) and "name" not in s.model_fields for s in settings) else []
+    return named + list(dict.fromkeys(key for s in settings for key in s.model_fields))
+
+
+def _names_at(location: Location) -> list[str]:
+    return [name for s in _settings_at(location) if (name := _name(s)) is not None]
+
+
+def _settings_at(location: Location) -> list[type[BaseModel]]:
+    """The settings that may stand at a location."""
+    here: list[type[BaseModel]] = [Experiment]
+    for part in location:
+        field = next((s.model_fields[part] for s in here if part in s.model_fields), None)  # type: ignore[index]
+        here = _variants(field) if field else [s for s in here if _name(s) == part] or here
+    return here
+
+
+def _variants(field: FieldInfo) -> list[type[BaseModel]]:
+    if any(isinstance(hint, Method) for hint in field.metadata):
+        return list(Method.registry.values())
+    return _models(field.annotation)
+
+
+def _models(hint: Any) -> list[type[BaseModel]]:
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return [hint]
+    return [model for part in get_args(hint) for model in _models(part)]
+
+
+def _name(settings: type[BaseModel]) -> str | None:
+    field = settings.model_fields.get("name")
+    name = getattr(settings, "name", None) if field is None else field.default
+    return name if isinstance(name, str) else None

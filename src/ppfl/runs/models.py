@@ -1,0 +1,131 @@
+"""Networks an experiment file can name. Sizes come from the data, initial values from the seed.
+
+Every network ends in a layer called `classifier`, so `canonical = "classifier"` fits all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import OrderedDict
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from torch import nn
+
+from ..algorithms.contract import Settings
+from ..core.errors import ModelError
+from ..core.losses import Loss, cross_entropy, loss_by_name, squared
+from ..data.federation import Federation
+
+Shape = tuple[int, ...]
+
+
+def choose_loss(name: str | None, federation: Federation) -> Loss:
+    """The loss of that name, or the usual one: cross entropy for labels, squared for real targets."""
+    if name is not None:
+        return loss_by_name(name)
+    return squared if federation.n_classes is None else cross_entropy
+
+
+def count_outputs(loss: Loss, federation: Federation) -> int:
+    """Width of the last layer: one output a class, or one for losses of a single number."""
+    if loss is not cross_entropy:
+        return 1
+    if federation.n_classes is None:
+        raise ModelError(
+            f"{federation.name} has real targets but the loss is 'cross_entropy', which needs labels; "
+            f"use loss = 'squared' or 'poisson' under [population]"
+        )
+    return federation.n_classes
+
+
+class _Network(Settings):
+    def build(self, federation: Federation, seed: int, loss: Loss) -> nn.Module:
+        """The network for these data, its initial values drawn from the seed."""
+        shape, outputs = tuple(federation.train.x.shape[1:]), count_outputs(loss, federation)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.layers(shape, outputs)
+
+    @abstractmethod
+    def layers(self, shape: Shape, outputs: int) -> nn.Module:
+        """The network for samples of that shape."""
+
+
+class Linear(_Network):
+    """A generalised linear model, in one layer."""
+
+    name: Literal["linear"] = "linear"
+    bias: bool = True
+
+    def layers(self, shape: Shape, outputs: int) -> nn.Module:
+        """One layer on the flat sample."""
+        return _ended(nn.Flatten(), math.prod(shape), outputs, self.bias)
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, int) else value
+
+
+Widths = Annotated[tuple[PositiveInt, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+class Perceptron(_Network):
+    """Hidden layers with ReLU."""
+
+    name: Literal["perceptron"] = "perceptron"
+    hidden: Widths = (32,)
+
+    def layers(self, shape: Shape, outputs: int) -> nn.Module:
+        """Hidden layers on the flat sample."""
+        widths = (math.prod(shape), *self.hidden)
+        body: list[nn.Module] = [nn.Flatten()]
+        for before, after in zip(widths, widths[1:], strict=False):
+            body += [nn.Linear(before, after), nn.ReLU()]
+        return _ended(nn.Sequential(*body), widths[-1], outputs)
+
+
+class Cnn(_Network):
+    """A small convolutional network: 3 x 3 filters, group norm, ReLU and halving, once for each of `channels`.
+
+    Group norm keeps no running statistics, which clients that differ could not share.
+    """
+
+    name: Literal["cnn"] = "cnn"
+    channels: Widths = (16, 32)
+    groups: PositiveInt = 4
+
+    @model_validator(mode="after")
+    def _groups_divide_channels(self) -> Cnn:
+        if odd := [n for n in self.channels if n % self.groups]:
+            raise ValueError(f"{odd[0]} channels do not split into {self.groups} groups; use a multiple")
+        return self
+
+    def layers(self, shape: Shape, outputs: int) -> nn.Module:
+        """Blocks on images (channels, height, width)."""
+        if len(shape) != 3:
+            raise ModelError(
+                f"cnn takes images (channels, height, width) but samples have shape {shape}; "
+                f"use data with images (for mnist: image = true) or the model 'perceptron'"
+            )
+        smaller = 2 ** len(self.channels)
+        height, width = shape[1] // smaller, shape[2] // smaller
+        if not height * width:
+            raise ModelError(
+                f"images of {shape[1]} x {shape[2]} pixels are too small to halve {len(self.channels)} times; "
+                f"give fewer channels under [model]"
+            )
+        body: list[nn.Module] = []
+        for before, after in zip((shape[0], *self.channels), self.channels, strict=False):
+            body += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(self.groups, after)]
+            body += [nn.ReLU(), nn.MaxPool2d(2)]
+        return _ended(nn.Sequential(*body, nn.Flatten()), self.channels[-1] * height * width, outputs)
+
+
+def _ended(body: nn.Module, width: int, outputs: int, bias: bool = True) -> nn.Module:
+    return nn.Sequential(OrderedDict(body=body, classifier=nn.Linear(width, outputs, bias=bias)))
+
+
+ModelSettings = Annotated[Linear | Perceptron | Cnn, Field(discriminator="name")]

@@ -1,0 +1,155 @@
+"""Trees of tensors in safetensors files: written whole or not at all, checked before they are used.
+
+A file is written beside its place, flushed and renamed, so a kill at any instant leaves the old file or the new
+one. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..core.errors import CheckpointError, ModelError
+from ..core.simplex import check
+
+Tree = Any
+Metadata = dict[str, Any]
+
+PARTIAL = ".partial"
+_ON_SIMPLEX = ("membership", "memberships")  # leaves whose rows must be on the simplex
+_HEADER = "ppfl"
+
+
+def flatten(tree: Tree) -> dict[str, Tensor]:
+    """Leaves by dotted name.
+
+    >>> list(flatten({"server": {"0.weight": torch.zeros(2)}, "clients": {}}))
+    ['server.0.weight']
+    """
+    leaves, _ = pytree.tree_flatten_with_path(tree)
+    named = {".".join(map(_part, path)): leaf for path, leaf in leaves}
+    if len(named) < len(leaves) or not all(isinstance(leaf, Tensor) for leaf in named.values()):
+        raise CheckpointError(
+            f"a state has {len(leaves)} leaves under {len(named)} names; "
+            f"only trees of tensors with names of their own can be stored"
+        )
+    return named
+
+
+def save_tree(path: Path, tree: Tree, metadata: Metadata) -> None:
+    """Write a tree and its metadata to `path`, whole or not at all."""
+    beside = path.with_name(path.name + PARTIAL)
+    save_file(_storable(flatten(tree)), beside, {_HEADER: json.dumps(metadata)})
+    put_in_place(beside, path)
+
+
+def load_tree(path: Path, template: Tree) -> tuple[Tree, Metadata]:
+    """The tree and metadata of a file, its leaves named, shaped and typed as in `template`, finite, on its device."""
+    tensors, metadata = read_tensors(path)
+    expected = flatten(template)
+    if odd := sorted(expected.keys() ^ tensors.keys()):
+        fault = "lacks" if odd[0] in expected else "has an unknown"
+        raise damaged(path, f"{fault} tensor {odd[0]!r}")
+    for name, leaf in expected.items():
+        found = tensors[name]
+        if found.shape != leaf.shape or found.dtype != leaf.dtype:
+            raise damaged(
+                path,
+                f"has {name!r} as {found.dtype} {tuple(found.shape)}, expected {leaf.dtype} {tuple(leaf.shape)}",
+            )
+    _, structure = pytree.tree_flatten(template)
+    leaves = [tensors[name].to(leaf.device) for name, leaf in expected.items()]
+    return pytree.tree_unflatten(leaves, structure), metadata
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], Metadata]:
+    """All tensors of a file and its metadata; finite, and memberships on the simplex."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {})[_HEADER])
+            # memory of torch's own: aligned as in a run that never stopped, and no longer tied to the file
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path}; check the folder") from None
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from None
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise damaged(path, f"has {name!r} with values that are not finite")
+        if name.rpartition(".")[2] in _ON_SIMPLEX:
+            try:
+                check(tensor, name)
+            except ModelError as error:
+                raise damaged(path, f"has {error}") from None
+    return tensors, metadata
+
+
+def damaged(path: Path, fault: str) -> CheckpointError:
+    """What to say of a file that cannot be trusted."""
+    return CheckpointError(
+        f"{path} {fault}; it is damaged or of another version: nothing was changed, start again in another folder"
+    )
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON to `path`, whole or not at all."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text to `path`, whole or not at all."""
+    beside = path.with_name(path.name + PARTIAL)
+    beside.write_text(text, encoding="utf-8")
+    put_in_place(beside, path)
+
+
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no {path}; check the folder") from None
+    except (OSError, ValueError) as error:
+        raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from None
+
+
+def put_in_place(beside: Path, path: Path) -> None:
+    """Flush a finished file and rename it to its place."""
+    flush(beside)
+    beside.replace(path)
+    if os.name == "posix":  # elsewhere a folder cannot be opened, and the rename itself is durable
+        flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Wait until what was written is on the disk."""
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _part(key: Any) -> str:
+    return str(next(iter(vars(key).values())))  # the name, key or index of a step into a tree
+
+
+def _storable(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous on the CPU, and no two in the same memory: a round may pass on what the one before it held."""
+    stored: dict[str, Tensor] = {}
+    held: set[int] = set()
+    for name, leaf in named.items():
+        tensor = leaf.detach().cpu().contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        stored[name] = tensor.clone() if memory in held else tensor
+        held.add(memory)
+    return stored

@@ -1,0 +1,199 @@
+"""Laws of a federation: clients are named slices, and nothing depends on who else is there."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppfl.core.errors import DataError
+from ppfl.data import Federation, Samples, Truth
+
+
+def rows(n: int = 30, clients: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows in random order; the single feature is the row number, so each sample can be recognised."""
+    rng = np.random.default_rng(seed)
+    client = rng.permutation(np.resize(np.arange(clients), n))
+    return np.arange(n, dtype=np.float32)[:, None], np.arange(n) % 2, client
+
+
+def values(samples: Samples | None) -> list[float]:
+    return [] if samples is None else samples.x.flatten().tolist()
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    client=st.lists(st.integers(0, 6), min_size=12, max_size=60).filter(lambda c: max(c.count(i) for i in c) > 2),
+    seed=st.integers(0, 5),
+)
+def test_every_row_lands_in_one_split_of_its_own_client(client, seed):
+    x = np.arange(len(client), dtype=np.float32)[:, None]
+    f = Federation.from_arrays(x, np.arange(len(client)) % 2, client, test_fraction=0.3, seed=seed)
+    assert sorted(values(f.train) + values(f.test)) == x.flatten().tolist()
+    assert f.ids == tuple(dict.fromkeys(str(c) for c in client))
+    for id in f.ids:
+        own = f.client(id)
+        assert {client[int(v)] for part in own.values() for v in values(part)} == {int(id)}
+        assert len(own["train"]) >= 1
+    for part in f.splits.values():
+        assert part.offsets[0] == 0
+        assert part.offsets[-1] == len(part)
+        assert torch.equal(part.sizes, torch.bincount(part.client_of(), minlength=f.n_clients))
+
+
+def test_rows_keep_their_order_within_a_client():
+    f = Federation.from_arrays(*rows(), test_fraction=0)
+    for id in f.ids:
+        assert values(f.client(id)["train"]) == sorted(values(f.client(id)["train"]))
+
+
+def test_default_weights_are_shares_of_the_training_samples():
+    f = Federation.from_arrays(np.zeros((10, 2)), [0, 1] * 5, ["a"] * 8 + ["b"] * 2, test_fraction=0)
+    torch.testing.assert_close(f.weights, torch.tensor([0.8, 0.2]))
+    held = f.holdout(0.5)
+    torch.testing.assert_close(held.weights, held.train.sizes / len(held.train))
+
+
+def test_given_weights_go_by_name_and_survive_a_holdout():
+    f = Federation.from_arrays(*rows(), weights={2: 1, 1: 1, 0: 2}, test_fraction=0).holdout(0.2)
+    assert dict(zip(f.ids, f.weights.tolist(), strict=True)) == {"0": 0.5, "1": 0.25, "2": 0.25}
+
+
+@pytest.mark.parametrize("into", ["test", "validation"])
+def test_a_holdout_depends_on_no_other_client(into):
+    everybody = Federation.from_arrays(*rows(60, 5), test_fraction=0)
+    some = everybody.select([everybody.ids[3], everybody.ids[1]])
+    for seed in range(3):
+        whole, part = everybody.holdout(0.3, seed, into), some.holdout(0.3, seed, into)
+        for id in some.ids:
+            assert values(whole.client(id)[into]) == values(part.client(id)[into])
+
+
+def test_a_holdout_depends_on_seed_and_purpose():
+    f = Federation.from_arrays(*rows(60, 3), test_fraction=0)
+    first = values(f.holdout(0.3, seed=0).test)
+    assert values(f.holdout(0.3, seed=0).test) == first
+    assert values(f.holdout(0.3, seed=1).test) != first
+    assert values(f.holdout(0.3, seed=0, into="validation").validation) != first
+
+
+def test_from_arrays_holds_out_as_holdout_does():
+    at_once = Federation.from_arrays(*rows(), test_fraction=0.2, validation_fraction=0.25, seed=4)
+    stepwise = Federation.from_arrays(*rows(), test_fraction=0).holdout(0.2, 4).holdout(0.25, 4, into="validation")
+    for split in ("train", "test", "validation"):
+        assert values(at_once.split(split)) == values(stepwise.split(split))
+    torch.testing.assert_close(at_once.weights, stepwise.weights)
+
+
+def test_a_small_client_has_no_test_sample_but_still_trains():
+    f = Federation.from_arrays(np.zeros((6, 1)), [0, 1] * 3, ["tiny"] + ["large"] * 5)
+    assert f.train.sizes.tolist() == [1, 4]
+    assert f.test.sizes.tolist() == [0, 1]
+    assert f.test.client_of().tolist() == [1]
+    assert f.select(["large", "tiny"]).test.sizes.tolist() == [1, 0]
+    assert f.select(["tiny"]).test.sizes.tolist() == [0]
+
+
+def test_a_holdout_of_nothing_changes_nothing():
+    f = Federation.from_arrays(*rows(), test_fraction=0)
+    assert f.holdout(0.0) is f
+
+
+def test_marked_rows_are_the_test_rows():
+    x, y, client = rows()
+    mark = np.arange(30) % 5 == 0
+    f = Federation.from_arrays(x, y, client, is_test=mark)
+    assert sorted(values(f.test)) == x[mark].flatten().tolist()
+
+
+def test_selection_is_by_name_and_keeps_what_it_came_from():
+    truth = Truth(torch.eye(3))
+    f = Federation.from_arrays(*rows(), ids=["0", "1", "2"], truth=truth, classes=("no", "yes", "maybe"))
+    picked = f.select(["2", "0"])
+    assert picked.ids == ("2", "0")
+    assert picked.classes == f.classes
+    assert picked.weights.sum() == pytest.approx(1)
+    assert picked.truth.memberships.tolist() == [[0, 0, 1], [1, 0, 0]]
+    for id in picked.ids:
+        for split in ("train", "test"):
+            assert values(picked.client(id)[split]) == values(f.client(id)[split])
+
+
+def test_a_selection_of_one_class_keeps_all_classes():
+    f = Federation.from_arrays(np.zeros((6, 1)), [0, 0, 0, 3, 3, 3], list("aaabbb"), test_fraction=0)
+    assert f.select(["a"]).n_classes == f.n_classes == 4
+
+
+def test_label_counts_count_labels():
+    x, y, client = rows()
+    f = Federation.from_arrays(x, y, client, test_fraction=0.2)
+    total = f.label_counts() + f.label_counts("test")
+    for i, id in enumerate(f.ids):
+        assert total[i].tolist() == np.bincount(y[client == int(id)], minlength=2).tolist()
+
+
+def test_feature_means_are_means():
+    f = Federation.from_arrays(torch.randn(30, 2, 3), *rows()[1:])
+    assert f.feature_means().shape == (3, 6)
+    for i, id in enumerate(f.ids):
+        torch.testing.assert_close(f.feature_means()[i], f.client(id)["train"].x.mean(0).flatten())
+
+
+def test_a_client_is_a_view():
+    f = Federation.from_arrays(*rows(), test_fraction=0)
+    f.client(f.ids[1])["train"].x.fill_(-1)
+    assert (f.train.x == -1).sum() == f.train.sizes[1]
+
+
+@pytest.mark.parametrize("kind", ["list", "numpy", "torch", "pandas"])
+def test_containers_do_not_matter(kind):
+    x, y, client = rows()
+    if kind == "pandas":
+        pd = pytest.importorskip("pandas")
+        table = pd.DataFrame({"f": x[:, 0], "g": x[:, 0] > 3})
+        given = (table, pd.Series(y), pd.Series(client))
+        assert Federation.from_arrays(*given).features == ("f", "g")
+        given = (table[["f"]], *given[1:])
+    else:
+        turn = {"list": lambda a: a.tolist(), "numpy": lambda a: a, "torch": torch.from_numpy}[kind]
+        given = tuple(turn(a) for a in (x, y, client))
+    f, g = Federation.from_arrays(*given), Federation.from_arrays(x, y, client)
+    assert (f.ids, f.train.x.dtype, f.train.y.dtype) == (g.ids, torch.float32, torch.int64)
+    assert torch.equal(f.train.x, g.train.x)
+    assert torch.equal(f.test.y, g.test.y)
+
+
+def test_strings_become_classes_and_floats_targets():
+    f = Federation.from_arrays(np.zeros((4, 1)), ["b", "a", "b", "a"], [1, 1, 2, 2], test_fraction=0)
+    assert (f.classes, f.train.y.tolist()) == (("a", "b"), [1, 0, 1, 0])
+    f = Federation.from_arrays(np.zeros((4, 1)), [0.5, 1.0, 2.0, 3.0], [1, 1, 2, 2], test_fraction=0)
+    assert (f.n_classes, f.train.y.dtype) == (None, torch.float32)
+    f = Federation.from_arrays(np.zeros((4, 1)), [0.0, 1.0, 2.0, 0.0], list("aaab"), task="classification")
+    assert f.n_classes == 3
+    f = Federation.from_arrays(np.zeros((4, 1)), ["b"] * 4, [1] * 4, classes=("a", "b"))
+    assert f.train.y.unique().tolist() == [1]
+
+
+def test_tokens_stay_integers():
+    f = Federation.from_arrays([[1, 2]] * 4, [0, 1, 0, 1], list("aabb"), tokens=True, test_fraction=0)
+    assert f.train.x.dtype == torch.int64
+    with pytest.raises(DataError, match="tokens have no mean"):
+        f.feature_means()
+
+
+def test_moving_changes_type_of_floats_only():
+    f = Federation.from_arrays(*rows(), ids=[0, 1, 2], truth=Truth(torch.eye(3), sources=torch.eye(3)))
+    g = f.to("cpu", torch.float64)
+    assert (g.train.x.dtype, g.test.x.dtype, g.train.y.dtype) == (torch.float64, torch.float64, torch.int64)
+    assert torch.equal(g.truth.memberships, f.truth.memberships)
+
+
+def test_a_description_is_one_line():
+    text = Federation.from_arrays(*rows(), name="toy").describe()
+    assert text == "toy: 3 clients, 24 train / 6 test samples (8-8 a client), x (1,), 2 classes"
+
+
+def test_a_federation_does_not_change():
+    f = Federation.from_arrays(*rows())
+    with pytest.raises(AttributeError):
+        f.name = "other"

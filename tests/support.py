@@ -1,0 +1,36 @@
+"""Small federations and networks that the tests share."""
+
+import torch
+from torch import nn
+
+from ppfl.core.population import Population
+from ppfl.data.federation import Federation
+
+
+def make_federation(sizes=(7, 12, 20, 5), dim=4, classes=3, seed=0, dtype=torch.float32, **settings) -> Federation:
+    """Clients of unequal size whose labels come from linear models of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(sum(sizes), dim, generator=generator, dtype=torch.float64)
+    clients = [f"client-{i}" for i, size in enumerate(sizes) for _ in range(size)]
+    models = torch.randn(len(sizes), dim, classes, generator=generator, dtype=torch.float64)
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    y = torch.einsum("nd,ndc->nc", x, models[owner]).argmax(1)
+    federation = Federation.from_arrays(x.float(), y, clients, **{"test_fraction": 0.0, **settings})
+    return federation.to(dtype=dtype) if dtype != torch.float32 else federation
+
+
+def make_net(dim=4, hidden=5, classes=3, seed=0, dtype=torch.float32) -> nn.Module:
+    """A two-layer perceptron."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, classes)).to(dtype)
+
+
+def make_linear(dim=4, classes=3, seed=0, dtype=torch.float32) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Linear(dim, classes).to(dtype)
+
+
+def make_population(k=2, mix="outputs", net=None, **settings) -> Population:
+    return Population(make_net() if net is None else net, k=k, mix=mix, **settings)
