@@ -40,9 +40,7 @@ class NaivePopulation:
 
 def batches_of(federation, client, settings, seed, round):
     """The batches the product draws for one client, as (x, y) without padding."""
-    data = LocalData(
-        federation.train, federation.weights, id_keys(federation.ids), torch.tensor([client]), seed, round
-    )
+    data = LocalData(federation.train, federation.weights, id_keys(federation.ids), torch.tensor([client]), seed, round)
     for batch in settings.batches(data):
         real = batch.weight[0] > 0
         yield batch.x[0][real], batch.y[0][real]
@@ -84,7 +82,7 @@ def membership_step(population, c, x, y, p, pull, eta, scale_by_own_weight):
 def ppfl(federation, net, k, mix, settings, W, shared, rounds, seed, lr_factor):
     """Both algorithms: order "random" is Algorithm 1, "alternating" is Algorithm O1. Returns nets and C."""
     M, p = federation.n_clients, federation.weights.to(federation.train.x.dtype)
-    population = NaivePopulation(net, k, mix, shared)
+    population, k_models = NaivePopulation(net, k, mix, shared), k
     C = torch.full((M, k), 1.0 / k, dtype=federation.train.x.dtype)
     for t in range(rounds):
         both = settings.order == "alternating"
@@ -112,7 +110,12 @@ def ppfl(federation, net, k, mix, settings, W, shared, rounds, seed, lr_factor):
                     mine, loss, batches_of(federation, i, settings, seed, t), settings.lr * lr_factor(t), settings
                 )
                 results.append(mine)
-            population = average(results, p)
+            before, population = population, average(results, p)
+            if settings.averaging == "members":
+                for k in range(k_models):
+                    with torch.no_grad():
+                        for new, old in zip(population.nets[k].parameters(), before.nets[k].parameters(), strict=True):
+                            new.copy_(old + (new - old) * p.sum() / (p @ C[:, k]))
     return population, C
 
 

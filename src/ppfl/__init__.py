@@ -1,1 +1,21 @@
-"""Population personalized federated learning."""
+"""Population personalized federated learning: K canonical models shared by all clients, and for every client a
+membership vector on the simplex that says how much of each it is."""
+
+from .algorithms import PPFL, FedAvg, Local
+from .core import Population, PPFLError, affinity
+from .data import Federation
+from .engines import Fitted, Watch, fit
+
+__version__ = "0.1.0"
+__all__ = [
+    "PPFL",
+    "FedAvg",
+    "Federation",
+    "Fitted",
+    "Local",
+    "PPFLError",
+    "Population",
+    "Watch",
+    "affinity",
+    "fit",
+]

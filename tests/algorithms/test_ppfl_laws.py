@@ -39,26 +39,28 @@ def test_one_canonical_model_is_fedavg(mix: str) -> None:
 
 
 @pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
-def test_frozen_one_hot_memberships_are_clustered_learning(mix: str) -> None:
-    """Each canonical model is then FedAvg on its own clients, slowed by their share: all clients are averaged."""
+@pytest.mark.parametrize("averaging", ["members", "everyone"])
+def test_frozen_one_hot_memberships_are_clustered_learning(mix: str, averaging: str) -> None:
+    """Each canonical model is then FedAvg on its own clients; averaged over everyone, slowed by their share."""
     groups = torch.tensor([0, 1, 0, 1])
     one_hot = torch.nn.functional.one_hot(groups, 2).double()
-    method = PPFL(lr=0.2, batch_size=4, membership_steps=0, start="uniform")
+    training = {"lr": 0.2, "batch_size": 4, "weight_decay": 0.05 if averaging == "members" else 0.0}
+    method = PPFL(**training, membership_steps=0, start="uniform", averaging=averaging)
     population = Population(NET, k=2, mix=mix)
     start, *_, end = states(population, method, 1, memberships=one_hot)
     for k in (0, 1):
         ids = [client for client, group in zip(FEDERATION.ids, groups, strict=True) if group == k]
         cluster = FEDERATION.select(ids)
-        share = float(FEDERATION.weights[groups == k].sum())
+        pace = 1.0 if averaging == "members" else float(FEDERATION.weights[groups == k].double().sum())
         alone = Population(NET, k=1)
         problem = pose(alone, cluster, None, 1, seed=0)
-        state = begin(FedAvg(lr=0.2, batch_size=4), problem)
+        state = begin(FedAvg(**training), problem)
         own = {name: theta[k : k + 1] for name, theta in start.server.shared.canonical.items()}
         state = state._replace(server=state.server._replace(shared=state.server.shared._replace(canonical=own)))
-        (after, _), = train(FedAvg(lr=0.2, batch_size=4), problem, cluster, engine_by_name("loop"), state)
+        ((after, _),) = train(FedAvg(**training), problem, cluster, engine_by_name("loop"), state)
         for name, theta in after.server.shared.canonical.items():
-            expected = own[name] + share * (theta - own[name])
-            torch.testing.assert_close(end.server.shared.canonical[name][k : k + 1], expected)
+            expected = own[name] + pace * (theta - own[name])
+            torch.testing.assert_close(end.server.shared.canonical[name][k : k + 1], expected, atol=1e-7, rtol=1e-6)
 
 
 @pytest.mark.parametrize("canonical", ["all", "2"])
@@ -85,7 +87,7 @@ def test_mixed_weights_upload_one_model_whatever_k_is(k: int) -> None:
     federation = make_federation(sizes=(9,) * 10)
     fitted = fit(Population(net, k=k, mix="weights"), federation, PPFL(start="uniform"), rounds=1)
     one_model = sum(p.numel() for p in net.parameters())
-    memberships_and_weights = 2 * k + 2  # c_i as a row; p_i c_i, p_i and what weight decay left, for the sums
+    memberships_and_weights = 3 * k + 2  # c_i as a row; p_i c_i for two sums, p_i and what weight decay kept
     assert fitted.history[0]["bytes_up"] == 10 * 4 * (one_model + memberships_and_weights)
 
 
@@ -103,7 +105,7 @@ def test_memberships_stay_on_the_simplex_and_above_the_floor(mix: str, order: st
 def test_F_never_rises_on_full_gradients_with_steps_inside_the_bounds(mix: str, order: str) -> None:
     method = PPFL(
         lr=0.02, momentum=0, batch_size=None, local_steps=1, schedule="constant", penalty=0.02, order=order,
-        membership_lr=0.1, membership_scale="weighted", start="uniform",
+        membership_lr=0.1, membership_scale="weighted", start="uniform", averaging="everyone",
     )  # fmt: skip
     population = Population(make_linear(dtype=torch.float64), k=3, mix=mix)
     fitted = fit(population, FEDERATION, method, rounds=60, affinity=W, watch=Watch(objective=True))
@@ -116,12 +118,10 @@ def test_stationarity_falls_as_one_over_T_without_noise() -> None:
     """Corollary O1: with full gradients and like clients the smallest measure so far is at most const / T."""
     method = PPFL(
         lr=0.05, momentum=0, batch_size=None, local_steps=1, schedule="constant", penalty=0.0, order="random",
-        membership_lr=0.05, membership_scale="weighted", start="uniform",
+        membership_lr=0.05, membership_scale="weighted", start="uniform", averaging="everyone",
     )  # fmt: skip
     population = Population(make_linear(dtype=torch.float64), k=2, mix="predictions")
-    fitted = fit(
-        population, FEDERATION, method, rounds=400, watch=Watch(stationarity=True, objective=True)
-    )
+    fitted = fit(population, FEDERATION, method, rounds=400, watch=Watch(stationarity=True, objective=True))
     G = torch.tensor([record["stationarity"] for record in fitted.history])
     running = G.cumsum(0) / torch.arange(1, 401)
     drop = fitted.history[0]["objective"]  # F >= 0, so Delta_F is at most this
@@ -184,9 +184,7 @@ def test_only_participants_are_averaged_and_the_others_keep_their_memberships() 
     problem = pose(population, chosen, None, 3, seed=0)
     ((alone, _), *_) = train(full, problem, chosen, engine_by_name("loop"), begin(full, problem))
     torch.testing.assert_close(after.server.memberships[plan.who], alone.server.memberships)
-    for a, b in zip(
-        pytree.tree_leaves(after.server.shared), pytree.tree_leaves(alone.server.shared), strict=True
-    ):
+    for a, b in zip(pytree.tree_leaves(after.server.shared), pytree.tree_leaves(alone.server.shared), strict=True):
         torch.testing.assert_close(a, b)
 
 

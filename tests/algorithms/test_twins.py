@@ -31,11 +31,13 @@ def lr_factor(t: int) -> float:
         {"order": "random", "block_probability": 0.4},
         {"order": "random", "membership_scale": "weighted", "membership_lr": 3.0},
         {"order": "alternating", "local_steps": 5, "momentum": 0.0, "penalty": 0.0},
+        {"order": "alternating", "averaging": "members", "weight_decay": 0.0},
     ],
-    ids=["algorithm-O1", "algorithm-1", "algorithm-1-as-written", "five-plain-steps"],
+    ids=["algorithm-O1", "algorithm-1", "algorithm-1-as-written", "five-plain-steps", "mean-over-members"],
 )
 def test_ppfl_is_its_pseudocode(engine: str, mix: str, settings: dict) -> None:
-    method = PPFL(**{"lr": 0.2, "weight_decay": 0.01, "batch_size": 4, "penalty": 0.05, "start": "uniform", **settings})
+    literal = {"averaging": "everyone", "start": "uniform", "lr": 0.2, "weight_decay": 0.01, "batch_size": 4}
+    method = PPFL(**{**literal, "penalty": 0.05, **settings})
     population = Population(NET, k=K, mix=mix)
     fitted = fit(population, FEDERATION, method, rounds=ROUNDS, affinity=W, engine=engine, seed=SEED)
     twin, C = naive.ppfl(

@@ -13,8 +13,7 @@ from ppfl.core import affinity
 from ppfl.core.affinity import Affinity, Dense, Factored, Sparse
 from ppfl.core.errors import AffinityError
 
-torch.set_num_threads(1)
-law = settings(deadline=None, max_examples=40)
+law = settings(deadline=None, max_examples=30)
 seeds = st.integers(0, 2**31)
 sizes = st.integers(1, 8)
 
@@ -197,7 +196,9 @@ def test_features_give_a_kernel_of_relative_distance(seed, m, scale, shift):
     distance = torch.cdist(x, x)
     others = ~torch.eye(m, dtype=torch.bool)
     assert torch.equal(distance[others].argsort(stable=True), (-W[others]).argsort(stable=True))
-    assert float(W[others].amax()) >= np.exp(-0.5) - 1e-9  # at the median distance
+    at_median = np.exp(-0.5)  # half the pairs are as near as that, and half as far
+    assert (W[others] >= at_median - 1e-9).double().mean() >= 0.5
+    assert (W[others] <= at_median + 1e-9).double().mean() >= 0.5
 
 
 def test_clients_with_the_same_features_are_fully_alike():
@@ -223,6 +224,12 @@ def test_nearest_of_twins_is_the_twin_and_never_oneself():
     twins = torch.tensor([[0.0], [0.0], [5.0], [5.0]])
     W = written_out(affinity.nearest(twins, names(4), k=1))
     assert torch.equal(W, torch.block_diag(*[1 - torch.eye(2)] * 2).double())
+
+
+def test_nearest_is_the_same_far_from_the_origin():
+    x = torch.arange(60.0).cumsum(0)[:, None]  # every gap is different
+    here, there = (written_out(affinity.nearest(at, names(60), k=1)) for at in (x, x + 2**20))
+    assert torch.equal(here, there)
 
 
 def test_nearest_looks_at_one_block_at_a_time(monkeypatch):

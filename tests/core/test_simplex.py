@@ -13,8 +13,7 @@ from ppfl.core import simplex
 from ppfl.core.errors import ModelError
 from ppfl.core.simplex import FLOOR
 
-torch.set_num_threads(1)
-law = settings(deadline=None, max_examples=60)
+law = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**31)
 widths = st.integers(1, 7)
 
@@ -106,7 +105,7 @@ def test_inside_keeps_the_order_and_touches_the_floor_where_it_was_crossed(seed,
     moved = simplex.inside(c, floor)
     assert on_simplex(moved)
     assert (moved >= floor).all()
-    torch.testing.assert_close(moved[c <= floor], torch.full_like(moved[c <= floor], floor))
+    assert (moved[c <= floor] == floor).all()
     order = c.argsort(-1)
     assert (moved.gather(-1, order).diff(dim=-1) >= -1e-15).all()
 

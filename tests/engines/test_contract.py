@@ -82,9 +82,7 @@ def test_the_order_of_clients_is_irrelevant(case) -> None:
     turned = federation.select(federation.ids[::-1])
     method, state = run(case, federation, ENGINES["stacked"])
     _, other = run(case, turned, ENGINES["stacked"])
-    expected, found = (
-        leaves_by_client(method, s, f.ids) for s, f in ((state, federation), (other, turned))
-    )
+    expected, found = (leaves_by_client(method, s, f.ids) for s, f in ((state, federation), (other, turned)))
     for client in federation.ids:
         assert_same(found[client], expected[client], atol=1e-9, rtol=1e-8)
 

@@ -16,6 +16,7 @@ class FakeRun:
     experiment: dict[str, Any] = field(default_factory=dict)
     ids: tuple[str, ...] = ()
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    scores: dict[str, Any] = field(default_factory=dict)
     memberships: Tensor | None = None
     memberships_by_round: dict[int, Tensor] = field(default_factory=dict)
     truth: Tensor | None = None
@@ -30,6 +31,7 @@ def fake_run(
     groups: int = 4,
     k: int = 4,
     level: float = 0.9,
+    lr: float = 0.1,
     soft: float = 0.05,
     rounds: int = 60,
     metric: str = "accuracy",
@@ -42,7 +44,9 @@ def fake_run(
     true = torch.tensor(rng.dirichlet(np.full(groups, soft), clients))
     if soft <= 0.05:
         true = torch.eye(groups, dtype=torch.float64)[true.argmax(1)]
-    found = torch.nn.functional.pad(true, (0, max(0, k - groups)))[:, :k] + 0.15 * torch.tensor(rng.random((clients, k)))
+    found = torch.nn.functional.pad(true, (0, max(0, k - groups)))[:, :k] + 0.15 * torch.tensor(
+        rng.random((clients, k))
+    )
     found = (found / found.sum(1, keepdim=True))[:, rng.permutation(k)]
     noise = torch.tensor(rng.random((clients, k)))
     path = {
@@ -66,8 +70,14 @@ def fake_run(
             }  # fmt: skip
         metrics.append(row)
     return FakeRun(
-        name=f"{algorithm}-seed{seed}",
-        experiment={"algorithm": {"name": algorithm, "lr": 0.1}, "data": {"name": "digits"}, "k": k, "seed": seed},
+        name=algorithm,
+        experiment={
+            "name": algorithm,
+            "algorithm": {"name": algorithm, "lr": lr},
+            "data": {"name": "digits"},
+            "population": {"k": k},
+            "seeds": [seed],
+        },
         ids=ids or tuple(f"site-{i:03d}" for i in range(clients)),
         metrics=metrics,
         memberships=found if k > 1 else None,

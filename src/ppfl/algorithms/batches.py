@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.draws import hashed, name_key
-from ..data.samples import Samples
+from ..data import Samples
 
 
 class Batch(NamedTuple):

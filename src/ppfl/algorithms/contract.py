@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from ..core.affinity import Affinity
@@ -80,12 +79,6 @@ class Personal(NamedTuple):
     shared: Shared
     memberships: Tensor | None  # (M, K); None where there is one canonical model
     own: bool  # whether `shared` has a model for each client, leaves (M, ...)
-
-
-class Settings(BaseModel):
-    """Base of every method's settings: frozen, checked, no unknown key."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 class Algorithm(Protocol):

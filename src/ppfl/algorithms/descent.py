@@ -12,9 +12,10 @@ from torch.utils import _pytree as pytree
 
 from ..core.mixing import mixed_weights
 from ..core.population import Params, Population, Shared
+from ..core.settings import Settings
 from ..core.simplex import uniform
 from .batches import Batch, LocalData
-from .contract import Settings, Tree
+from .contract import Tree
 from .schedules import ScheduleName
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -119,18 +120,35 @@ def descend_model(
     )
 
 
-class Collapsed(NamedTuple):
-    """theta_k = kept theta_k(0) + c_k moved, for all K canonical models at once (short cut 1)."""
+class Moved(NamedTuple):
+    """Where a local run took theta: weight decay kept a part of the start, gradients pushed away from it."""
 
-    common: Params  # leaves (C, ...)
+    common: Params  # leaves (C, ...): where the common part ended
     kept: Tensor  # (C,), a
-    moved: Params  # leaves (C, ...), A
+    moved: Params  # theta_k = a theta_k(0) + moved_k, leaves (C, K, ...); with mixed weights + c_k moved, (C, ...)
+
+
+def descend_models(
+    population: Population, shared: Shared, c: Tensor, data: LocalData, settings: LocalTraining, lr: float
+) -> Descent:
+    """A local run of all K canonical models, whichever way they are mixed."""
+
+    def gradients(at: tuple[Shared, Tensor], batch: Batch) -> tuple[tuple[Shared, Tensor], Tensor]:
+        gradient, loss = population.theta_gradients(at[0], c, batch.x, batch.y, batch.weight)
+        return (gradient, torch.zeros_like(at[1])), loss
+
+    start = spread(shared, len(c)), torch.ones_like(data.weight)
+    end = descend(gradients, start, settings.batches(data), settings, lr)
+    values, kept = end.values  # kept follows the recursion of a parameter without a gradient
+    moved = {name: torch.addcmul(v, per_client(kept, v), start[0].canonical[name], value=-1)
+             for name, v in values.canonical.items()}  # fmt: skip
+    return end._replace(values=Moved(values.common, kept, moved))
 
 
 def descend_mixed_weights(
     population: Population, shared: Shared, c: Tensor, data: LocalData, settings: LocalTraining, lr: float
 ) -> Descent:
-    """The run of K canonical models mixed by weights, exactly, at the cost of one model whatever K is.
+    """The same for mixed weights, exactly, at the cost of one model whatever K is (short cut 1).
 
     The gradient for theta_k is c_k G, and SGD with momentum and weight decay is linear, so (a, A) follow the
     same recursion as parameters with gradients (0, G) would, seen at W = a W(0) + |c|^2 A.
@@ -138,14 +156,14 @@ def descend_mixed_weights(
     start = mixed_weights(shared.canonical, c)
     norm = c.square().sum(dim=1)
 
-    def gradients(at: Collapsed, batch: Batch) -> tuple[Collapsed, Tensor]:
+    def gradients(at: Moved, batch: Batch) -> tuple[Moved, Tensor]:
         W = {
             name: torch.addcmul(per_client(at.kept, W0) * W0, per_client(norm, W0), at.moved[name])
             for name, W0 in start.items()
         }
         (common, G), loss = population.mixed_gradients(at.common, W, batch.x, batch.y, batch.weight)
-        return Collapsed(common, torch.zeros_like(norm), G), loss
+        return Moved(common, torch.zeros_like(norm), G), loss
 
-    nothing_moved = {name: torch.zeros_like(W0) for name, W0 in start.items()}
-    origin = Collapsed(spread(shared.common, len(c)), torch.ones_like(norm), nothing_moved)
+    still = {name: torch.zeros_like(W0) for name, W0 in start.items()}
+    origin = Moved(spread(shared.common, len(c)), torch.ones_like(norm), still)
     return descend(gradients, origin, settings.batches(data), settings, lr)

@@ -1,10 +1,13 @@
 """PPFL: K canonical models shared by all, a membership vector for every client.
 
 min over theta and C of  sum_i p_i f_i(theta, c_i) + lambda C'LC,  rows of C on the simplex  (Eq. 9).
-theta block, Eq. (12):  theta <- theta + sum_{i in S} p_i (theta_i - theta) / sum_{i in S} p_i
+theta block, Eq. (12):  theta_k <- theta_k + sum_{i in S} p_i (theta_ik - theta_k) / sum_{i in S} p_i c_ik
 c block, Eq. (16):      c_i <- c_i exp(-eta G_i) / <c_i, exp(-eta G_i)>
 With S the clients of the round: all of them, or a draw. Clients outside S keep their memberships, and their
-neighbours are pulled to where they last were.
+neighbours are pulled to where they last were. The mean over members, sum p_i c_ik, is a step of its own for every
+canonical model: as written (averaging="everyone", sum p_i, which is how the common part moves) a model that a
+quarter of the clients use learns at a quarter of the pace, and one-hot memberships are clustered FL only up to that
+factor.
 
 What leaves a client: its weighted change of theta, in a sum (with mixed weights ONE model's size, whatever K
 is); its membership, as a row, because neighbours are pulled to it; before the first round, with the "gradients"
@@ -27,10 +30,21 @@ from ..core.population import Population, Shared
 from ..core.simplex import inside, mirror_step, uniform
 from .batches import LocalData
 from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
-from .descent import LocalTraining, NonNegative, Positive, descend, descend_mixed_weights, spread
+from .descent import (
+    LocalTraining,
+    NonNegative,
+    Positive,
+    descend_mixed_weights,
+    descend_models,
+    per_client,
+    spread,
+)
 from .fedavg import mean
 from .memberships import MembershipLoss
 from .schedules import factor
+from .start import gradient_sketch, memberships_from_sketches
+
+LEAST_SHARE = 1e-3  # a model that hardly anyone uses is not sped up without bound
 
 
 class PPFLServer(NamedTuple):
@@ -44,10 +58,13 @@ class PPFLClient(NamedTuple):
 
 
 class Task(NamedTuple):
+    """The blocks to move and the steps to take; neither block: send a sketch of the first gradient."""
+
     theta: bool
     memberships: bool
     lr: float
     membership_lr: float
+    sketch_seed: int | None = None
 
 
 class PPFL(LocalTraining):
@@ -63,7 +80,8 @@ class PPFL(LocalTraining):
     membership_scale: Literal["own", "weighted"] = "own"  # step eta / p_i, or eta as Eq. (16) is written
     membership_schedule: bool = False  # whether the membership step follows the schedule of lr
     penalty: NonNegative = 1e-5  # lambda; without an affinity nobody pulls
-    start: Literal["uniform"] = "uniform"
+    averaging: Literal["members", "everyone"] = "members"
+    start: Literal["gradients", "uniform"] = "gradients"  # "uniform" is the paper's: c_i = 1/K, theta_k all drawn
     collapse: bool = True  # short cut 1 for mixed weights; False runs all K models, for checking
 
     def check(self, problem: Problem) -> None:
@@ -77,11 +95,14 @@ class PPFL(LocalTraining):
 
     def init(self, problem: Problem) -> tuple[PPFLServer, PPFLClient]:
         k, n = problem.population.k, problem.n_clients
-        shared = problem.population.initial(problem.seed, distinct=True)
+        shared = problem.population.initial(problem.seed, distinct=not self._surveys(problem.population))
         c = uniform(n, k, dtype=problem.weights.dtype, device=problem.weights.device)
         return PPFLServer(shared, c), PPFLClient(c.clone(), torch.zeros_like(problem.weights))
 
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
+        if round == 0 and self._surveys(problem.population):
+            everyone = torch.arange(problem.n_clients)
+            return Plan(everyone, Task(False, False, 0.0, 0.0, sketch_seed=problem.seed), server.shared, {})
         step = factor(self.schedule, round, problem.rounds)
         theta = self.order == "alternating" or float(draw(problem.seed, "block", round)) < self.block_probability
         task = Task(
@@ -93,19 +114,26 @@ class PPFL(LocalTraining):
         who = participants(problem, self.participation, round)
         own = {"membership": server.memberships[who]}
         if task.memberships and self.penalty > 0 and bool(problem.affinity.degree.any()):
-            own["degree"] = problem.affinity.degree[who]
-            own["neighbours"] = problem.affinity.neighbours(server.memberships)[who]
+            degree, neighbours = problem.affinity.majorant(server.memberships)
+            own |= {"degree": degree[who], "neighbours": neighbours[who]}
         return Plan(who, task, server.shared, own)
 
     def merge(
         self, problem: Problem, server: PPFLServer, plan: Plan, totals: dict[str, Total], rows: dict[str, Tensor]
     ) -> PPFLServer:
+        if "sketch" in rows:
+            k = problem.population.k
+            c = memberships_from_sketches(rows["sketch"], problem.weights, problem.ids, k, problem.seed)
+            return server._replace(memberships=c)
         memberships = server.memberships.clone()
         memberships[plan.who] = rows["membership"]
         return PPFLServer(_moved(server.shared, totals), memberships)
 
     def personal(self, server: PPFLServer, clients: PPFLClient) -> Personal:
         return Personal(server.shared, server.memberships, own=False)
+
+    def _surveys(self, population: Population) -> bool:
+        return self.start == "gradients" and population.k > 1
 
     # ------------------------------------------------------------------ client
 
@@ -118,6 +146,10 @@ class PPFL(LocalTraining):
         client: PPFLClient,
         data: LocalData,
     ) -> Work:
+        if task.sketch_seed is not None:
+            sketch = gradient_sketch(population, shared, data, task.sketch_seed)
+            nothing_met = torch.zeros_like(data.weight)
+            return Work(client, Upload({}, {"sketch": sketch}), nothing_met, nothing_met)
         c = torch.where(client.rounds[:, None] > 0, client.membership, own["membership"])
         loss = samples = torch.zeros_like(data.weight)
         sums: dict[str, Sum] = {}
@@ -153,41 +185,32 @@ class PPFL(LocalTraining):
     def _move_theta(
         self, population: Population, task: Task, shared: Shared, c: Tensor, data: LocalData
     ) -> tuple[dict[str, Sum], Tensor, Tensor]:
-        """Local SGD on theta with c fixed; the change goes into sums."""
+        """Local SGD on theta with c fixed; theta_k ends at kept theta_k + push_k, and the push goes into a sum."""
         p = data.weight[:, None]
         if self.collapse and population.mix.name == "weights":
             end = descend_mixed_weights(population, shared, c, data, self, task.lr)
-            common = pytree.tree_map(torch.sub, end.values.common, spread(shared.common, len(c)))
-            sums = {
-                "common": Sum(p, (common, end.values.kept - 1)),
-                "canonical": Sum(p * c, end.values.moved),
-            }
+            push = Sum(p * c, end.values.moved)
         else:
-            start = spread(shared, len(c))
-            end = descend(
-                lambda at, batch: population.theta_gradients(at, c, batch.x, batch.y, batch.weight),
-                start,
-                self.batches(data),
-                self,
-                task.lr,
-            )
-            sums = {"change": Sum(p, pytree.tree_map(torch.sub, end.values, start))}
+            end = descend_models(population, shared, c, data, self, task.lr)
+            push = Sum(p, end.values.moved)
+        common = pytree.tree_map(torch.sub, end.values.common, spread(shared.common, len(c)))
+        who_counts = p * c if self.averaging == "members" else p
+        sums = {"common": Sum(p, common), "kept": Sum(who_counts, end.values.kept - 1), "push": push}
         return sums, end.loss, end.samples
 
 
 def _moved(shared: Shared, totals: dict[str, Total]) -> Shared:
-    """Eq. (12), from the change of all K models or, with mixed weights, from a and A of short cut 1."""
-    if "change" in totals:
-        moved: Shared = pytree.tree_map(torch.add, shared, mean(totals["change"]))
-        return moved
-    if "canonical" not in totals:
+    """Eq. (12) for the common part; the canonical models' kept values and pushes over those who count."""
+    if "push" not in totals:
         return shared
-    common, lost = mean(totals["common"])
-    everyone = totals["common"].weight[0]
+    common, kept, push = mean(totals["common"]), totals["kept"], totals["push"]
+    counted = kept.weight.clamp_min(LEAST_SHARE * totals["common"].weight)  # (K,) or (1,)
+
+    def canonical(theta: Tensor, push: Tensor) -> Tensor:  # push: (K, ...), or (1, K, ...) from K models a client
+        pushed = push if push.dim() == theta.dim() else push[0]
+        return theta * (1 + per_client(kept.value / counted, theta)) + pushed / per_client(counted, theta)
+
     return Shared(
         {name: value + common[name] for name, value in shared.common.items()},
-        {
-            name: theta * (1 + lost) + totals["canonical"].value[name] / everyone
-            for name, theta in shared.canonical.items()
-        },
+        {name: canonical(theta, push.value[name]) for name, theta in shared.canonical.items()},
     )

@@ -34,6 +34,17 @@ class Affinity(ABC):
         """L C = D C - W C of Eq. (14), (M, K)."""
         return self.degree.to(C.device, C.dtype)[:, None] * C - self.neighbours(C)
 
+    def majorant(self, C: Tensor) -> tuple[Tensor, Tensor]:
+        """Degrees (M,) and neighbour sums (M, K) at C of a positive semi-definite W with the same L, as Eq. (13) needs.
+
+        The diagonal of W cancels in L, so it may be raised until it dominates.
+        """
+        lift = self._lift().to(C)
+        return self.degree.to(C) + lift, self.neighbours(C) + lift[:, None] * C
+
+    def _lift(self) -> Tensor:
+        return self.degree
+
     def penalty(self, C: Tensor) -> Tensor:
         """<C, L C> = 1/2 sum_ij w_ij |c_i - c_j|^2: lambda times this is the term of Eqs. (4) and (9)."""
         C = C - C.mean(0)  # free, as L 1 = 0, and keeps the digits when memberships are nearly equal
@@ -135,6 +146,9 @@ class Factored(Affinity):
         """H (H' C), in O(M r K)."""
         H = self.H.to(C.device, C.dtype)
         return H @ (H.T @ C)
+
+    def _lift(self) -> Tensor:
+        return torch.zeros_like(self.degree)  # H H' is positive semi-definite as it is
 
     def _take(self, rows: Tensor, ids: Sequence[str]) -> Self:
         taken = copy(self)  # keeps the subclasses below, whose __init__ takes no H

@@ -21,9 +21,9 @@ def objective(losses: Tensor, memberships: Tensor, weights: Tensor, affinity: Af
 def surrogate(
     losses: Tensor, memberships: Tensor, anchor: Tensor, weights: Tensor, affinity: Affinity, penalty: float
 ) -> Tensor:
-    """Eq. (13), S_t(C): separable in clients, above F where W is positive semi-definite, equal at C = anchor."""
-    own = (affinity.degree[:, None] * memberships.square()).sum()
-    others = affinity.neighbours(anchor)
+    """Eq. (13), S_t(C): separable in clients, above F, equal to it at C = anchor."""
+    degree, others = affinity.majorant(anchor)
+    own = (degree[:, None] * memberships.square()).sum()
     tangent = (others * anchor).sum() + 2 * (others * (memberships - anchor)).sum()
     return weights @ losses + penalty * (own - tangent)
 
@@ -38,7 +38,7 @@ def membership_gradient(
 def client_membership_gradient(
     loss_gradient: Tensor, c: Tensor, weight: Tensor, degree: Tensor, neighbours: Tensor, penalty: float
 ) -> Tensor:
-    """G_i at the client, from its degree and (W C^t)_i alone: the gradient of the surrogate at c.
+    """G_i at the client, from its own row of `Affinity.majorant(C^t)` alone: the gradient of the surrogate at c.
 
     At c = c^t it is the gradient of F; over several steps the neighbours stay where they were at the start of
     the round, which is exactly a descent on S_t. c, neighbours: (C, K); weight, degree: (C,).

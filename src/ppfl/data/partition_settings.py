@@ -3,18 +3,13 @@
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
+from ppfl.core.settings import Settings
 from ppfl.data import partitions
 from ppfl.data.federation import Federation
 
 GroupSettings = tuple[tuple[int, ...], ...]
-
-
-class Settings(BaseModel):
-    """Settings do not change, and a key that means nothing is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class _Partition(Settings):

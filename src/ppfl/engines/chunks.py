@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ..algorithms.batches import LocalData, id_keys
 from ..algorithms.contract import Algorithm, Plan, Problem, Sum, Total, Tree
 from ..core.errors import SettingError
-from ..data.federation import Federation
+from ..data import Federation
 
 WORKING_SET = 32 * 2**20  # bytes a chunk may touch in one step: about what the caches of a small machine hold
 
@@ -70,7 +70,13 @@ class Stacked:
         by_size = federation.train.sizes.cpu()[plan.who].argsort(descending=True, stable=True)  # little padding
         size = self.chunk or fitting_chunk(plan.shared, clients, federation, getattr(algorithm, "batch_size", None))
         return _run_chunks(
-            algorithm, problem, federation, plan, clients, round, by_size.tensor_split(tuple(range(size, len(by_size), size)))
+            algorithm,
+            problem,
+            federation,
+            plan,
+            clients,
+            round,
+            by_size.tensor_split(tuple(range(size, len(by_size), size))),
         )
 
 

@@ -14,8 +14,8 @@ from ..algorithms.batches import Batch, LocalData, id_keys
 from ..algorithms.contract import Personal, Problem
 from ..core.objective import membership_gradient, objective, stationarity
 from ..core.population import Shared
-from ..data.federation import Federation, Split
-from ..data.samples import Samples
+from ..data import Federation, Samples
+from ..data.federation import Split
 
 BLOCK_BYTES = 64 * 2**20
 

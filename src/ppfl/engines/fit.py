@@ -16,7 +16,8 @@ from ..algorithms.schedules import ScheduleName, factor
 from ..core.affinity import Affinity
 from ..core.errors import SettingError
 from ..core.population import Population
-from ..data.federation import Federation, Split
+from ..data import Federation
+from ..data.federation import Split
 from .chunks import ENGINES, Engine
 from .evaluate import Evaluation, evaluate, objective_value, stationarity_value
 from .output import Kept, OutputRule, draw_output_round, keep, output_probabilities
@@ -99,7 +100,10 @@ def _summary(result: Evaluation, split: str, problem: Problem) -> Record:
         f"{prefix}{loss.metric_name}_mean": metric(result.mean),
         f"{prefix}{loss.metric_name}_worst_tenth": metric(result.worst_tenth(loss.metric_name == "accuracy")),
         f"{split}_loss": result.pooled_loss,
-        f"{prefix}per_client": [round(float(s), 6) for s in result.score],
+        f"{prefix}per_client": [
+            round(metric(float(score)), 6) if samples > 0 else None
+            for score, samples in zip(result.score, result.samples, strict=True)
+        ],
     }
 
 

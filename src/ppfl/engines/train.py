@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..algorithms.contract import Algorithm, Problem, Tree
 from ..core.affinity import Affinity, nothing
 from ..core.population import Population
-from ..data.federation import Federation
+from ..data import Federation
 from .chunks import Engine
 
 

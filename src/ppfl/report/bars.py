@@ -10,7 +10,7 @@ from .markup import Markup, element
 from .palette import model_colour
 from .portrait import Portrait, letter
 
-MOST_BARS = 400  # more than that are thinner than two pixels
+MOST_BARS = 300  # more would be thinner than three pixels, and heavy
 _WIDTH, _LEFT, _RIGHT = 900.0, 52.0, 892.0
 _WIDEST_BAR = 64.0
 

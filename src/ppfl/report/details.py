@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .markup import Markup, element, join, words
+from .methods import Method
+from .metric import Metric
 from .palette import model_colour
 from .portrait import Portrait, letter
-from .records import Method, Metric
 from .results import NOTHING
 
 MOST_CLIENTS = 200
@@ -15,7 +16,7 @@ MOST_CLIENTS = 200
 
 def client_table(methods: Sequence[Method], metric: Metric, drawn: Portrait | None) -> Markup:
     """By name: memberships, and the metric with each method. In the order of the picture."""
-    everyone = dict.fromkeys(id_ for method in methods for id_ in method.run.ids)
+    everyone = dict.fromkeys(id_ for method in methods for id_ in method.first.ids)
     ids = list(dict.fromkeys([*(drawn.ids if drawn else ()), *everyone]))
     scores = [method.per_client(metric) for method in methods]
     place = {id_: at for at, id_ in enumerate(drawn.ids)} if drawn else {}
@@ -38,13 +39,15 @@ def client_table(methods: Sequence[Method], metric: Metric, drawn: Portrait | No
     kept = element("div", table, class_="wide")
     if len(ids) <= MOST_CLIENTS:
         return kept
-    note = f"The first {MOST_CLIENTS} of {len(ids)} clients; the run folders hold the rest."
+    note = (
+        f"The first {MOST_CLIENTS} of {len(ids)} clients, in the order of the picture; the rest is in the run folders."
+    )
     return join([element("p", words(note)), kept])
 
 
 def settings_table(methods: Sequence[Method]) -> Markup:
-    """Settings and versions, a column a run; rows that are alike in all runs say it once."""
-    sources = [flat({**method.run.experiment, "versions": method.run.versions}) for method in methods]
+    """Settings and versions, a column a method; what is alike in all is said once."""
+    sources = [flat(_settings(method)) for method in methods]
     keys = dict.fromkeys(key for source in sources for key in source)
     rows = []
     for key in keys:
@@ -56,10 +59,15 @@ def settings_table(methods: Sequence[Method]) -> Markup:
             else [element("td", words(value)) for value in values]
         )
         rows.append(element("tr", element("th", words(key), scope="row"), *cells))
-    labels = [f"{method.label} ({method.run.name})" for method in methods]
-    heads = [element("th", words(label), scope="col") for label in ("setting", *labels)]
+    heads = [element("th", words(label), scope="col") for label in ("setting", *(m.label for m in methods))]
     table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
     return element("div", table, class_="wide settings")
+
+
+def _settings(method: Method) -> dict[str, Any]:
+    run = method.first
+    seeds = [seed for repeat in method.runs for seed in repeat.experiment.get("seeds", [])]
+    return {**run.experiment, **({"seeds": seeds} if seeds else {}), "versions": run.versions}
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from .drawing import LETTER, Axis, axis, drawing, hint, marks, text
 from .markup import Markup, element, shortened
-from .records import Metric
+from .metric import Metric
 
-MOST_DOTS = 400
+MOST_DOTS = 300
 _WIDTH, _RIGHT, _ROW, _TOP = 900.0, 884.0, 58.0, 12.0
 _RADIUS = 3.2
 _LONGEST_NAME = 22
@@ -25,7 +25,7 @@ def dot_chart(rows: Sequence[Row], metric: Metric) -> Markup:
     """The rows from top to bottom on one axis."""
     left = 20 + LETTER * max(len(shortened(row.label, _LONGEST_NAME)) for row in rows)
     bottom = _TOP + _ROW * len(rows)
-    x_axis = axis([value for row in rows for value in row.clients.values()], left + 10, _RIGHT - 10)
+    x_axis = axis([value for row in rows for value in row.clients.values()], left + 10, _RIGHT - 10, most=metric.most)
     parts = [_upright(x_axis.at(value), _TOP, bottom, opacity=0.15) for value in x_axis.ticks(8)]
     for at, row in enumerate(rows):
         middle = _TOP + _ROW * (at + 0.5)
@@ -65,7 +65,7 @@ def swarm(clients: Mapping[str, float], x_axis: Axis) -> list[tuple[str, float]]
     shown = min(len(ranked), MOST_DOTS)
     names = [ranked[round(i * (len(ranked) - 1) / max(1, shown - 1))] for i in range(shown)]
     bins = [round(x_axis.at(clients[name]) / (2 * _RADIUS)) for name in names]
-    step = min(2 * _RADIUS, _ROW * 0.8 / max(Counter(bins).values()))
+    step = min(2 * _RADIUS, _ROW * 0.66 / max(Counter(bins).values()))
     met: Counter[int] = Counter()
     placed = []
     for name, bin_ in zip(names, bins, strict=True):

@@ -32,12 +32,12 @@ class Axis(NamedTuple):
         return [10.0**power for power in powers[:: math.ceil(len(powers) / about)]]
 
 
-def axis(values: Sequence[float], start: float, end: float, *, log: bool = False) -> Axis:
-    """An axis that holds the values, with some room where they are all alike."""
+def axis(values: Sequence[float], start: float, end: float, *, log: bool = False, most: float = math.inf) -> Axis:
+    """An axis that holds the values, with some room where they are all alike, but none above the most there is."""
     low, high = min(values), max(values)
     if low == high:
         room = abs(low) * 0.1 or 1.0
-        low, high = low - room, high + room
+        low, high = low - room, min(high + room, most)
     return Axis(low, high, start, end, log)
 
 

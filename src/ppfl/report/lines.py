@@ -1,5 +1,6 @@
 """Curves over rounds, each with its name at its end."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -19,13 +20,13 @@ class Curve(NamedTuple):
     points: Sequence[tuple[int, float]]  # (round, value), at least one
 
 
-def line_chart(curves: Sequence[Curve], label: str, tick: Callable[[float], str]) -> Markup:
+def line_chart(curves: Sequence[Curve], label: str, tick: Callable[[float], str], most: float = math.inf) -> Markup:
     """All curves that have points; there must be one."""
     names = [shortened(curve.label, _LONGEST_NAME) for curve in curves]
     right = _WIDTH - LETTER * max(map(len, names)) - 22
     values = [value for curve in curves for _, value in curve.points]
     x_axis = axis([0.0, *(float(t) for curve in curves for t, _ in curve.points)], _LEFT, right)
-    y_axis = axis(values, _BOTTOM - 6, _TOP + 6, log=spans_decades(values))
+    y_axis = axis(values, _BOTTOM - 6, _TOP + 6, log=spans_decades(values), most=most)
     ends = [y_axis.at(curve.points[-1][1]) for curve in curves]
     parts = rules(y_axis, _LEFT, right, tick) + marks(x_axis, _BOTTOM + 18, whole)
     parts.append(text((_LEFT + right) / 2, _BOTTOM + 36, "round", anchor="middle"))

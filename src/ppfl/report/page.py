@@ -1,5 +1,6 @@
 """The page: sections that answer one question each, left out where the runs say nothing on it."""
 
+import math
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 
@@ -9,9 +10,11 @@ from .details import client_table, settings_table, swatch
 from .dots import MOST_DOTS, Row, dot_chart
 from .lines import Curve, line_chart
 from .markup import Markup, element, join, shortened, words
+from .methods import Method, common_metric, ranked
+from .metric import Metric
 from .palette import method_colour
-from .portrait import Portrait, agreement, letter, portraits
-from .records import Method, Metric, Run, common_metric, ranked
+from .portrait import Portrait, letter, portraits
+from .records import Run
 from .results import result_table
 from .summary import plural, summary
 
@@ -24,12 +27,10 @@ def render(records: Sequence[Run], title: str) -> tuple[str, str]:
     methods = ranked(records, metric)
     drawn = portraits(methods)
     first = drawn[0] if drawn else None
-    found = {portrait.label: agreement(portrait) for portrait in drawn}
-    agreements = [found.get(method.label) for method in methods]
     sections = [
         element("h1", words(title)),
         element("p", words(summary(methods, metric, first)), class_="summary"),
-        _section("Results", result_table(methods, metric, agreements)),
+        _section("Results", result_table(methods, metric)),
         *(_who(first, drawn[1:_MOST_PORTRAITS]) if first else []),
         _curves(methods, metric),
         _clients(methods, metric),
@@ -50,8 +51,9 @@ def _who(first: Portrait, others: Sequence[Portrait]) -> list[Markup]:
         element("li", swatch(j), element("b", words(letter(j))), words(f" {share:.0%}"))
         for j, share in enumerate(first.shares)
     ]
+    which = f"{first.label}, the first of {first.seeds} seeds" if first.seeds > 1 else first.label
     said = (
-        f"Memberships found by {first.label}. Each bar is a client, each colour a canonical model that clients "
+        f"Memberships found by {which}. Each bar is a client, each colour a canonical model that clients "
         "share; the height of a colour says how much of that model the client is. Rest the pointer on a bar to "
         "see who it is."
     )
@@ -80,7 +82,7 @@ def _history(drawn: Portrait) -> list[Markup]:
         _titled("Share of each canonical model in the population", share_chart(drawn)),
         _titled(
             "How decided clients are: mean largest membership",
-            line_chart([curve], "Mean largest membership over rounds", "{:.0%}".format),
+            line_chart([curve], "Mean largest membership over rounds", "{:.0%}".format, most=1.0),
         ),
     ]
     few = [_titled(shortened(drawn.ids[at], 20), client_chart(drawn, at)) for at in telling_clients(drawn)]
@@ -96,21 +98,21 @@ def _curves(methods: Sequence[Method], metric: Metric) -> Markup:
     def plain(value: float) -> str:
         return f"{value:.3g}"
 
-    wanted: list[tuple[str, str, Callable[[float], str]]] = [
-        (metric.name, f"{metric.words} on test data".capitalize(), metric.tick),
-        ("loss", "Training loss, mean over the samples met in a round", plain),
-        ("objective", "Objective on all training data", plain),
-        ("stationarity", "Stationarity: 0 where no step improves the objective", plain),
+    wanted: list[tuple[str, str, Callable[[float], str], float]] = [
+        (metric.name, f"{metric.words} on test data".capitalize(), metric.tick, metric.most),
+        ("loss", "Training loss, mean over the samples met in a round", plain, math.inf),
+        ("objective", "Objective on all training data", plain, math.inf),
+        ("stationarity", "Stationarity: 0 where no step improves the objective", plain, math.inf),
     ]
     charts = []
-    for key, said, tick in wanted:
+    for key, said, tick, most in wanted:
         curves = [
             Curve(method.label, method_colour(at), points)
             for at, method in enumerate(methods)
             if (points := method.curve(key))
         ]
         if curves:
-            charts.append(_titled(said, line_chart(curves, f"{said} over rounds", tick)))
+            charts.append(_titled(said, line_chart(curves, f"{said} over rounds", tick, most)))
     return _section("Round by round", element("div", *charts, class_="pair")) if charts else words("")
 
 
@@ -123,6 +125,8 @@ def _clients(methods: Sequence[Method], metric: Metric) -> Markup:
     if not rows:
         return words("")
     said = "Each dot is a client, the line the median client. Rest the pointer on a dot to see who it is."
+    if any(len(method.runs) > 1 for method in methods):
+        said += " Values are means over seeds."
     if any(len(row.clients) > MOST_DOTS for row in rows):
         said += f" {MOST_DOTS} evenly ranked clients stand for all."
     return _section("Client by client", _figure(dot_chart(rows, metric), said))

@@ -14,7 +14,7 @@ def model_colour(position: int) -> str:
     """Of the canonical model with the position-th largest share; lighter each time the palette is used up.
 
     >>> model_colour(0), model_colour(8)
-    ('#0072B2', '#73B2D5')
+    ('#0072B2', '#73B1D5')
     """
     return _cycle(_MODELS, position)
 

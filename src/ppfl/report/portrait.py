@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ppfl.core.simplex import match, total_variation
+from ppfl.core.simplex import harden, match
 
-from .records import Method, algorithm_name
+from .methods import Method
+from .records import Run, algorithm_name
 
 MIXED_BELOW = 0.6  # a client with no larger membership than this is called a mixture
 
@@ -25,6 +27,7 @@ class Portrait(NamedTuple):
     truth: Tensor | None  # (M, max(K, true groups)); column j is the group that model j was matched with
     rounds: tuple[int, ...]  # (T,)
     history: Tensor  # (T, M, K)
+    seeds: int = 1  # this is the first of so many
 
     @property
     def k(self) -> int:
@@ -63,9 +66,8 @@ def letter(position: int) -> str:
     return (letter(before - 1) if before else "") + chr(ord("A") + at)
 
 
-def portrait(method: Method) -> Portrait | None:
+def portrait(label: str, run: Run) -> Portrait | None:
     """None where clients cannot differ: no memberships, one canonical model, or a run that blew up."""
-    run = method.run
     c = _rows(run.memberships, len(run.ids))
     if c is None or c.shape[1] < 2:
         return None
@@ -80,7 +82,7 @@ def portrait(method: Method) -> Portrait | None:
         t: past[order][:, columns] for t, past in by_round.items() if past is not None and past.shape[1] == len(columns)
     }
     return Portrait(
-        method.label,
+        label,
         tuple(run.ids[int(i)] for i in order),
         c[order],
         tuple(int(k) for k in columns),
@@ -91,9 +93,10 @@ def portrait(method: Method) -> Portrait | None:
 
 
 def portraits(methods: Sequence[Method]) -> list[Portrait]:
-    """Of all methods that have memberships; PPFL's first, whose they are the product."""
-    ppfl_first = sorted(methods, key=lambda method: algorithm_name(method.run) != "ppfl")
-    return [drawn for method in ppfl_first if (drawn := portrait(method)) is not None]
+    """Of the first seed of all methods that have memberships; PPFL's first, whose they are the product."""
+    ppfl_first = sorted(methods, key=lambda method: algorithm_name(method.first) != "ppfl")
+    drawn = ((portrait(method.label, method.first), len(method.runs)) for method in ppfl_first)
+    return [found._replace(seeds=seeds) for found, seeds in drawn if found is not None]
 
 
 def matched(memberships: Tensor, truth: Tensor) -> Tensor:
@@ -102,26 +105,25 @@ def matched(memberships: Tensor, truth: Tensor) -> Tensor:
     >>> matched(torch.eye(3), torch.eye(3)[:, [1, 2, 0]]).equal(torch.eye(3))
     True
     """
-    k, groups = memberships.shape[1], truth.shape[1]
-    if groups < k:
-        placed = truth.new_zeros(len(truth), k)
-        placed[:, match(truth, memberships)] = truth
-        return placed
-    partners = match(memberships, truth).tolist()
-    return truth[:, partners + [j for j in range(groups) if j not in partners]]
+    k = max(memberships.shape[1], truth.shape[1])
+    found, true = (pad(c, (0, k - c.shape[1])) for c in (memberships, truth))
+    return true[:, match(harden(found) if in_groups(truth) else found, true)]
 
 
-def agreement(drawn: Portrait) -> Agreement | None:
-    """How far the memberships say what the truth says; None where no truth is known."""
-    if drawn.truth is None:
+def in_groups(truth: Tensor) -> bool:
+    """Whether every client is wholly in one."""
+    return bool((truth.amax(1) > 1 - 1e-6).all())
+
+
+def agreement(run: Run) -> Agreement | None:
+    """How far the memberships say what the truth says; None where none is known, or matching must make it so."""
+    from ppfl.runs import group_agreement  # here, so that a page without truth needs no engines and data sets
+
+    c, truth = (_rows(rows, len(run.ids)) for rows in (run.memberships, run.truth))
+    if c is None or truth is None or c.shape[1] < 2 or len(c) < 2:
         return None
-    groups = bool((drawn.truth.amax(1) > 1 - 1e-6).all())
-    if groups:
-        right = drawn.memberships.argmax(1) == drawn.truth.argmax(1)
-        return Agreement(float(right.double().mean()), groups)
-    extra = drawn.truth.shape[1] - drawn.k
-    found = torch.nn.functional.pad(drawn.memberships, (0, extra))
-    return Agreement(1 - float(total_variation(found, drawn.truth).mean()), groups)
+    found, groups = group_agreement(c, truth), in_groups(truth)
+    return Agreement(found.share if groups else 1 - found.distance, groups)
 
 
 def _rows(c: Tensor | None, n_clients: int) -> Tensor | None:

@@ -1,16 +1,20 @@
 """What happened, in a paragraph of plain sentences computed from the runs."""
 
 from collections.abc import Sequence
+from functools import partial
 
+from . import records
+from .methods import Method, spread
+from .metric import Metric
 from .portrait import MIXED_BELOW, Agreement, Portrait, agreement, letter
-from .records import Method, Metric
 
 
 def summary(methods: Sequence[Method], metric: Metric, drawn: Portrait | None) -> str:
     """Methods: best first."""
     sentences = [_setting(methods), _ranking(methods, metric), _clients(methods, metric)]
     if drawn is not None:
-        sentences += [_kinds(drawn), _truth(agreement(drawn), drawn)]
+        shown = next(method.first for method in methods if method.label == drawn.label)
+        sentences += [_kinds(drawn), _truth(agreement(shown), drawn)]
     sentences.append(_unfinished(methods))
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -32,9 +36,11 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _setting(methods: Sequence[Method]) -> str:
-    clients = len({id_ for method in methods for id_ in method.run.ids})
+    clients = len({id_ for method in methods for id_ in method.first.ids})
     rounds = {method.rounds for method in methods}
     length = f"{'up to ' if len(rounds) > 1 else ''}{plural(max(rounds), 'round')}"
+    seeds = max(len(method.runs) for method in methods)
+    length += f", with {seeds} seeds each" if seeds > 1 else ""
     names = listed([method.label for method in methods])
     if len(methods) == 1:
         return f"{plural(clients, 'client')} learned together with {names} for {length}."
@@ -42,19 +48,22 @@ def _setting(methods: Sequence[Method]) -> str:
 
 
 def _ranking(methods: Sequence[Method], metric: Metric) -> str:
-    scored = [(m.label, s) for m in methods if (s := m.final(metric.name)) is not None]
+    scored = [(method, score) for method in methods if (score := method.score(metric)) is not None]
     if not scored:
         return "No run has been evaluated on test data yet."
     best, score = scored[0]
     if len(scored) == 1:
-        return f"{best} reaches {_article(metric)} of {metric.show(score)} on test data."
-    level = [label for label, other in scored if metric.show(other) == metric.show(score)]
+        return f"{best.label} reaches {_article(metric)} of {metric.show(score)} on test data."
+    level = [method.label for method, other in scored if metric.show(other) == metric.show(score)]
     if len(level) > 1:
         return f"{listed(level)} are level at the best {metric.words}, {metric.show(score)} on test data."
     second, other = scored[1]
+    spreads = [spread(method.values(partial(records.final, key=metric.name))) for method in (best, second)]
+    unsure = any(s is not None and s >= abs(score - other) for s in spreads)
     return (
-        f"{best} is best with {_article(metric)} of {metric.show(score)} on test data, "
-        f"{_distance(score, other, metric)} {second} ({metric.show(other)})."
+        f"{best.label} is best with {_article(metric)} of {metric.show(score)} on test data, "
+        f"{_distance(score, other, metric)} {second.label} ({metric.show(other)})"
+        f"{', though seeds differ by as much' if unsure else ''}."
     )
 
 
@@ -86,13 +95,16 @@ def _clients(methods: Sequence[Method], metric: Metric) -> str:
 
 
 def _kinds(drawn: Portrait) -> str:
+    if len(drawn.ids) < 2:
+        return ""
     found = [(count, j) for j, count in enumerate(drawn.counts) if count]
     largest, which = max(found, key=lambda pair: pair[0])
     mixed = f"; {drawn.mixed} are mixtures, no membership above {MIXED_BELOW:.0%}" if drawn.mixed else ""
+    who = f"With its first seed, {drawn.label}" if drawn.seeds > 1 else drawn.label
     if len(found) == 1:
-        return f"{drawn.label} sees all clients as of one kind, out of {drawn.k} it could tell apart{mixed}."
+        return f"{who} sees all clients as of one kind, out of {drawn.k} it could tell apart{mixed}."
     return (
-        f"{drawn.label} found {len(found)} kinds of clients with {drawn.k} canonical models, "
+        f"{who} found {len(found)} kinds of clients with {drawn.k} canonical models, "
         f"the largest ({letter(which)}) with {plural(largest, 'client')}{mixed}."
     )
 
@@ -107,5 +119,5 @@ def _truth(found: Agreement | None, drawn: Portrait) -> str:
 
 
 def _unfinished(methods: Sequence[Method]) -> str:
-    names = [method.label for method in methods if not method.run.finished]
+    names = [method.label for method in methods if not method.finished]
     return f"Not finished yet: {listed(names)}." if names else ""

@@ -12,7 +12,7 @@ PAGE, PICTURE = "report.html", "memberships.svg"
 
 def write_report(folders: Sequence[Path], out: Path, title: str = "Population personalized federated learning") -> Path:
     """Write the page and the picture into `out`, and return the page's path."""
-    from ppfl.runs import load_run
+    from ppfl.runs import load_run  # here, so that `render` needs no engines and data sets
 
     if not folders:
         raise SettingError("a report needs at least one run folder; none was given")

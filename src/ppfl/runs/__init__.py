@@ -1,0 +1,27 @@
+"""Experiments as files and runs as folders: TOML in, checked; metrics, memberships and checkpoints out, written so
+that a run killed at any instant resumes and ends with the same bits."""
+
+from .agreement import Agreement, align, group_agreement
+from .experiment import Experiment
+from .folder import RunFolder
+from .load import load_experiment
+from .provenance import package_version
+from .record import RunRecord, find_runs, load_run, metric_name
+from .run import Interrupted, OnMoment, run
+
+__all__ = [
+    "Agreement",
+    "Experiment",
+    "Interrupted",
+    "OnMoment",
+    "RunFolder",
+    "RunRecord",
+    "align",
+    "find_runs",
+    "group_agreement",
+    "load_experiment",
+    "load_run",
+    "metric_name",
+    "package_version",
+    "run",
+]

@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from ..algorithms.contract import Algorithm, Settings
+from ..algorithms.contract import Algorithm
 from ..core import affinity
 from ..core.affinity import Affinity
+from ..core.settings import Settings
 from ..data.federation import Federation
 
 
@@ -72,6 +73,4 @@ class Auto(Settings):
         return Labels().build(federation, algorithm) if pulls else None
 
 
-AffinitySettings = Annotated[
-    Auto | Labels | Features | Nearest | Uniform | Nobody, Field(discriminator="name")
-]
+AffinitySettings = Annotated[Auto | Labels | Features | Nearest | Uniform | Nobody, Field(discriminator="name")]

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -18,8 +19,6 @@ class Agreement(NamedTuple):
 def group_agreement(memberships: Tensor, truth: Tensor) -> Agreement:
     """Agreement of memberships (M, K) with the truth (M, Kt), under the matching that is best for each measure.
 
-    Where one side has fewer columns it gets empty ones: then every column counts, and the matching is the best.
-
     >>> import torch
     >>> truth = torch.eye(3)[[0, 0, 1, 2]]
     >>> group_agreement(truth[:, [2, 0, 1]], truth)
@@ -27,9 +26,15 @@ def group_agreement(memberships: Tensor, truth: Tensor) -> Agreement:
     >>> group_agreement(torch.eye(2)[[0, 0, 1, 1]], truth).share
     0.75
     """
+    same = (torch.mul(*align(harden(memberships), harden(truth)))).sum(1)
+    return Agreement(float(same.mean()), float(total_variation(*align(memberships, truth)).mean()))
+
+
+def align(memberships: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with max(K, Kt) columns, those of the truth in the order of the canonical models they match.
+
+    The side with fewer columns gets empty ones: then every column counts, and the matching is the best there is.
+    """
     k = max(memberships.shape[1], truth.shape[1])
     found, true = (pad(c.double().cpu(), (0, k - c.shape[1])) for c in (memberships, truth))
-    hard, hard_true = harden(found), harden(true)
-    same = (hard * hard_true[:, match(hard, hard_true)]).sum(1)
-    moved = total_variation(found, true[:, match(found, true)])
-    return Agreement(float(same.mean()), float(moved.mean()))
+    return found, true[:, match(found, true)]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from ..algorithms import ALGORITHMS, Algorithm
-from ..algorithms.contract import Settings
 from ..core.losses import LOSSES
 from ..core.mixing import MIXES
 from ..core.population import Population
+from ..core.settings import Settings
 from ..data import DataSettings, Federation
 from ..engines import ENGINES, Engine, Stacked, Watch, engine_by_name
 from ..engines.output import OutputRule
@@ -40,7 +40,7 @@ class Method:
     registry = ALGORITHMS
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        choices = {
+        choices: dict[Any, CoreSchema] = {
             name: core_schema.no_info_before_validator_function(_without_name, handler.generate_schema(method))
             for name, method in self.registry.items()
         }
@@ -121,5 +121,3 @@ class Experiment(Settings):
         loss = choose_loss(settings.loss, federation)
         net = self.model.build(federation, seed, loss)
         return Population(net, k=settings.k, canonical=settings.canonical, mix=settings.mix, loss=loss)
-
-

@@ -41,7 +41,9 @@ def _locate(location: Location, found: Any) -> tuple[str, Any]:
 
 def _unknown(key: str, value: Any, location: Location, fault: Any) -> str:
     allowed = _keys_at(location[:-1])
-    return f"unknown key {key!r} (found {value!r}); {_near(str(location[-1]), allowed)}keys here are {', '.join(allowed)}"
+    return (
+        f"unknown key {key!r} (found {value!r}); {_near(str(location[-1]), allowed)}keys here are {', '.join(allowed)}"
+    )
 
 
 def _missing(key: str, value: Any, location: Location, fault: Any) -> str:
@@ -101,7 +103,7 @@ def _settings_at(location: Location) -> list[type[BaseModel]]:
     """The settings that may stand at a location."""
     here: list[type[BaseModel]] = [Experiment]
     for part in location:
-        field = next((s.model_fields[part] for s in here if part in s.model_fields), None)  # type: ignore[index]
+        field = next((s.model_fields[part] for s in here if part in s.model_fields), None)
         here = _variants(field) if field else [s for s in here if _name(s) == part] or here
     return here
 

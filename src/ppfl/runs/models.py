@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import OrderedDict
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from torch import nn
 
-from ..algorithms.contract import Settings
 from ..core.errors import ModelError
 from ..core.losses import Loss, cross_entropy, loss_by_name, squared
+from ..core.settings import Settings
 from ..data.federation import Federation
 
 Shape = tuple[int, ...]
@@ -82,7 +83,7 @@ class Perceptron(_Network):
         """Hidden layers on the flat sample."""
         widths = (math.prod(shape), *self.hidden)
         body: list[nn.Module] = [nn.Flatten()]
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             body += [nn.Linear(before, after), nn.ReLU()]
         return _ended(nn.Sequential(*body), widths[-1], outputs)
 
@@ -118,7 +119,7 @@ class Cnn(_Network):
                 f"give fewer channels under [model]"
             )
         body: list[nn.Module] = []
-        for before, after in zip((shape[0], *self.channels), self.channels, strict=False):
+        for before, after in pairwise((shape[0], *self.channels)):
             body += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(self.groups, after)]
             body += [nn.ReLU(), nn.MaxPool2d(2)]
         return _ended(nn.Sequential(*body, nn.Flatten()), self.channels[-1] * height * width, outputs)

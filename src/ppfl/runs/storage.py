@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -32,6 +32,7 @@ _HEADER = "ppfl"
 def flatten(tree: Tree) -> dict[str, Tensor]:
     """Leaves by dotted name.
 
+    >>> import torch
     >>> list(flatten({"server": {"0.weight": torch.zeros(2)}, "clients": {}}))
     ['server.0.weight']
     """
@@ -45,16 +46,19 @@ def flatten(tree: Tree) -> dict[str, Tensor]:
     return named
 
 
-def save_tree(path: Path, tree: Tree, metadata: Metadata) -> None:
-    """Write a tree and its metadata to `path`, whole or not at all."""
+def save_tree(path: Path, tree: Tree, metadata: Metadata, *, flushed: bool = True) -> None:
+    """Write a tree and its metadata to `path`, whole or not at all; a power cut may lose it until it is flushed."""
     beside = path.with_name(path.name + PARTIAL)
     save_file(_storable(flatten(tree)), beside, {_HEADER: json.dumps(metadata)})
-    put_in_place(beside, path)
+    beside.chmod(path.parent.stat().st_mode & 0o666)  # safetensors keeps files to their owner; a folder knows better
+    if flushed:
+        put_in_place(beside, path)
+    else:
+        beside.replace(path)
 
 
-def load_tree(path: Path, template: Tree) -> tuple[Tree, Metadata]:
-    """The tree and metadata of a file, its leaves named, shaped and typed as in `template`, finite, on its device."""
-    tensors, metadata = read_tensors(path)
+def restore(path: Path, tensors: Mapping[str, Tensor], template: Tree) -> Tree:
+    """The tree whose leaves `tensors` are, named, shaped and typed as in `template`, on its device."""
     expected = flatten(template)
     if odd := sorted(expected.keys() ^ tensors.keys()):
         fault = "lacks" if odd[0] in expected else "has an unknown"
@@ -67,8 +71,7 @@ def load_tree(path: Path, template: Tree) -> tuple[Tree, Metadata]:
                 f"has {name!r} as {found.dtype} {tuple(found.shape)}, expected {leaf.dtype} {tuple(leaf.shape)}",
             )
     _, structure = pytree.tree_flatten(template)
-    leaves = [tensors[name].to(leaf.device) for name, leaf in expected.items()]
-    return pytree.tree_unflatten(leaves, structure), metadata
+    return pytree.tree_unflatten([tensors[name].to(leaf.device) for name, leaf in expected.items()], structure)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Metadata]:
@@ -84,7 +87,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Metadata]:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from None
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
-            raise damaged(path, f"has {name!r} with values that are not finite")
+            raise damaged(path, f"has values in {name!r} that are not finite")
         if name.rpartition(".")[2] in _ON_SIMPLEX:
             try:
                 check(tensor, name)
@@ -126,12 +129,13 @@ def put_in_place(beside: Path, path: Path) -> None:
     """Flush a finished file and rename it to its place."""
     flush(beside)
     beside.replace(path)
-    if os.name == "posix":  # elsewhere a folder cannot be opened, and the rename itself is durable
-        flush(path.parent)
+    flush(path.parent)
 
 
 def flush(path: Path) -> None:
-    """Wait until what was written is on the disk."""
+    """Wait until a file, or a folder's list of files, is on the disk."""
+    if path.is_dir() and os.name != "posix":
+        return  # where folders cannot be opened, renaming is durable by itself
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -140,7 +144,7 @@ def flush(path: Path) -> None:
 
 
 def _part(key: Any) -> str:
-    return str(next(iter(vars(key).values())))  # the name, key or index of a step into a tree
+    return str(astuple(key)[0])  # the name, key or index of a step into a tree
 
 
 def _storable(named: Mapping[str, Tensor]) -> dict[str, Tensor]:

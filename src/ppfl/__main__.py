@@ -1,0 +1,5 @@
+"""python -m ppfl"""
+
+from .cli import main
+
+main()

@@ -1,0 +1,126 @@
+"""`ppfl`: its commands, and how its errors look."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..core.errors import PPFLError
+from ..runs import Interrupted, find_runs, load_experiment, load_run, package_version, run
+from . import demo
+from .heatmap import membership_table
+from .progress import show_progress
+from .tables import metrics_table, result_table, summary_line
+
+app = typer.Typer(
+    help="Population personalized federated learning: K shared models, and a membership for every client.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+STOPPED = 130  # 128 + SIGINT, as shells have it
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; bad input ends in one line and exit code 2, never in a traceback."""
+    try:
+        app(args=None if arguments is None else list(arguments))
+    except PPFLError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ppfl {package_version('ppfl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None: ...
+
+
+@app.command("run")
+def run_command(
+    file: Annotated[Path, typer.Argument(help="An experiment in TOML.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as population.k=4.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/<name>")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run was stopped.")] = False,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Rounds between checkpoints.", show_default="by time")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run an experiment, one folder a seed."""
+    experiment = load_experiment(file, settings or ())
+    place = Path("runs") / experiment.name if out is None else out
+    changes = [part for setting in settings or () for part in ("--set", setting)]
+    with (
+        _resumable(["ppfl", "run", str(file), *changes, "--out", str(place), "--resume"]),
+        show_progress(experiment, quiet=quiet) as on_moment,
+    ):
+        records = run(
+            experiment,
+            place,
+            base=file.parent,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+            on_moment=on_moment,
+        )
+    if not quiet:
+        Console().print(result_table(records, "seed", [str(record.seed) for record in records]))
+        print(f"runs are in {place}; look at one with: ppfl show {shlex.quote(str(records[0].folder))}")
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs.")],
+) -> None:
+    """Show how a run went, and who the clients are."""
+    folders = find_runs(path)
+    record = load_run(folders[0])
+    console = Console()
+    print(summary_line(record))
+    console.print(metrics_table(record))
+    if record.memberships is not None:
+        console.print(membership_table(record, utf8=console.encoding.startswith("utf")))
+    if others := [str(folder) for folder in folders[1:]]:
+        print(f"other runs here: {', '.join(others)}")
+
+
+@app.command("demo")
+def demo_command(
+    out: Annotated[Path, typer.Option(help="Where to write.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Compare Local, FedAvg and PPFL on handwritten digits; takes less than a minute and needs no download."""
+    with _resumable(["ppfl", "demo", "--out", str(out), "--seed", str(seed)]):
+        demo.run_demo(out, seed)
+
+
+class _resumable:  # noqa: N801 (reads as a verb where it is used)
+    """Ctrl-C ends in one line that says how to go on."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = shlex.join(command)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Interrupted):
+            print(f"stopped after round {error.round} of {error.rounds}; resume with: {self.command}", file=sys.stderr)
+            raise typer.Exit(STOPPED) from None

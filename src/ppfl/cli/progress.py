@@ -1,0 +1,84 @@
+"""What is seen while a run goes on: a bar on a terminal, a few lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from ..engines.fit import Moment, Record
+from ..runs import Experiment, OnMoment, metric_name
+from .tables import show_score
+
+LINES = 10  # a run that nobody watches live
+SECONDS = 60.0  # ... or that is slow
+
+
+@contextmanager
+def show_progress(experiment: Experiment, *, label: str = "", quiet: bool = False) -> Iterator[OnMoment | None]:
+    """A callback that shows each round of the experiment on standard error."""
+    console = Console(stderr=True)
+    if quiet:
+        yield None
+    elif not console.is_terminal:
+        yield _Lines(experiment, label)
+    else:
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())
+        with Progress(TextColumn("{task.description}"), *columns, console=console, transient=True) as progress:
+            yield _Bars(experiment, label, progress)
+
+
+class _Bars:
+    def __init__(self, experiment: Experiment, label: str, progress: Progress) -> None:
+        self.experiment, self.label, self.progress = experiment, label, progress
+        self.tasks: dict[int, TaskID] = {}
+        self.news = _News()
+
+    def __call__(self, seed: int, moment: Moment) -> None:
+        if seed not in self.tasks:
+            # time is estimated from here on: what a resumed run did before was not now
+            self.tasks[seed] = self.progress.add_task(
+                _describe(self.label, seed), total=self.experiment.rounds, completed=moment.state.round, news=""
+            )
+        self.progress.update(
+            self.tasks[seed], completed=moment.state.round, news=self.news.tell(moment.record), refresh=False
+        )
+
+
+class _Lines:
+    def __init__(self, experiment: Experiment, label: str) -> None:
+        self.rounds, self.label = experiment.rounds, label
+        self.news, self.last, self.began = _News(), time.monotonic(), time.monotonic()
+        self.first: dict[int, int] = {}
+
+    def __call__(self, seed: int, moment: Moment) -> None:
+        round, news = moment.state.round, self.news.tell(moment.record)
+        now = time.monotonic()
+        if seed not in self.first:
+            self.first[seed], self.began = round, now
+        if round * LINES // self.rounds == (round - 1) * LINES // self.rounds and now - self.last < SECONDS:
+            return
+        self.last = now
+        done = round - self.first[seed]
+        left = f", {(now - self.began) / done * (self.rounds - round):.0f} s left" if done else ""
+        print(f"{_describe(self.label, seed)}: round {round} of {self.rounds}, {news}{left}", file=sys.stderr)
+
+
+class _News:
+    """Training loss of each round, and the score when it was last measured."""
+
+    def __init__(self) -> None:
+        self.score = ""
+
+    def tell(self, record: Record) -> str:
+        if (metric := metric_name(record)) is not None:
+            self.score = f", {metric} {show_score(metric, record[metric])}"
+        return f"loss {record['loss']:.4g}{self.score}"
+
+
+def _describe(label: str, seed: int) -> str:
+    return label or f"seed {seed}"

@@ -1,0 +1,94 @@
+"""Runs as the report speaks of them: one method for all seeds of an experiment, numbers their means."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from . import records
+from .metric import Metric, recorded_metric
+from .records import Run, algorithm_name
+
+_SPELLINGS = {"ppfl": "PPFL", "fedavg": "FedAvg", "fedprox": "FedProx", "local": "Local", "ifca": "IFCA"}
+_SPELLINGS |= {"cfl": "CFL", "fedem": "FedEM", "ditto": "Ditto", "apfl": "APFL", "pfedme": "pFedMe"}
+
+
+class Method(NamedTuple):
+    label: str
+    runs: tuple[Run, ...]  # at least one; alike but for their seeds
+
+    @property
+    def first(self) -> Run:
+        """Where a mean makes no sense: canonical models have no order that seeds share."""
+        return self.runs[0]
+
+    @property
+    def rounds(self) -> int:
+        return max(map(records.rounds_done, self.runs))
+
+    @property
+    def finished(self) -> bool:
+        return all(run.finished for run in self.runs)
+
+    def curve(self, key: str) -> list[tuple[int, float]]:
+        """(round, mean over seeds), at rounds that all of them have."""
+        curves = [records.curve(run, key) for run in self.runs]
+        return [(t, fmean(c[t] for c in curves)) for t in curves[0] if all(t in c for c in curves)]
+
+    def values(self, measure: Callable[[Run], float | None]) -> list[float]:
+        """One a seed, where it is known."""
+        return [value for run in self.runs if (value := measure(run)) is not None]
+
+    def score(self, metric: Metric) -> float | None:
+        return mean(self.values(lambda run: records.final(run, metric.name)))
+
+    def per_client(self, metric: Metric) -> dict[str, float]:
+        found = [records.per_client(run, metric) for run in self.runs]
+        return {id_: fmean(f[id_] for f in found) for id_ in found[0] if all(id_ in f for f in found)}
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Nothing of nothing."""
+    return fmean(values) if values else None
+
+
+def spread(values: Sequence[float]) -> float | None:
+    """Standard deviation over seeds, where there are some."""
+    return stdev(values) if len(values) > 1 else None
+
+
+def common_metric(runs: Sequence[Run]) -> Metric:
+    """What any of the runs has recorded."""
+    return recorded_metric(key for run in runs for row in (*run.metrics, run.scores) for key in row)
+
+
+def ranked(runs: Sequence[Run], metric: Metric) -> list[Method]:
+    """Best first, then those without a score."""
+    groups = _repeats(runs)
+    methods = [Method(label, group) for label, group in zip(_labels(groups), groups, strict=True)]
+
+    def place(method: Method) -> float:
+        score = method.score(metric)
+        return math.inf if score is None else -score if metric.higher_is_better else score
+
+    return sorted(methods, key=place)
+
+
+def _repeats(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
+    """Runs together that differ in their seeds alone; one that does not say its seed stays alone."""
+    groups: dict[str, list[Run]] = {}
+    for at, run in enumerate(runs):
+        rest = {key: value for key, value in run.experiment.items() if key != "seeds"}
+        alike = json.dumps(rest, sort_keys=True, default=str) if "seeds" in run.experiment else str(at)
+        groups.setdefault(alike, []).append(run)
+    return [tuple(group) for group in groups.values()]
+
+
+def _labels(groups: Sequence[tuple[Run, ...]]) -> list[str]:
+    """The algorithm's name where it tells the methods apart, else the experiment's, else that and a number."""
+    algorithms = [algorithm_name(group[0]) for group in groups]
+    spelled = [_SPELLINGS.get(name, name) for name in algorithms]
+    names = [group[0].name for group in groups]
+    numbered = [f"{name} ({at})" for at, name in enumerate(names, 1)]
+    return next(labels for labels in (spelled, names, numbered) if len(set(labels)) == len(groups))

@@ -1,0 +1,198 @@
+"""A run folder: one seed's run as files. Nothing in it is overwritten unless a run is resumed.
+
+experiment.json                  all settings, resolved
+versions.json                    what it ran on, and when
+clients.json                     ids, sizes, and true memberships where they are known
+metrics.jsonl                    a line a round
+memberships/<round>.safetensors  at the rounds that were evaluated
+checkpoint.safetensors           state and kept state after the last round that is safe
+result.safetensors               the state the run returns, with its scores; a run that has it is finished
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, NonNegativeInt, ValidationError
+from torch import Tensor
+
+from ..core.errors import CheckpointError
+from ..data.federation import Federation
+from ..engines.output import Kept
+from ..engines.train import State
+from .experiment import Experiment
+from .provenance import describe_environment
+from .storage import PARTIAL, damaged, flush, read_json, read_tensors, restore, save_tree, write_json, write_text
+
+Record = dict[str, Any]
+
+
+class _Header(BaseModel):
+    round: NonNegativeInt
+    kept_round: NonNegativeInt
+    criterion: float
+
+
+class RunFolder:
+    """Where the run of an experiment with one seed is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.experiment_file = path / "experiment.json"
+        self.versions_file = path / "versions.json"
+        self.clients_file = path / "clients.json"
+        self.metrics_file = path / "metrics.jsonl"
+        self.memberships_folder = path / "memberships"
+        self.checkpoint_file = path / "checkpoint.safetensors"
+        self.result_file = path / "result.safetensors"
+        self._unflushed: list[Path] = []  # a round can wait for the disk until the next checkpoint
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a run."""
+        return self.experiment_file.is_file()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.result_file.is_file()
+
+    # ------------------------------------------------------------------ before the first round
+
+    def claim(self, experiment: Experiment, *, resume: bool) -> None:
+        """Refuse a folder that holds anything else, and this experiment unless it is to be resumed."""
+        if not self.started:
+            if self.path.exists() and (not self.path.is_dir() or _items(self.path)):
+                raise CheckpointError(f"{self.path} exists and is not a run; choose another --out")
+            return
+        there, here = read_json(self.experiment_file), experiment.model_dump(mode="json")
+        if there != here:
+            raise CheckpointError(
+                f"{self.path} exists with another experiment ({_difference(there, here)}); choose another --out"
+            )
+        if not resume:
+            done = here["rounds"] if self.finished else len(read_metrics(self.metrics_file))
+            raise CheckpointError(
+                f"{self.path} exists with rounds={here['rounds']} ({done} done); choose another --out or use --resume"
+            )
+
+    def begin(self, experiment: Experiment, federation: Federation) -> None:
+        """Make the folder, with what is known before the first round; it appears whole or not at all."""
+        beside = RunFolder(self.path.with_name(self.path.name + PARTIAL))
+        beside.memberships_folder.mkdir(parents=True, exist_ok=True)
+        write_json(beside.experiment_file, experiment.model_dump(mode="json"))
+        write_json(beside.versions_file, describe_environment())
+        write_json(beside.clients_file, _describe_clients(federation))
+        beside.path.rename(self.path)
+
+    def resume(self, start: State, federation: Federation) -> tuple[State, Kept | None]:
+        """Where to go on: from the checkpoint, or from `start` where none was reached; what came after is forgotten."""
+        if read_json(self.clients_file) != _describe_clients(federation):
+            raise CheckpointError(
+                f"{self.clients_file} differs from the clients in the data, which changed since the run began; "
+                f"bring them back, or choose another --out"
+            )
+        state, kept = self._load_checkpoint(start) if self.checkpoint_file.exists() else (start, None)
+        self._forget_after(state.round)
+        versions = read_json(self.versions_file)
+        resumed = [*versions.get("resumed", []), describe_environment()]
+        write_json(self.versions_file, versions | {"resumed": resumed})
+        return state, kept
+
+    # ------------------------------------------------------------------ on the way
+
+    def append(self, record: Record, memberships: Tensor | None) -> None:
+        """Add a round to the record, with memberships where they are to be kept."""
+        if memberships is not None:
+            at = self.memberships_folder / f"{record['round']}.safetensors"
+            save_tree(at, {"memberships": memberships}, {"round": record["round"]}, flushed=False)
+            self._unflushed.append(at)
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n")
+
+    def save_checkpoint(self, state: State, kept: Kept) -> None:
+        """Make everything up to this state safe."""
+        for file in (*self._unflushed, self.memberships_folder, self.metrics_file):
+            flush(file)
+        self._unflushed.clear()
+        parts = {"state": _tensors(state)}
+        if kept.state.round != state.round:
+            parts["kept"] = _tensors(kept.state)
+        header = _Header(round=state.round, kept_round=kept.state.round, criterion=kept.criterion)
+        # the criterion as text, for JSON has no infinity
+        save_tree(self.checkpoint_file, parts, header.model_dump() | {"criterion": repr(kept.criterion)})
+
+    def finish(self, state: State, memberships: Tensor | None, scores: Record) -> None:
+        """Write the state the run returns, which ends it."""
+        own = {} if memberships is None else {"memberships": memberships}
+        save_tree(self.result_file, _tensors(state) | own, {"round": state.round, "scores": _plain(scores)})
+
+    def _load_checkpoint(self, start: State) -> tuple[State, Kept]:
+        tensors, metadata = read_tensors(self.checkpoint_file)
+        try:
+            header = _Header.model_validate(metadata)
+        except ValidationError:
+            raise damaged(self.checkpoint_file, "does not say of which round it is") from None
+        parts = ["state"] if header.kept_round == header.round else ["state", "kept"]
+        tree = restore(self.checkpoint_file, tensors, dict.fromkeys(parts, _tensors(start)))
+        state, kept = tree["state"], tree[parts[-1]]
+        return State(header.round, **state), Kept(State(header.kept_round, **kept), header.criterion)
+
+    def _forget_after(self, round: int) -> None:
+        lines = _whole_lines(self.metrics_file)[:round]
+        if len(lines) < round:
+            raise damaged(self.metrics_file, f"has {len(lines)} rounds, fewer than the checkpoint's {round}")
+        write_text(self.metrics_file, "".join(lines))
+        for file in _items(self.memberships_folder):
+            if not file.stem.isdigit() or int(file.stem) > round:
+                file.unlink()
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """The rounds recorded so far."""
+    try:
+        return [json.loads(line) for line in _whole_lines(path)]
+    except ValueError as error:
+        raise damaged(path, f"cannot be read ({error})") from None
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """A last line that a kill cut short is not one."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _tensors(state: State) -> dict[str, Any]:
+    return {"server": state.server, "clients": state.clients}
+
+
+def _describe_clients(federation: Federation) -> Record:
+    truth = federation.truth
+    return {
+        "ids": list(federation.ids),
+        "samples": {split: samples.sizes.tolist() for split, samples in federation.splits.items()},
+        "truth": None if truth is None else truth.memberships.tolist(),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _difference(there: Any, here: Any, key: str = "") -> str:
+    if isinstance(there, dict) and isinstance(here, dict):
+        odd = next(name for name in {**there, **here} if there.get(name) != here.get(name))
+        return _difference(there.get(odd), here.get(odd), f"{key}.{odd}" if key else odd)
+    return f"{key} is {there!r} there and {here!r} here"
+
+
+def _items(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []

@@ -1,0 +1,138 @@
+"""A run as it is read back from its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import CheckpointError
+from .agreement import Agreement, group_agreement
+from .folder import RunFolder, read_metrics
+from .storage import PARTIAL, damaged, read_json, read_tensors
+
+Record = dict[str, Any]
+_WORST = "_worst_tenth"
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """What a run left behind; rows of memberships and truth follow `ids`."""
+
+    folder: Path
+    experiment: Record
+    versions: Record
+    ids: tuple[str, ...]
+    truth: Tensor | None  # (M, Kt)
+    metrics: list[Record] = field(repr=False)
+    memberships: Tensor | None = field(repr=False)  # (M, K), of the returned state or else the latest; None for K = 1
+    memberships_by_round: dict[int, Tensor] = field(repr=False)
+    scores: Record  # of the returned state, or while the run goes on, of the round evaluated last
+    finished: bool
+
+    @property
+    def name(self) -> str:
+        """The experiment's."""
+        return str(self.experiment["name"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.experiment["seeds"][0])
+
+    @property
+    def method(self) -> str:
+        return str(self.experiment["algorithm"]["name"])
+
+    @property
+    def rounds_done(self) -> int:
+        return len(self.metrics)
+
+    @property
+    def metric(self) -> str | None:
+        """What the scores are called."""
+        return metric_name(self.scores)
+
+    @property
+    def evaluated(self) -> list[Record]:
+        """The rounds that were evaluated; all rounds where there was nothing to evaluate on."""
+        return [record for record in self.metrics if self.metric in record] if self.metric else self.metrics
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """Of the memberships with the truth, where both are there."""
+        if self.truth is None or self.memberships is None:
+            return None
+        return group_agreement(self.memberships, self.truth)
+
+    def total(self, key: str) -> float:
+        """A cost summed over the rounds."""
+        return float(sum(record.get(key) or 0 for record in self.metrics))
+
+
+def metric_name(record: Record) -> str | None:
+    """What a record measures on test samples: accuracy, rmse, deviance; None where it does not.
+
+    >>> metric_name({"round": 3, "accuracy": 0.9, "accuracy_worst_tenth": 0.7})
+    'accuracy'
+    """
+    names = (key.removesuffix(_WORST) for key in record if key.endswith(_WORST))
+    return next((name for name in names if not name.startswith("validation_")), None)
+
+
+def load_run(path: str | Path) -> RunRecord:
+    """The run in a folder, finished or not."""
+    folder = RunFolder(Path(path))
+    if not folder.started:
+        raise CheckpointError(f"there is no run in {folder.path}; give a folder that has experiment.json")
+    clients = read_json(folder.clients_file)
+    ids = tuple(clients["ids"])
+    metrics = read_metrics(folder.metrics_file)
+    by_round = _read_memberships(folder, len(ids), len(metrics))
+    memberships = by_round[max(by_round)] if by_round else None
+    scores = next((record for record in reversed(metrics) if metric_name(record)), {})
+    if folder.finished:
+        tensors, metadata = read_tensors(folder.result_file)
+        memberships, scores = tensors.get("memberships"), {"round": metadata["round"], **metadata["scores"]}
+    return RunRecord(
+        folder=folder.path,
+        experiment=read_json(folder.experiment_file),
+        versions=read_json(folder.versions_file),
+        ids=ids,
+        truth=None if clients["truth"] is None else torch.tensor(clients["truth"]),
+        metrics=metrics,
+        memberships=memberships,
+        memberships_by_round=by_round,
+        scores=scores,
+        finished=folder.finished,
+    )
+
+
+def find_runs(path: str | Path) -> list[Path]:
+    """The run folder itself, or those in it, by name."""
+    path = Path(path)
+    if RunFolder(path).started:
+        return [path]
+    inside = sorted(path.iterdir(), key=_natural) if path.is_dir() else []
+    runs = [item for item in inside if item.suffix != PARTIAL and RunFolder(item).started]
+    if not runs:
+        raise CheckpointError(f"there is no run in {path}; give the folder that ppfl run wrote to")
+    return runs
+
+
+def _natural(path: Path) -> tuple[int, str]:
+    return len(path.name), path.name  # seed-2 before seed-10
+
+
+def _read_memberships(folder: RunFolder, clients: int, rounds: int) -> dict[int, Tensor]:
+    files = {int(file.stem): file for file in folder.memberships_folder.glob("*.safetensors")}
+    by_round = {}
+    for round in sorted(files):
+        if round <= rounds:  # a round after the last recorded one was cut short
+            tensors, _ = read_tensors(files[round])
+            if "memberships" not in tensors or len(tensors["memberships"]) != clients:
+                raise damaged(files[round], f"does not hold memberships of {clients} clients")
+            by_round[round] = tensors["memberships"]
+    return by_round

@@ -1,0 +1,187 @@
+"""An experiment file is read as it is written, or refused in one line that says what to change."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from ppfl.algorithms import ALGORITHMS, PPFL, FedAvg
+from ppfl.core import SettingError
+from ppfl.core.affinity import Dense, Factored, Sparse, Uniform
+from ppfl.data import synthetic_groups
+from ppfl.engines import Loop, Stacked
+from ppfl.runs import Experiment, load_experiment
+from ppfl.runs.affinities import Auto, Features, Labels, Nearest, Nobody
+from ppfl.runs.affinities import Uniform as UniformSettings
+
+TEXT = """
+rounds = 3
+seeds = [0, 4]
+
+[data]
+name = "digits"
+partition = { name = "label_groups", clients = 5 }
+
+[model]
+name = "perceptron"
+hidden = 16
+
+[population]
+k = 4
+mix = "weights"
+
+[algorithm]
+name = "ppfl"
+lr = 0.2
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "digits.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_a_file_becomes_an_experiment(file):
+    experiment = load_experiment(file)
+    assert experiment.name == "digits"  # the file's
+    assert experiment.seeds == (0, 4)
+    assert experiment.model.hidden == (16,)
+    assert experiment.algorithm == PPFL(lr=0.2)
+
+
+def test_json_brings_the_same_experiment_back(file):
+    experiment = load_experiment(file)
+    assert Experiment.model_validate(json.loads(json.dumps(experiment.model_dump(mode="json")))) == experiment
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_can_be_named(file, name):
+    experiment = load_experiment(file, [f'algorithm={{name="{name}"}}', "population.k=1"])
+    assert type(experiment.algorithm) is ALGORITHMS[name]
+    assert experiment.model_dump(mode="json")["algorithm"]["name"] == name
+
+
+def test_an_override_is_an_edit_of_the_file(file):
+    changed = load_experiment(file, ["population.k=2", "algorithm.order=random", "name=other", "watch.every=2"])
+    file.write_text(
+        TEXT.replace("k = 4", "k = 2").replace("lr = 0.2", 'lr = 0.2\norder = "random"\n[watch]\nevery = 2')
+    )
+    assert changed == load_experiment(file).model_copy(update={"name": "other"})
+
+
+def test_an_experiment_does_not_change(file):
+    with pytest.raises(ValidationError, match="frozen"):
+        load_experiment(file).rounds = 5
+
+
+def test_engines_are_built_as_asked(file):
+    assert isinstance(load_experiment(file, ["engine=loop"]).build_engine(), Loop)
+    stacked = load_experiment(file, ["chunk=3"]).build_engine()
+    assert isinstance(stacked, Stacked)
+    assert stacked.chunk == 3
+
+
+WRONG = {
+    "rounds=0": ["rounds is 0", "greater than 0"],
+    "rounds=many": ["rounds is 'many'", "integer"],
+    "seeds=[1, 1]": ["seeds [1, 1] repeat"],
+    "seeds=[]": ["seeds is []", "at least 1"],
+    "seeds=[0, -2]": ["seeds.1 is -2"],
+    "name=a/b": ["name is 'a/b'"],
+    "engine=lop": ["engine is 'lop'", "'loop', 'stacked'"],
+    "population.mix=wieghts": ["population.mix is 'wieghts'", "'outputs', 'predictions', 'weights'"],
+    "population.loss=hinge": ["population.loss is 'hinge'", "'logistic'"],
+    "population.canonical=3": ["population.canonical is 3", "string"],
+    "watch.output=first": ["watch.output is 'first'", "'last', 'best' or 'random'"],
+    "watch.smoothness=[1]": ["watch.smoothness has 1 values, too few"],
+    "algorithm.name=pplf": ["algorithm.name is 'pplf'", "did you mean 'ppfl'?", "'fedavg'"],
+    "algorithm={lr=1}": ["[algorithm] has no name", "'ppfl'"],
+    "algorithm=3": ["[algorithm] has no name (found 3)"],
+    "algorithm.membershp_lr=1": ["unknown key 'algorithm.membershp_lr'", "did you mean 'membership_lr'?"],
+    "algorithm.lr=-1": ["algorithm.lr is -1", "greater than 0"],
+    "rouns=3": ["unknown key 'rouns' (found 3)", "did you mean 'rounds'?", "watch"],
+    "model.name=resnet": ["model.name is 'resnet'", "'cnn'"],
+    "model={name='cnn', channels=[6]}": ["6 channels do not split into 4 groups"],
+    "data.partition.alpha=3": ["unknown key 'data.partition.alpha'", "keys here are name, groups, clients"],
+    "data.partition.clients=none": ["data.partition.clients is 'none'"],
+    "data={name='csv', target='client', file='csv'}": ["data.client is missing", "under [data]"],
+    "affinity.neighbours=3": ["[affinity] has no name", "'nearest'"],
+}
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_a_wrong_setting_is_one_line_with_key_and_remedy(file, override):
+    with pytest.raises(SettingError) as error:
+        load_experiment(file, [override])
+    line = str(error.value)
+    assert line.startswith(f"{file}: ")
+    assert "\n" not in line
+    for part in WRONG[override]:
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (["algorithm.local_epochs=2", "algorithm.local_steps=2"], "[algorithm]: local_epochs and local_steps"),
+        (["engine=loop", "chunk=3"], "leave chunk out"),
+        (["rounds.sub=3"], "'rounds' is a value"),
+        (["rounds"], "key.sub=value"),
+        (["=3"], "key.sub=value"),
+        (["a..b=3"], "key.sub=value"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(file, overrides, part):
+    with pytest.raises(SettingError) as error:
+        load_experiment(file, overrides)
+    assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("cut", "parts"),
+    [
+        ("rounds = 3", ["rounds is missing", "at the top"]),
+        ('[model]\nname = "perceptron"\nhidden = 16', ["table [model] is missing", "'linear'"]),
+    ],
+)
+def test_what_is_missing_is_named(file, cut, parts):
+    file.write_text(TEXT.replace(cut, ""))
+    with pytest.raises(SettingError) as error:
+        load_experiment(file)
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(SettingError, match=r"no file .*nowhere.toml"):
+        load_experiment(tmp_path / "nowhere.toml")
+    broken = tmp_path / "broken.toml"
+    for content in (b"rounds = = 3", b"\xff\xfe"):
+        broken.write_bytes(content)
+        with pytest.raises(SettingError, match="broken.toml is not TOML"):
+            load_experiment(broken)
+
+
+def test_affinities_are_those_of_the_core():
+    federation, method = synthetic_groups(), PPFL()
+    counts = torch.nn.functional.normalize(federation.label_counts().float(), dim=1)
+    labels = Labels().build(federation, method)
+    torch.testing.assert_close(labels.neighbours(torch.eye(12)), counts @ counts.T)
+    assert isinstance(Features().build(federation, method), Dense)
+    assert isinstance(UniformSettings().build(federation, method), Uniform)
+    nearest = Nearest(neighbours=2).build(federation, method)
+    assert isinstance(nearest, Sparse)
+    assert bool((nearest.degree >= 2).all())
+    assert Nobody().build(federation, method) is None
+
+
+def test_the_usual_affinity_is_by_labels_where_there_are_labels_and_a_penalty():
+    labels, numbers = synthetic_groups(), synthetic_groups(task="regression")
+    assert isinstance(Auto().build(labels, PPFL()), Factored)
+    assert Auto().build(numbers, PPFL()) is None
+    assert Auto().build(labels, PPFL(penalty=0)) is None
+    assert Auto().build(labels, FedAvg()) is None
