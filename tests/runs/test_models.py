@@ -44,7 +44,9 @@ def test_values_come_from_the_seed_and_from_nothing_else(network, images):
 
 
 def test_bias_is_a_choice(images):
-    assert "classifier.bias" not in dict(Linear(bias=False).build(images, 0, LOSSES["cross_entropy"]).named_parameters())
+    assert "classifier.bias" not in dict(
+        Linear(bias=False).build(images, 0, LOSSES["cross_entropy"]).named_parameters()
+    )
 
 
 def test_convolutions_are_the_same_on_both_engines(images):

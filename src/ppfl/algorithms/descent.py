@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..core.errors import SettingError
 from ..core.mixing import mixed_weights
 from ..core.population import Params, Population, Shared
 from ..core.settings import Settings
 from ..core.simplex import uniform
 from .batches import Batch, LocalData
 from .contract import Tree
-from .schedules import ScheduleName
+from .schedules import ScheduleName, factor
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -25,7 +26,7 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class LocalTraining(Settings):
     """Settings of a client's local run, shared by all methods that have one."""
 
-    lr: Positive = 0.1
+    lr: Positive | Literal["auto"] = "auto"  # "auto": found by short trials on training loss before the run
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NonNegative = 0.0
     batch_size: Annotated[int, Field(ge=1)] | None = 128  # None: a client's whole data, the exact gradient
@@ -39,6 +40,18 @@ class LocalTraining(Settings):
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("local_epochs and local_steps are both set; keep one of them")
         return self
+
+    def step_size(self, round: int, rounds: int) -> float:
+        """lr in a round (from 0)."""
+        if self.lr == "auto":
+            raise SettingError(
+                'lr = "auto" has not been resolved; call ppfl.engines.with_chosen_lr first, or set a number'
+            )
+        return self.lr * factor(self.schedule, round, rounds)
+
+    def trial(self, lr: float) -> Self:
+        """The same method for a short run that tells whether `lr` is a good one."""
+        return self.model_copy(update={"lr": lr, "schedule": "constant"})
 
     def batches(self, data: LocalData) -> Iterable[Batch]:
         """The batches of one round: one epoch where nothing else is said."""

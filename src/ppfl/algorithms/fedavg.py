@@ -15,7 +15,6 @@ from ..core.population import Population, Shared
 from .batches import LocalData
 from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
 from .descent import LocalTraining, descend_model, spread
-from .schedules import factor
 
 
 class FedAvgServer(NamedTuple):
@@ -34,7 +33,7 @@ class FedAvg(LocalTraining):
         return FedAvgServer(problem.population.initial(problem.seed)), {}
 
     def plan(self, problem: Problem, server: FedAvgServer, round: int) -> Plan:
-        lr = self.lr * factor(self.schedule, round, problem.rounds)
+        lr = self.step_size(round, problem.rounds)
         return Plan(participants(problem, self.participation, round), lr, server.shared, {})
 
     def work(self, population: Population, task: float, shared: Shared, own: Any, client: Any, data: LocalData) -> Work:

@@ -12,7 +12,6 @@ from .batches import LocalData
 from .contract import Personal, Plan, Problem, Total, Tree, Upload, Work, participants
 from .descent import LocalTraining, descend_model, spread
 from .fedavg import one_model_only
-from .schedules import factor
 
 
 class Local(LocalTraining):
@@ -27,7 +26,7 @@ class Local(LocalTraining):
         return {}, spread(problem.population.initial(problem.seed), problem.n_clients)
 
     def plan(self, problem: Problem, server: Tree, round: int) -> Plan:
-        lr = self.lr * factor(self.schedule, round, problem.rounds)
+        lr = self.step_size(round, problem.rounds)
         return Plan(participants(problem, self.participation, round), lr, {}, {})
 
     def work(self, population: Population, task: float, shared: Any, own: Any, client: Shared, data: LocalData) -> Work:

@@ -44,7 +44,7 @@ from .memberships import MembershipLoss
 from .schedules import factor
 from .start import gradient_sketch, memberships_from_sketches
 
-LEAST_SHARE = 1e-3  # a model that hardly anyone uses is not sped up without bound
+LEAST_SHARE = 0.1  # of an even share: a model that hardly anyone uses is not sped up without bound
 
 
 class PPFLServer(NamedTuple):
@@ -75,12 +75,14 @@ class PPFL(LocalTraining):
     order: Literal["alternating", "random"] = "alternating"
     block_probability: Annotated[float, Field(gt=0, lt=1)] = 0.5  # rho_1, of the theta block in random order
     membership_lr: Positive = 0.5
-    membership_steps: Annotated[int, Field(ge=0)] = 1  # 0 freezes the memberships
+    # None: 20 where outputs can be kept, so that they cost next to nothing, else 1. 0 freezes the memberships.
+    membership_steps: Annotated[int, Field(ge=0)] | None = None
     membership_batch: Annotated[int, Field(ge=1)] | None = None  # None: the full gradient, sigma_2 = 0
     membership_scale: Literal["own", "weighted"] = "own"  # step eta / p_i, or eta as Eq. (16) is written
     membership_schedule: bool = False  # whether the membership step follows the schedule of lr
     penalty: NonNegative = 1e-5  # lambda; without an affinity nobody pulls
     averaging: Literal["members", "everyone"] = "members"
+    warmup: Annotated[int, Field(ge=0)] = 5  # rounds (a tenth at most) in which lr rises and memberships wait
     start: Literal["gradients", "uniform"] = "gradients"  # "uniform" is the paper's: c_i = 1/K, theta_k all drawn
     collapse: bool = True  # short cut 1 for mixed weights; False runs all K models, for checking
 
@@ -103,13 +105,15 @@ class PPFL(LocalTraining):
         if round == 0 and self._surveys(problem.population):
             everyone = torch.arange(problem.n_clients)
             return Plan(everyone, Task(False, False, 0.0, 0.0, sketch_seed=problem.seed), server.shared, {})
-        step = factor(self.schedule, round, problem.rounds)
-        theta = self.order == "alternating" or float(draw(problem.seed, "block", round)) < self.block_probability
+        warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
+        both = self.order == "alternating"
+        theta = both or warming_up or float(draw(problem.seed, "block", round)) < self.block_probability
+        slower = factor(self.schedule, round, problem.rounds) if self.membership_schedule else 1.0
         task = Task(
             theta=theta,
-            memberships=self.membership_steps > 0 and (self.order == "alternating" or not theta),
-            lr=self.lr * step,
-            membership_lr=self.membership_lr * (step if self.membership_schedule else 1.0),
+            memberships=self.membership_steps != 0 and not warming_up and (both or not theta),
+            lr=self.step_size(round, problem.rounds) * min(1.0, (round + 1) / (warm + 1)),
+            membership_lr=self.membership_lr * slower,
         )
         who = participants(problem, self.participation, round)
         own = {"membership": server.memberships[who]}
@@ -131,6 +135,11 @@ class PPFL(LocalTraining):
 
     def personal(self, server: PPFLServer, clients: PPFLClient) -> Personal:
         return Personal(server.shared, server.memberships, own=False)
+
+    def trial(self, lr: float) -> PPFL:
+        """Memberships wait: a step that is too long must not spoil them, and lr is about theta."""
+        frozen = {"membership_steps": 0, "warmup": 0, "order": "alternating"}
+        return super().trial(lr).model_copy(update=frozen)
 
     def _surveys(self, population: Population) -> bool:
         return self.start == "gradients" and population.k > 1
@@ -174,7 +183,8 @@ class PPFL(LocalTraining):
         degree, neighbours = own.get("degree", nobody[0]), own.get("neighbours", nobody[1])
         scale = 1 / weight[:, None] if self.membership_scale == "own" else 1.0
         first: Tensor | None = None
-        for gradient_at in MembershipLoss(population, shared, data, self.membership_batch).steps(self.membership_steps):
+        steps = (20 if population.caches_outputs else 1) if self.membership_steps is None else self.membership_steps
+        for gradient_at in MembershipLoss(population, shared, data, self.membership_batch).steps(steps):
             slope, loss = gradient_at(c)
             first = loss if first is None else first
             G = client_membership_gradient(slope, c, weight, degree, neighbours, self.penalty)
@@ -204,7 +214,8 @@ def _moved(shared: Shared, totals: dict[str, Total]) -> Shared:
     if "push" not in totals:
         return shared
     common, kept, push = mean(totals["common"]), totals["kept"], totals["push"]
-    counted = kept.weight.clamp_min(LEAST_SHARE * totals["common"].weight)  # (K,) or (1,)
+    k = len(next(iter(shared.canonical.values())))
+    counted = torch.maximum(kept.weight, LEAST_SHARE / k * totals["common"].weight)  # (K,) or (1,)
 
     def canonical(theta: Tensor, push: Tensor) -> Tensor:  # push: (K, ...), or (1, K, ...) from K models a client
         pushed = push if push.dim() == theta.dim() else push[0]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -112,15 +113,12 @@ def demo_command(
         demo.run_demo(out, seed)
 
 
-class _resumable:  # noqa: N801 (reads as a verb where it is used)
+@contextmanager
+def _resumable(command: Sequence[str]) -> Iterator[None]:
     """Ctrl-C ends in one line that says how to go on."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self.command = shlex.join(command)
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Interrupted):
-            print(f"stopped after round {error.round} of {error.rounds}; resume with: {self.command}", file=sys.stderr)
-            raise typer.Exit(STOPPED) from None
+    try:
+        yield
+    except Interrupted as stop:
+        where = f"stopped after round {stop.round} of {stop.rounds}"
+        print(f"{where}; resume with: {shlex.join(command)}", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None

@@ -45,7 +45,7 @@ class _Bars:
                 _describe(self.label, seed), total=self.experiment.rounds, completed=moment.state.round, news=""
             )
         self.progress.update(
-            self.tasks[seed], completed=moment.state.round, news=self.news.tell(moment.record), refresh=False
+            self.tasks[seed], completed=moment.state.round, news=self.news.tell(seed, moment.record), refresh=False
         )
 
 
@@ -56,7 +56,7 @@ class _Lines:
         self.first: dict[int, int] = {}
 
     def __call__(self, seed: int, moment: Moment) -> None:
-        round, news = moment.state.round, self.news.tell(moment.record)
+        round, news = moment.state.round, self.news.tell(seed, moment.record)
         now = time.monotonic()
         if seed not in self.first:
             self.first[seed], self.began = round, now
@@ -72,12 +72,12 @@ class _News:
     """Training loss of each round, and the score when it was last measured."""
 
     def __init__(self) -> None:
-        self.score = ""
+        self.scores: dict[int, str] = {}
 
-    def tell(self, record: Record) -> str:
+    def tell(self, seed: int, record: Record) -> str:
         if (metric := metric_name(record)) is not None:
-            self.score = f", {metric} {show_score(metric, record[metric])}"
-        return f"loss {record['loss']:.4g}{self.score}"
+            self.scores[seed] = f", {metric} {show_score(metric, record[metric])}"
+        return f"loss {show_score('loss', record['loss'])}{self.scores.get(seed, '')}"
 
 
 def _describe(label: str, seed: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,12 +73,12 @@ def summary_line(record: RunRecord) -> str:
 
 
 def show_score(metric: str, value: Any) -> str:
-    """A number as it is read: shares in per cent.
+    """A number as it is read: shares in per cent, and nothing where nothing was measured.
 
     >>> show_score("accuracy", 0.9123), show_score("rmse", 0.51234), show_score("rmse", None)
     ('91.2 %', '0.5123', '–')
     """
-    if value is None:
+    if value is None or not math.isfinite(value):
         return NOTHING
     return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
 

@@ -5,6 +5,7 @@ from .chunks import ENGINES, Engine, Loop, Outcome, Stacked
 from .evaluate import Evaluation, evaluate
 from .fit import Fitted, Watch, engine_by_name, fit, follow
 from .train import Report, State, begin, pose, train
+from .tune import with_chosen_lr
 
 __all__ = [
     "ENGINES",
@@ -24,4 +25,5 @@ __all__ = [
     "follow",
     "pose",
     "train",
+    "with_chosen_lr",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..algorithms import PPFL
 from ..algorithms.contract import Algorithm, Personal, Problem
-from ..algorithms.schedules import ScheduleName, factor
+from ..algorithms.descent import LocalTraining
 from ..core.affinity import Affinity
 from ..core.errors import SettingError
 from ..core.population import Population
@@ -22,6 +22,7 @@ from .chunks import ENGINES, Engine
 from .evaluate import Evaluation, evaluate, objective_value, stationarity_value
 from .output import Kept, OutputRule, draw_output_round, keep, output_probabilities
 from .train import Report, State, begin, pose, train
+from .tune import with_chosen_lr
 
 Record = dict[str, Any]
 
@@ -115,8 +116,9 @@ def _criterion(record: Record) -> float:
 def _drawn_round(algorithm: Algorithm, problem: Problem, watch: Watch) -> int:
     if watch.output != "random":
         return problem.rounds
-    schedule: ScheduleName = getattr(algorithm, "schedule", "constant")
-    etas = [getattr(algorithm, "lr", 1.0) * factor(schedule, t, problem.rounds) for t in range(problem.rounds)]
+    if not isinstance(algorithm, LocalTraining):
+        raise SettingError(f"{algorithm.name} has no steps to draw a round by; use output = 'last' or 'best'")
+    etas = [algorithm.step_size(t, problem.rounds) for t in range(problem.rounds)]
     rho = getattr(algorithm, "block_probability", 0.5)
     return draw_output_round(output_probabilities(etas, rho, watch.smoothness), problem.seed)
 
@@ -192,6 +194,7 @@ def fit(
         raise SettingError(f"rounds is {rounds}; train for at least one round")
     algorithm = PPFL() if algorithm is None else algorithm
     problem = pose(population, federation, affinity, rounds, seed)
+    algorithm = with_chosen_lr(algorithm, problem, federation, engine_by_name(engine))
     history: list[Record] = []
     moment = None
     for moment in follow(

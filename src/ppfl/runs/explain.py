@@ -17,10 +17,13 @@ Location = Sequence[int | str]
 
 def explain(error: ValidationError, found: Mapping[str, Any]) -> str:
     """The first fault of an experiment that was read as `found`."""
-    fault = error.errors(include_url=False)[0]
-    location = fault["loc"]
-    key, value = _locate(location, found)
-    return _EXPLANATIONS.get(fault["type"], _wrong)(key, value, location, fault)
+    faults = error.errors(include_url=False)
+    first = faults[0]
+    key, value = _locate(first["loc"], found)
+    if first["type"] in _EXPLANATIONS:
+        return _EXPLANATIONS[first["type"]](key, value, first["loc"], first)
+    alternatives = [fault for fault in faults if _locate(fault["loc"], found)[0] == key]
+    return _wrong(key, value, [_expectation(fault) for fault in alternatives])
 
 
 def _locate(location: Location, found: Any) -> tuple[str, Any]:
@@ -66,14 +69,16 @@ def _misnamed(key: str, value: Any, location: Location, fault: Any) -> str:
     return f"{key}.name is {tag!r}; {_near(tag, names)}use one of {', '.join(map(repr, names))}"
 
 
-def _wrong(key: str, value: Any, location: Location, fault: Any) -> str:
+def _wrong(key: str, value: Any, expectations: Iterable[str]) -> str:
+    expected = ", or ".join(dict.fromkeys(expectations))
+    if isinstance(value, dict):
+        return f"[{key}]: {expected}" if key else expected
+    return f"{key} is {value!r}; {expected}" if key else expected
+
+
+def _expectation(fault: Any) -> str:
     message = " ".join(fault["msg"].removeprefix("Value error, ").split())
-    expected = re.sub(r"^\w+ should", "it should", message)
-    return f"{key} is {value!r}; {expected}" if key and not isinstance(value, dict) else _of_table(key, expected)
-
-
-def _of_table(key: str, message: str) -> str:
-    return f"[{key}]: {message}" if key else message
+    return re.sub(r"^\w+ should", "it should", message).replace("a valid tuple", "a list")  # as TOML calls it
 
 
 _EXPLANATIONS = {
@@ -91,8 +96,8 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 def _keys_at(location: Location) -> list[str]:
     settings = _settings_at(location)
-    named = ["name"] if any("name" in vars(s) and "name" not in s.model_fields for s in settings) else []
-    return named + list(dict.fromkeys(key for s in settings for key in s.model_fields))
+    named = ["name"] if any(_name(s) for s in settings) else []
+    return list(dict.fromkeys([*named, *(key for s in settings for key in s.model_fields)]))
 
 
 def _names_at(location: Location) -> list[str]:

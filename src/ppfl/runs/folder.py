@@ -1,6 +1,7 @@
 """A run folder: one seed's run as files. Nothing in it is overwritten unless a run is resumed.
 
-experiment.json                  all settings, resolved
+experiment.json                  all settings, as they were asked for
+chosen.json                      the method's settings as it ran: lr = "auto" has become a number
 versions.json                    what it ran on, and when
 clients.json                     ids, sizes, and true memberships where they are known
 metrics.jsonl                    a line a round
@@ -19,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 from torch import Tensor
 
+from ..algorithms.contract import Algorithm
 from ..core.errors import CheckpointError
 from ..data.federation import Federation
 from ..engines.output import Kept
@@ -42,6 +44,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.experiment_file = path / "experiment.json"
+        self.chosen_file = path / "chosen.json"
         self.versions_file = path / "versions.json"
         self.clients_file = path / "clients.json"
         self.metrics_file = path / "metrics.jsonl"
@@ -79,14 +82,29 @@ class RunFolder:
                 f"{self.path} exists with rounds={here['rounds']} ({done} done); choose another --out or use --resume"
             )
 
-    def begin(self, experiment: Experiment, federation: Federation) -> None:
-        """Make the folder, with what is known before the first round; it appears whole or not at all."""
+    def begin(
+        self, experiment: Experiment, method: Algorithm, federation: Federation, environment: dict[str, str]
+    ) -> None:
+        """Make the folder, with what was known before the first round; it appears whole or not at all."""
         beside = RunFolder(self.path.with_name(self.path.name + PARTIAL))
         beside.memberships_folder.mkdir(parents=True, exist_ok=True)
         write_json(beside.experiment_file, experiment.model_dump(mode="json"))
-        write_json(beside.versions_file, describe_environment())
+        ran = experiment.model_copy(update={"algorithm": method})
+        write_json(beside.chosen_file, ran.model_dump(mode="json", include={"algorithm"}))
+        write_json(beside.versions_file, environment)
         write_json(beside.clients_file, _describe_clients(federation))
         beside.path.rename(self.path)
+
+    def read_experiment(self) -> Record:
+        """All settings, as the run has them."""
+        return dict(read_json(self.experiment_file) | read_json(self.chosen_file))
+
+    def read_method(self) -> Algorithm:
+        """The method as it runs here."""
+        try:
+            return Experiment.model_validate(self.read_experiment()).algorithm
+        except ValidationError:
+            raise damaged(self.chosen_file, "does not hold the settings of a method") from None
 
     def resume(self, start: State, federation: Federation) -> tuple[State, Kept | None]:
         """Where to go on: from the checkpoint, or from `start` where none was reached; what came after is forgotten."""
@@ -147,7 +165,7 @@ class RunFolder:
             raise damaged(self.metrics_file, f"has {len(lines)} rounds, fewer than the checkpoint's {round}")
         write_text(self.metrics_file, "".join(lines))
         for file in _items(self.memberships_folder):
-            if not file.stem.isdigit() or int(file.stem) > round:
+            if file.suffix == PARTIAL or (file.stem.isdigit() and int(file.stem) > round):
                 file.unlink()
 
 

@@ -87,6 +87,13 @@ def load_run(path: str | Path) -> RunRecord:
     folder = RunFolder(Path(path))
     if not folder.started:
         raise CheckpointError(f"there is no run in {folder.path}; give a folder that has experiment.json")
+    try:
+        return _read(folder)
+    except (KeyError, TypeError) as error:
+        raise damaged(folder.path, f"lacks {error} in one of its files") from None
+
+
+def _read(folder: RunFolder) -> RunRecord:
     clients = read_json(folder.clients_file)
     ids = tuple(clients["ids"])
     metrics = read_metrics(folder.metrics_file)
@@ -98,7 +105,7 @@ def load_run(path: str | Path) -> RunRecord:
         memberships, scores = tensors.get("memberships"), {"round": metadata["round"], **metadata["scores"]}
     return RunRecord(
         folder=folder.path,
-        experiment=read_json(folder.experiment_file),
+        experiment=folder.read_experiment(),
         versions=read_json(folder.versions_file),
         ids=ids,
         truth=None if clients["truth"] is None else torch.tensor(clients["truth"]),
@@ -127,7 +134,8 @@ def _natural(path: Path) -> tuple[int, str]:
 
 
 def _read_memberships(folder: RunFolder, clients: int, rounds: int) -> dict[int, Tensor]:
-    files = {int(file.stem): file for file in folder.memberships_folder.glob("*.safetensors")}
+    found = folder.memberships_folder.glob("*.safetensors")
+    files = {int(file.stem): file for file in found if file.stem.isdigit()}
     by_round = {}
     for round in sorted(files):
         if round <= rounds:  # a round after the last recorded one was cut short

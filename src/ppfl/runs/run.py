@@ -9,14 +9,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..algorithms.contract import Problem
+from ..algorithms.contract import Algorithm, Problem
 from ..core.errors import CheckpointError, SettingError
 from ..data.federation import Federation
-from ..engines import State, begin, follow, pose
+from ..engines import State, begin, follow, pose, with_chosen_lr
 from ..engines.fit import Moment, measure
 from ..engines.output import Kept
 from .experiment import Experiment
 from .folder import RunFolder
+from .provenance import describe_environment
 from .record import RunRecord, load_run
 from .storage import flatten
 
@@ -63,7 +64,7 @@ def run(
             _Run(experiment.for_seed(seed), federation, folder).go(checkpoint_every, on_moment)
         except OSError as error:
             raise CheckpointError(
-                f"{folder.path} cannot be written ({error.strerror}); free or choose another --out"
+                f"{folder.path} cannot be written ({error.strerror}); make room there, or choose another --out"
             ) from error
     return [load_run(folder.path) for folder in folders.values()]
 
@@ -74,28 +75,32 @@ class _Run:
     def __init__(self, experiment: Experiment, federation: Federation, folder: RunFolder) -> None:
         self.experiment, self.federation, self.folder = experiment, federation, folder
         (self.seed,) = experiment.seeds
-        self.algorithm, self.watch = experiment.algorithm, experiment.watch.build()
+        self.engine, self.watch = experiment.build_engine(), experiment.watch.build()
         self.problem = self._pose()
+        self.algorithm = self._choose()
 
     def _pose(self) -> Problem:
         experiment, federation = self.experiment, self.federation
         population = experiment.build_population(federation, self.seed)
-        affinity = experiment.affinity.build(federation, self.algorithm)
+        affinity = experiment.affinity.build(federation, experiment.algorithm)
         return pose(population, federation, affinity, experiment.rounds, self.seed)
 
-    def go(self, checkpoint_every: int | None, on_moment: OnMoment | None) -> None:
-        start = begin(self.algorithm, self.problem)  # refuses bad settings before anything is written
+    def _choose(self) -> Algorithm:
+        """The method, with what is left to it chosen once, before the first round."""
         if self.folder.started:
-            safe = _Safe(*self.folder.resume(start, self.federation))
-        else:
-            self.folder.begin(self.experiment, self.federation)
-            safe = _Safe(start, None)
+            return self.folder.read_method()
+        return with_chosen_lr(self.experiment.algorithm, self.problem, self.federation, self.engine)
+
+    def go(self, checkpoint_every: int | None, on_moment: OnMoment | None) -> None:
         timer = _Timer(checkpoint_every)
+        start = begin(self.algorithm, self.problem)
+        resumed = self.folder.resume(start, self.federation) if self.folder.started else (start, None)
+        safe, environment = _Safe(*resumed), describe_environment()
         try:
-            for moment in follow(
-                self.algorithm, self.problem, self.federation, self.experiment.build_engine(), self.watch, *safe
-            ):
+            for moment in follow(self.algorithm, self.problem, self.federation, self.engine, self.watch, *safe):
                 _refuse_divergence(moment.state)
+                if not self.folder.started:  # now, as a run that fails at once should leave nothing behind
+                    self.folder.begin(self.experiment, self.algorithm, self.federation, environment)
                 self.folder.append(moment.record, self._memberships_to_keep(moment.state))
                 safe = _Safe(moment.state, moment.kept)
                 if timer.is_due(moment.state.round):
@@ -140,7 +145,8 @@ class _Timer:
     def __init__(self, every: int | None) -> None:
         if every is not None and every < 1:
             raise SettingError(f"a checkpoint every {every} rounds; set checkpoint_every >= 1 or leave it out")
-        self.every, self.due = every, time.monotonic() + CHECKPOINT_SECONDS
+        self.every, self.asked = every, time.monotonic()
+        self.due = self.asked + CHECKPOINT_SECONDS
 
     def is_due(self, round: int) -> bool:
         self.asked = time.monotonic()

@@ -1,0 +1,169 @@
+"""A run is a folder that says everything, and that nothing overwrites."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ppfl.core import CheckpointError, SettingError
+from ppfl.engines import begin, evaluate, follow, pose
+from ppfl.runs import find_runs, group_agreement, load_run, run
+from ppfl.runs.storage import read_tensors
+
+
+def test_a_run_leaves_its_record(make_experiment, tmp_path):
+    experiment = make_experiment()
+    (record,) = run(experiment, tmp_path / "out")
+    assert record.finished
+    assert record.folder == tmp_path / "out" / "seed-0"
+    assert record.experiment == experiment.model_dump(mode="json")
+    assert [row["round"] for row in record.metrics] == [1, 2, 3, 4, 5, 6]
+    assert [row["round"] for row in record.evaluated] == [2, 4, 6]
+    assert sorted(record.memberships_by_round) == [2, 4, 6]
+    federation = experiment.data.build()
+    assert record.ids == federation.ids
+    assert torch.equal(record.truth, federation.truth.memberships)
+    assert torch.equal(record.memberships, record.memberships_by_round[6])
+    assert record.agreement == group_agreement(record.memberships, record.truth)
+    assert record.total("bytes_up") == sum(row["bytes_up"] for row in record.metrics)
+    assert {"ppfl", "torch", "numpy", "python", "platform", "started"} <= record.versions.keys()
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_run_is_what_the_engines_compute(make_experiment, tmp_path):
+    experiment = make_experiment()
+    (record,) = run(experiment, tmp_path)
+    federation = experiment.data.build()
+    population = experiment.build_population(federation, 0)
+    problem = pose(population, federation, experiment.affinity.build(federation, experiment.algorithm), 6, 0)
+    start = begin(experiment.algorithm, problem)
+    *_, last = follow(
+        experiment.algorithm, problem, federation, experiment.build_engine(), experiment.watch.build(), start
+    )
+    assert torch.equal(record.memberships, last.state.server.memberships)
+    score = evaluate(problem, experiment.algorithm.personal(last.state.server, last.state.clients), federation)
+    assert record.scores["accuracy"] == score.pooled
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg"])
+def test_methods_without_memberships_leave_none(make_experiment, tmp_path, name):
+    (record,) = run(make_experiment(algorithm={"name": name}, population={"k": 1}), tmp_path)
+    assert record.memberships is None
+    assert record.agreement is None
+    assert record.memberships_by_round == {}
+
+
+def test_scores_are_those_of_the_state_that_is_returned(make_experiment, tmp_path):
+    every = make_experiment(watch={"every": 1, "output": "random"}, seeds=list(range(4)))
+    kept = [record.scores["round"] for record in run(every, tmp_path / "every")]
+    assert set(kept) != {6}
+    sparse = make_experiment(watch={"every": 6, "output": "random"}, seeds=list(range(4)))
+    for record, full in zip(
+        run(sparse, tmp_path / "sparse"), map(load_run, find_runs(tmp_path / "every")), strict=True
+    ):
+        at = record.scores["round"]
+        assert at == full.scores["round"]
+        assert record.scores["accuracy"] == full.metrics[at - 1]["accuracy"]
+        assert torch.equal(record.memberships, full.memberships_by_round[at])
+
+
+def test_every_seed_has_its_folder_and_more_can_be_added(make_experiment, tmp_path, snapshot):
+    run(make_experiment(seeds=[2, 10]), tmp_path)
+    assert [folder.name for folder in find_runs(tmp_path)] == ["seed-2", "seed-10"]
+    before = snapshot(tmp_path)
+    records = run(make_experiment(seeds=[2, 10, 3]), tmp_path, resume=True)
+    assert [record.seed for record in records] == [2, 10, 3]
+    after = snapshot(tmp_path)
+    assert {name: after[name] for name in before} == before
+
+
+def test_what_is_not_a_number_is_null(make_experiment, tmp_path):
+    frozen = {"name": "ppfl", "order": "random", "membership_steps": 0}  # rounds in which nobody meets a loss
+    run(make_experiment(algorithm=frozen, rounds=12), tmp_path)
+    text = (tmp_path / "seed-0" / "metrics.jsonl").read_text()
+    assert "NaN" not in text
+    assert any(json.loads(line)["loss"] is None for line in text.splitlines())
+
+
+def test_nothing_is_overwritten(make_experiment, tmp_path, snapshot):
+    out = tmp_path / "out"
+    run(make_experiment(), out)
+    before = snapshot(out)
+    with pytest.raises(CheckpointError, match=r"seed-0 exists with rounds=6 \(6 done\); .*--out or use --resume"):
+        run(make_experiment(), out)
+    for resume in (False, True):
+        with pytest.raises(CheckpointError, match="another experiment .*algorithm.lr is 0.3 there and 0.1 here"):
+            run(make_experiment(algorithm={"name": "ppfl", "lr": 0.1, "batch_size": 4}), out, resume=resume)
+    run(make_experiment(), out, resume=True)
+    assert snapshot(out) == before
+
+
+def test_a_folder_of_something_else_is_refused(make_experiment, tmp_path, snapshot):
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "thesis.txt").write_text("three years")
+    before = snapshot(tmp_path)
+    for resume in (False, True):
+        with pytest.raises(CheckpointError, match="not a run; choose another --out"):
+            run(make_experiment(), tmp_path, resume=resume)
+    assert snapshot(tmp_path) == before
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        run(make_experiment(), file)
+
+
+def test_a_refused_seed_stops_all_before_any_starts(make_experiment, tmp_path):
+    run(make_experiment(seeds=[1]), tmp_path)
+    with pytest.raises(CheckpointError, match="seed-1 exists"):
+        run(make_experiment(seeds=[0, 1]), tmp_path)
+    assert not (tmp_path / "seed-0").exists()
+
+
+def test_bad_settings_leave_no_folder(make_experiment, tmp_path):
+    out = tmp_path / "out"
+    for changes, message in (
+        ({"population": {"k": 7}}, "k is 7 but there are 6 clients"),
+        ({"algorithm": {"name": "fedavg"}}, "one model"),
+        ({"device": "cuda:99"}, "'cuda:99', which cannot be used"),
+        ({"device": "abacus"}, "'abacus', which cannot be used"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            run(make_experiment(**changes), out)
+    with pytest.raises(SettingError, match="checkpoint_every >= 1"):
+        run(make_experiment(), out, checkpoint_every=0)
+    assert not out.exists()
+
+
+def test_a_run_that_diverges_says_so_and_stays_readable(make_experiment, tmp_path):
+    data = {"name": "synthetic_groups", "task": "regression", "n_clients": 4}
+    experiment = make_experiment(data=data, algorithm={"name": "ppfl", "lr": 1e6}, rounds=30)
+    with pytest.raises(SettingError, match="diverged: after round .* smaller lr"):
+        run(experiment, tmp_path)
+    assert not load_run(tmp_path / "seed-0").finished
+
+
+@pytest.mark.parametrize("damage", ["memberships/2.safetensors", "result.safetensors", "clients.json", "metrics.jsonl"])
+def test_a_damaged_run_is_refused_by_name(make_experiment, tmp_path, damage):
+    run(make_experiment(), tmp_path)
+    file = tmp_path / "seed-0" / damage
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2] + b"\n")
+    with pytest.raises(CheckpointError, match=Path(damage).name):
+        load_run(tmp_path / "seed-0")
+
+
+def test_no_run_is_an_error_that_says_what_is_one(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match="there is no run in"):
+            find_runs(path)
+        with pytest.raises(CheckpointError, match=r"experiment\.json"):
+            load_run(path)
+
+
+def test_the_result_holds_the_whole_state(make_experiment, tmp_path):
+    run(make_experiment(), tmp_path)
+    tensors, metadata = read_tensors(tmp_path / "seed-0" / "result.safetensors")
+    assert torch.equal(tensors["memberships"], tensors["server.memberships"])
+    assert tensors["server.shared.canonical.classifier.weight"].shape == (2, 2, 3)
+    assert metadata["round"] == 6
