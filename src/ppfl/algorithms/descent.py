@@ -103,19 +103,21 @@ def descend(
 ) -> Descent:
     """v <- mu v + g + wd x;  x <- x - lr v, from `start` (leaves (C, ...), not written to)."""
     values, structure = pytree.tree_flatten(start)
-    velocity: list[Tensor] | None = None
+    velocity: list[Tensor] = []
     meter = Meter()
     for batch in batches:
         tree, loss = gradients(pytree.tree_unflatten(values, structure), batch)
         meter.add(loss, batch)
-        grads = [g.add(x, alpha=settings.weight_decay) for g, x in zip(pytree.tree_leaves(tree), values, strict=True)]
+        pushes = pytree.tree_leaves(tree)
+        if settings.weight_decay:
+            pushes = [g.add_(x, alpha=settings.weight_decay) for g, x in zip(pushes, values, strict=True)]
+        first = not velocity
         velocity = (
-            [v.mul_(settings.momentum).add_(g) for v, g in zip(velocity, grads, strict=True)] if velocity else grads
+            pushes if first else [v.mul_(settings.momentum).add_(g) for v, g in zip(velocity, pushes, strict=True)]
         )
+        move = torch.addcmul if first else Tensor.addcmul_  # after the first step the values are ours to write to
         # a client without a batch takes a step of length 0; its velocity is never used again
-        values = [
-            torch.addcmul(x, v, per_client(batch.active, v), value=-lr) for x, v in zip(values, velocity, strict=True)
-        ]
+        values = [move(x, v, per_client(batch.active, v), value=-lr) for x, v in zip(values, velocity, strict=True)]
     return Descent(pytree.tree_unflatten(values, structure), *meter.mean())
 
 

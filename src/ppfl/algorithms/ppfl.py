@@ -80,7 +80,7 @@ class PPFL(LocalTraining):
     membership_batch: Annotated[int, Field(ge=1)] | None = None  # None: the full gradient, sigma_2 = 0
     membership_scale: Literal["own", "weighted"] = "own"  # step eta / p_i, or eta as Eq. (16) is written
     membership_schedule: bool = False  # whether the membership step follows the schedule of lr
-    penalty: NonNegative = 1e-5  # lambda; without an affinity nobody pulls
+    penalty: NonNegative = 0.0  # lambda; it weighs a sum over all pairs, so it is strong where all are alike
     averaging: Literal["members", "everyone"] = "members"
     warmup: Annotated[int, Field(ge=0)] = 5  # rounds (a tenth at most) in which lr rises and memberships wait
     start: Literal["gradients", "uniform"] = "gradients"  # "uniform" is the paper's: c_i = 1/K, theta_k all drawn

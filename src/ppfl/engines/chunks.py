@@ -67,17 +67,9 @@ class Stacked:
     def run(
         self, algorithm: Algorithm, problem: Problem, federation: Federation, plan: Plan, clients: Tree, round: int
     ) -> Outcome:
-        by_size = federation.train.sizes.cpu()[plan.who].argsort(descending=True, stable=True)  # little padding
         size = self.chunk or fitting_chunk(plan.shared, clients, federation, getattr(algorithm, "batch_size", None))
-        return _run_chunks(
-            algorithm,
-            problem,
-            federation,
-            plan,
-            clients,
-            round,
-            by_size.tensor_split(tuple(range(size, len(by_size), size))),
-        )
+        chunks = chunks_of_like_size(federation.train.sizes.cpu()[plan.who], size)
+        return _run_chunks(algorithm, problem, federation, plan, clients, round, chunks)
 
 
 ENGINES: dict[str, type[Loop] | type[Stacked]] = {engine.name: engine for engine in (Loop, Stacked)}
@@ -89,6 +81,22 @@ def fitting_chunk(shared: Tree, clients: Tree, federation: Federation, batch_siz
     sample = _bytes(federation.train.x) // len(federation.train.x)
     longest = int(federation.train.sizes.max())
     return max(1, WORKING_SET // (3 * model + sample * min(batch_size or longest, longest)))
+
+
+def chunks_of_like_size(sizes: Tensor, most: int) -> list[Tensor]:
+    """Positions in chunks of at most `most`, in each the smallest client at least half the largest: little padding.
+
+    >>> [chunk.tolist() for chunk in chunks_of_like_size(torch.tensor([3, 100, 60, 4, 90]), most=2)]
+    [[1, 4], [2], [3, 0]]
+    """
+    ordered, largest_first = sizes.sort(descending=True, stable=True)
+    chunks, first = [], 0
+    while first < len(sizes):
+        alike = int((2 * ordered[first:] >= ordered[first]).sum())
+        last = first + min(most, alike)
+        chunks.append(largest_first[first:last])
+        first = last
+    return chunks
 
 
 def _run_chunks(
