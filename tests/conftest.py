@@ -3,10 +3,13 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 torch.set_num_threads(1)  # threads would only wait for each other
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no error
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import make_federation
 
 from ppfl.algorithms.batches import LocalData, id_keys
+from support import make_federation
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 1))
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from support import make_federation, make_linear, make_net
 from torch.utils import _pytree as pytree
 
 from ppfl.algorithms import PPFL, FedAvg
@@ -12,6 +11,7 @@ from ppfl.core import affinity, simplex
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.engines import Watch, begin, engine_by_name, fit, pose, train
+from support import make_federation, make_linear, make_net
 
 FEDERATION = make_federation(dtype=torch.float64)
 W = affinity.from_labels(FEDERATION.label_counts().double(), FEDERATION.ids)

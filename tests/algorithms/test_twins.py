@@ -1,15 +1,15 @@
 """The product agrees with naive twins written from the pseudocode (tests/naive.py)."""
 
-import naive
 import pytest
 import torch
-from support import make_federation, make_net
 
+import naive
 from ppfl.algorithms import PPFL, FedAvg, Local
 from ppfl.algorithms.schedules import factor
 from ppfl.core import affinity
 from ppfl.core.population import Population
 from ppfl.engines import fit
+from support import make_federation, make_net
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

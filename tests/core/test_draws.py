@@ -36,7 +36,7 @@ def test_every_key_matters() -> None:
 
 def test_uniform_draws_fill_the_unit_interval_evenly() -> None:
     draws = uniform(0, torch.arange(100_000))
-    assert 0 <= float(draws.min()) and float(draws.max()) < 1
+    assert float(draws.min()) >= 0 and float(draws.max()) < 1
     counts = torch.histc(draws, bins=20, min=0, max=1)
     chi_square = float(((counts - 5000) ** 2 / 5000).sum())
     assert chi_square < 43.8  # 99.9 % quantile with 19 degrees of freedom

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from support import make_linear, make_net
 from torch import nn
 
 from ppfl.core.errors import DataError, ModelError
 from ppfl.core.population import Population, Shared
+from support import make_linear, make_net
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from support import make_federation, make_net
 from torch.utils import _pytree as pytree
 
 from ppfl.algorithms import PPFL, FedAvg, Local
 from ppfl.core import affinity
 from ppfl.core.population import Population
 from ppfl.engines import Loop, Stacked, begin, pose, train
+from support import make_federation, make_net
 
 SIZES = (7, 12, 20, 5, 1, 9)
 SMALL = {"lr": 0.3, "batch_size": 4, "weight_decay": 0.01}

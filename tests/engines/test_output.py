@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from support import make_federation, make_net
 
 from ppfl.algorithms import PPFL
 from ppfl.core.errors import SettingError
@@ -12,6 +11,7 @@ from ppfl.core.population import Population
 from ppfl.engines import Watch, engine_by_name, fit, follow, pose
 from ppfl.engines.output import draw_output_round, output_probabilities
 from ppfl.engines.train import begin
+from support import make_federation, make_net
 
 
 def test_the_probabilities_are_the_papers_formula() -> None:
