@@ -1,5 +1,6 @@
 """What the mathematics of PPFL must show."""
 
+import itertools
 import math
 
 import pytest
@@ -110,7 +111,7 @@ def test_F_never_rises_on_full_gradients_with_steps_inside_the_bounds(mix: str, 
     population = Population(make_linear(dtype=torch.float64), k=3, mix=mix)
     fitted = fit(population, FEDERATION, method, rounds=60, affinity=W, watch=Watch(objective=True))
     F = [record["objective"] for record in fitted.history]
-    assert all(after <= before + 1e-12 for before, after in zip(F, F[1:], strict=False))
+    assert all(after <= before + 1e-12 for before, after in itertools.pairwise(F))
     assert F[-1] < F[0]
 
 
@@ -139,7 +140,7 @@ def test_several_membership_steps_descend_the_surrogate() -> None:
         population = Population(NET, k=3, mix="predictions")
         fitted = fit(population, FEDERATION, method, rounds=1, affinity=W, watch=Watch(objective=True))
         values.append(fitted.history[0]["objective"])
-    assert all(more <= fewer + 1e-12 for fewer, more in zip(values, values[1:], strict=False))
+    assert all(more <= fewer + 1e-12 for fewer, more in itertools.pairwise(values))
 
 
 def test_many_membership_steps_reach_the_optimum_of_a_convex_problem() -> None:

@@ -24,9 +24,9 @@ def test_run_says_how_it_went_and_where_it_is(ppfl, experiment, tmp_path, monkey
     record = load_run(tmp_path / "runs" / "mine" / "seed-3")
     assert record.finished
     row = next(line for line in done.out.splitlines() if line.strip().startswith("3 "))
-    assert f"{100 * record.scores['accuracy']:.1f} %" in row
-    assert f"{100 * record.agreement.share:.1f} %" in row
-    assert "groups found" in done.out
+    assert f"{100 * record.scores['accuracy']:.2f}%" in row
+    assert f"{100 * record.agreement.share:.2f}%" in row
+    assert "grouped" in done.out
     assert str(Path("runs") / "mine") in done.out
     assert "round 4 of 4, loss" in done.err
 
@@ -115,7 +115,7 @@ def test_show_draws_metrics_and_memberships(ppfl, experiment, tmp_path):
     record = load_run(tmp_path / "out" / "seed-0")
     assert shown.code == 0
     assert "finished" in shown.out
-    rounds = [int(found) for found in re.findall(r"^ +(\d+) +\S+ +\S+ %", shown.out, re.MULTILINE)]
+    rounds = [int(found) for found in re.findall(r"^ +(\d+) +\S+ +\S+%", shown.out, re.MULTILINE)]
     assert rounds == sorted(rounds)
     assert (rounds[0], rounds[-1], len(rounds)) == (1, 30, 12)
     assert all(name in shown.out for name in record.ids)

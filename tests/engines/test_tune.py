@@ -9,7 +9,7 @@ from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.data import Federation
 from ppfl.engines import engine_by_name, pose, with_chosen_lr
-from ppfl.engines.tune import _loss_after_trial
+from ppfl.engines.tune import TRIAL_ROUNDS, _loss_after_trial
 from support import make_federation, make_net
 
 ENGINE = engine_by_name("stacked")
@@ -43,7 +43,7 @@ def test_no_neighbouring_step_trains_faster(method) -> None:
     federation = make_federation((20, 30, 25))
     problem = pose(Population(make_net(), k=2 if method.name == "ppfl" else 1), federation, None, 10, seed=0)
     chosen = with_chosen_lr(method, problem, federation, ENGINE)
-    short = problem._replace(rounds=4)
+    short = problem._replace(rounds=TRIAL_ROUNDS)
     here, up, down = (
         _loss_after_trial(method.trial(chosen.lr * factor), short, federation, ENGINE)
         for factor in (1, 10**0.5, 0.1**0.5)

@@ -83,7 +83,8 @@ def run_command(
             on_moment=on_moment,
         )
     if not quiet:
-        Console().print(result_table(records, "seed", [str(record.seed) for record in records]))
+        seeds = [str(record.seed) for record in records]
+        Console().print(result_table(records, "seed", seeds, summarise=True))
         print(f"runs are in {place}; look at one with: ppfl show {shlex.quote(str(records[0].folder))}")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -14,32 +16,57 @@ from ..runs import RunRecord
 NOTHING = "–"
 ROWS = 12
 MB = 1e6
+_CAPTION = "mean, worst 10%: over clients; MB: per client, all rounds"
+_TRUTH = "; grouped: clients in their true group; off: mean distance of memberships from the truth"
 
 
-def result_table(records: Sequence[RunRecord], heading: str, labels: Sequence[str]) -> Table:
-    """A row a run: scores of the state it returned, the true groups it found, and what it cost."""
+class Column(NamedTuple):
+    """A figure of a run, and how it is written."""
+
+    value: Callable[[RunRecord], float | None]
+    show: Callable[[float | None], str]
+
+
+def result_table(
+    records: Sequence[RunRecord], heading: str, labels: Sequence[str], *, summarise: bool = False
+) -> Table:
+    """A row a run: scores of the state it returned, the truth it found, and what it cost; in the end their mean."""
+    columns = _result_columns(records)
+    caption = _CAPTION + (_TRUTH if "off" in columns else "")
+    table = Table(box=SIMPLE_HEAD, caption=caption, caption_justify="left", padding=(0, 1, 0, 0))
+    table.add_column(heading, no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = [[column.value(record) for column in columns.values()] for record in records]
+    for label, row in zip(labels, rows, strict=True):
+        table.add_row(label, *(column.show(value) for column, value in zip(columns.values(), row, strict=True)))
+    if summarise and len(records) > 1:
+        for label, summary in (("mean", statistics.mean), ("sd", statistics.stdev)):
+            known = [[value for value in values if value is not None] for values in zip(*rows, strict=True)]
+            figures = [summary(values) if len(values) == len(rows) else None for values in known]
+            cells = (column.show(figure) for column, figure in zip(columns.values(), figures, strict=True))
+            table.add_row(label, *cells, style="bold")
+    return table
+
+
+def _result_columns(records: Sequence[RunRecord]) -> dict[str, Column]:
+    columns: dict[str, Column] = {}
     metric = next((record.metric for record in records if record.metric), None)
-    columns: dict[str, Callable[[RunRecord], str]] = {}
     if metric is not None:
+        show = partial(show_score, metric)
         columns |= {
-            metric: lambda r: show_score(metric, r.scores.get(metric)),
-            "client mean": lambda r: show_score(metric, r.scores.get(f"{metric}_mean")),
-            "worst tenth": lambda r: show_score(metric, r.scores.get(f"{metric}_worst_tenth")),
+            metric: Column(lambda r: r.scores.get(metric), show),
+            "mean": Column(lambda r: r.scores.get(f"{metric}_mean"), show),
+            "worst 10%": Column(lambda r: r.scores.get(f"{metric}_worst_tenth"), show),
         }
     if any(record.agreement for record in records):
-        columns["groups found"] = lambda r: show_score("accuracy", r.agreement and r.agreement.share)
-    columns |= {
-        "seconds": lambda r: f"{r.total('seconds'):.1f}",
-        "MB up": lambda r: _megabytes(r, "bytes_up"),
-        "MB down": lambda r: _megabytes(r, "bytes_down"),
+        columns["grouped"] = Column(lambda r: r.agreement and r.agreement.share, partial(show_score, "accuracy"))
+        columns["off"] = Column(lambda r: r.agreement and r.agreement.distance, _show_distance)
+    return columns | {
+        "s": Column(lambda r: r.total("seconds"), "{:.1f}".format),
+        "MB up": Column(lambda r: r.total("bytes_up") / len(r.ids) / MB, "{:.3g}".format),
+        "MB down": Column(lambda r: r.total("bytes_down") / len(r.ids) / MB, "{:.3g}".format),
     }
-    table = Table(box=SIMPLE_HEAD, caption="MB per client", caption_justify="left")
-    table.add_column(heading)
-    for name in columns:
-        table.add_column(name, justify="right")
-    for record, label in zip(records, labels, strict=True):
-        table.add_row(label, *(cell(record) for cell in columns.values()))
-    return table
 
 
 def metrics_table(record: RunRecord) -> Table:
@@ -76,11 +103,11 @@ def show_score(metric: str, value: Any) -> str:
     """A number as it is read: shares in per cent, and nothing where nothing was measured.
 
     >>> show_score("accuracy", 0.9123), show_score("rmse", 0.51234), show_score("rmse", None)
-    ('91.2 %', '0.5123', '–')
+    ('91.23%', '0.512', '–')
     """
     if value is None or not math.isfinite(value):
         return NOTHING
-    return f"{100 * value:.1f} %" if metric == "accuracy" else f"{value:.4g}"
+    return f"{100 * value:.2f}%" if metric == "accuracy" else f"{value:.3g}"
 
 
 def spread_evenly(count: int, most: int) -> list[int]:
@@ -94,5 +121,5 @@ def spread_evenly(count: int, most: int) -> list[int]:
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
-def _megabytes(record: RunRecord, key: str) -> str:
-    return f"{record.total(key) / len(record.ids) / MB:.3g}"
+def _show_distance(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"

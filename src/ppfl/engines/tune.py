@@ -2,13 +2,13 @@
 
 The best step differs by a factor of 100 between problems (10 for a logistic population, 0.1 for a perceptron), far
 more than their smoothness does, so it is tried rather than computed: a few rounds from the start for each lr, from
-0.1 in half decades in the direction that improves, until it no longer does.
+0.1 in half decades in the direction that improves, until it no longer does. A step whose loss rises on the way is
+refused: it is at the edge of stability, and early luck there does not last.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import TypeVar
 
 from ..algorithms.contract import Algorithm, Problem
@@ -16,11 +16,12 @@ from ..algorithms.descent import LocalTraining
 from ..data import Federation
 from .chunks import Engine
 from .evaluate import objective_value
-from .train import begin, train
+from .train import State, begin, train
 
-TRIAL_ROUNDS = 4  # the first of them may be a survey
+TRIAL_ROUNDS = 6  # the first of them may be a survey
 FIRST = 0.1
 RANGE = -8, 8  # half decades from FIRST: 1e-5 to 1e3
+RISE = 1.02  # a trial whose loss rises in any round is too bold, however low it was before
 
 Method = TypeVar("Method", bound=Algorithm)
 
@@ -38,11 +39,11 @@ def with_chosen_lr(algorithm: Method, problem: Problem, federation: Federation, 
         return losses[exponent]
 
     best = 0
+    while loss_at(best) == math.inf and best > RANGE[0]:
+        best -= 1
     for direction in (1, -1):
         while RANGE[0] <= best + direction <= RANGE[1] and loss_at(best + direction) < loss_at(best):
             best += direction
-        if best != 0:
-            break
     return algorithm.model_copy(update={"lr": _lr(best)})
 
 
@@ -51,6 +52,14 @@ def _lr(exponent: int) -> float:
 
 
 def _loss_after_trial(method: Algorithm, problem: Problem, federation: Federation, engine: Engine) -> float:
-    [(state, _)] = deque(train(method, problem, federation, engine, begin(method, problem)), maxlen=1)
-    loss = objective_value(problem, method.personal(state.server, state.clients), federation, penalty=0.0)
-    return loss if math.isfinite(loss) else math.inf
+    start = begin(method, problem)
+    now = _training_loss(method, problem, federation, start)
+    for state, _ in train(method, problem, federation, engine, start):
+        before, now = now, _training_loss(method, problem, federation, state)
+        if not now <= RISE * before:  # nor where it is nan
+            return math.inf
+    return now
+
+
+def _training_loss(method: Algorithm, problem: Problem, federation: Federation, state: State) -> float:
+    return objective_value(problem, method.personal(state.server, state.clients), federation, penalty=0.0)
