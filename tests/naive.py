@@ -119,20 +119,22 @@ def ppfl(federation, net, k, mix, settings, W, shared, rounds, seed, lr_factor):
     return population, C
 
 
+def train_network(model, federation, client, settings, seed, t, lr_factor):
+    """One client's local round of an ordinary network, in place."""
+    local_sgd(
+        model,
+        lambda x, y: nn.functional.cross_entropy(model(x), y),
+        batches_of(federation, client, settings, seed, t),
+        settings.lr * lr_factor(t),
+        settings,
+    )
+    return model
+
+
 def fedavg(federation, net, settings, rounds, seed, lr_factor):
-    model = copy.deepcopy(net)
+    model, clients = copy.deepcopy(net), range(federation.n_clients)
     for t in range(rounds):
-        results = []
-        for i in range(federation.n_clients):
-            mine = copy.deepcopy(model)
-            local_sgd(
-                mine,
-                lambda x, y, mine=mine: nn.functional.cross_entropy(mine(x), y),
-                batches_of(federation, i, settings, seed, t),
-                settings.lr * lr_factor(t),
-                settings,
-            )
-            results.append(mine)
+        results = [train_network(copy.deepcopy(model), federation, i, settings, seed, t, lr_factor) for i in clients]
         model = average(results, federation.weights.to(federation.train.x.dtype))
     return model
 
@@ -141,11 +143,5 @@ def local(federation, net, settings, rounds, seed, lr_factor):
     models = [copy.deepcopy(net) for _ in range(federation.n_clients)]
     for t in range(rounds):
         for i, mine in enumerate(models):
-            local_sgd(
-                mine,
-                lambda x, y, mine=mine: nn.functional.cross_entropy(mine(x), y),
-                batches_of(federation, i, settings, seed, t),
-                settings.lr * lr_factor(t),
-                settings,
-            )
+            train_network(mine, federation, i, settings, seed, t, lr_factor)
     return models

@@ -211,5 +211,5 @@ def test_more_canonical_models_than_clients_are_refused() -> None:
 
 
 def test_one_model_methods_refuse_more() -> None:
-    with pytest.raises(SettingError, match="k=1"):
+    with pytest.raises(SettingError, match="set k = 1"):
         fit(Population(NET, k=2), FEDERATION, FedAvg(), rounds=1)

@@ -58,6 +58,4 @@ def mean(total: Total) -> Any:
 
 def one_model_only(name: str, problem: Problem) -> None:
     if problem.population.k != 1:
-        raise SettingError(
-            f"{name} trains one model, the population has k={problem.population.k}; use Population(net, k=1)"
-        )
+        raise SettingError(f"{name} trains one model, the population has k = {problem.population.k}; set k = 1")

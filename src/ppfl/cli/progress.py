@@ -22,6 +22,8 @@ SECONDS = 60.0  # ... or that is slow
 def show_progress(experiment: Experiment, *, label: str = "", quiet: bool = False) -> Iterator[OnMoment | None]:
     """A callback that shows each round of the experiment on standard error."""
     console = Console(stderr=True)
+    if not quiet and getattr(experiment.algorithm, "lr", None) == "auto":
+        print("first, short trials find the step size (set algorithm.lr to skip them)", file=sys.stderr)
     if quiet:
         yield None
     elif not console.is_terminal:

@@ -110,7 +110,8 @@ def _summary(result: Evaluation, split: str, problem: Problem) -> Record:
 
 def _criterion(record: Record) -> float:
     """What "best" means: the loss on validation data where there are some, else the training objective."""
-    return float(record["validation_loss"] if "validation_loss" in record else record.get("objective", math.inf))
+    loss = float(record["validation_loss"] if "validation_loss" in record else record.get("objective", math.inf))
+    return math.inf if math.isnan(loss) else loss
 
 
 def _drawn_round(algorithm: Algorithm, problem: Problem, watch: Watch) -> int:
