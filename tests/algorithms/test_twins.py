@@ -36,7 +36,14 @@ def lr_factor(t: int) -> float:
     ids=["algorithm-O1", "algorithm-1", "algorithm-1-as-written", "five-plain-steps", "mean-over-members"],
 )
 def test_ppfl_is_its_pseudocode(engine: str, mix: str, settings: dict) -> None:
-    literal = {"averaging": "everyone", "start": "uniform", "lr": 0.2, "weight_decay": 0.01, "batch_size": 4}
+    literal = {
+        "averaging": "everyone",
+        "start": "uniform",
+        "membership_steps": 1,
+        "lr": 0.2,
+        "weight_decay": 0.01,
+        "batch_size": 4,
+    }
     method = PPFL(**{**literal, "penalty": 0.05, **settings})
     population = Population(NET, k=K, mix=mix)
     fitted = fit(population, FEDERATION, method, rounds=ROUNDS, affinity=W, engine=engine, seed=SEED)
