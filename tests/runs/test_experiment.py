@@ -181,7 +181,7 @@ def test_affinities_are_those_of_the_core():
 
 def test_the_usual_affinity_is_by_labels_where_there_are_labels_and_a_penalty():
     labels, numbers = synthetic_groups(), synthetic_groups(task="regression")
-    assert isinstance(Auto().build(labels, PPFL()), Factored)
-    assert Auto().build(numbers, PPFL()) is None
+    assert isinstance(Auto().build(labels, PPFL(penalty=1e-5)), Factored)
+    assert Auto().build(numbers, PPFL(penalty=1e-5)) is None
     assert Auto().build(labels, PPFL(penalty=0)) is None
     assert Auto().build(labels, FedAvg()) is None

@@ -22,8 +22,6 @@ SECONDS = 60.0  # ... or that is slow
 def show_progress(experiment: Experiment, *, label: str = "", quiet: bool = False) -> Iterator[OnMoment | None]:
     """A callback that shows each round of the experiment on standard error."""
     console = Console(stderr=True)
-    if not quiet and getattr(experiment.algorithm, "lr", None) == "auto":
-        print("first, short trials find the step size (set algorithm.lr to skip them)", file=sys.stderr)
     if quiet:
         yield None
     elif not console.is_terminal:
@@ -39,8 +37,18 @@ class _Bars:
         self.experiment, self.label, self.progress = experiment, label, progress
         self.tasks: dict[int, TaskID] = {}
         self.news = _News()
+        self.search = self._announce_search()
+
+    def _announce_search(self) -> TaskID | None:
+        """Short trials for lr = "auto" come before the first round, and nobody likes a silent screen."""
+        if getattr(self.experiment.algorithm, "lr", None) != "auto":
+            return None
+        return self.progress.add_task("finding the step size", total=None, news="set algorithm.lr to skip this")
 
     def __call__(self, seed: int, moment: Moment) -> None:
+        if self.search is not None:
+            self.progress.remove_task(self.search)
+            self.search = None
         if seed not in self.tasks:
             # time is estimated from here on: what a resumed run did before was not now
             self.tasks[seed] = self.progress.add_task(
