@@ -1,0 +1,40 @@
+"""What the README shows works as shown."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ppfl.runs import load_experiment
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = blocks("python")
+    exec(compile(example, "README.md", "exec"), {})
+    accuracy, membership, labels = capsys.readouterr().out.strip().split("\n", 2)
+    assert 0 < float(accuracy) <= 1
+    assert membership.startswith("tensor([")
+    assert labels.startswith("tensor([")
+
+
+def test_the_experiment_file_is_one(tmp_path: Path) -> None:
+    (example,) = blocks("toml")
+    (tmp_path / "digits.toml").write_text(example)
+    assert load_experiment(tmp_path / "digits.toml", ["population.k=3"]).population.k == 3
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_experiments_are_valid(file: Path) -> None:
+    assert load_experiment(file).name == file.stem
+
+
+def test_local_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
