@@ -16,7 +16,9 @@ NORMAL = torch.distributions.Normal(0, 1)
 def source_probabilities(federation: Federation, samples: Samples) -> torch.Tensor:
     """(n, K): P(y = 1 | x) under each true source."""
     truth = federation.truth
-    assert truth is not None and truth.sources is not None and truth.noise is not None
+    assert truth is not None
+    assert truth.sources is not None
+    assert truth.noise is not None
     return NORMAL.cdf(samples.x @ truth.sources.T / truth.noise)
 
 
@@ -36,7 +38,8 @@ def likeliest_memberships(federation: Federation) -> torch.Tensor:
 def main(seeds: list[int]) -> None:
     for seed in seeds:
         federation = synthetic_classification(seed=seed)
-        assert federation.test is not None and federation.truth is not None
+        assert federation.test is not None
+        assert federation.truth is not None
         c = likeliest_memberships(federation)
         mixed = (source_probabilities(federation, federation.test) * c[federation.test.client_of()]).sum(1)
         accuracy = float(((mixed > 0.5) == (federation.test.y == 1)).double().mean())
