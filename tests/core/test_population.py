@@ -182,7 +182,7 @@ def test_the_membership_gradient_of_mixed_weights_is_the_inner_product_of_G_and_
     population = Population(make_net(dtype=torch.float64), k=3, mix="weights")
     shared = distinct(population)
     mixed = {name: torch.tensordot(C, theta, dims=1)[None] for name, theta in shared.canonical.items()}
-    (_, G), _ = population.mixed_gradients({}, mixed, X[None], Y[None], ONES[None])
+    (_, G), _ = population.network_gradients(Shared({}, mixed), X[None], Y[None], ONES[None])
     inner = sum(torch.einsum("...,k...->k", G[name][0], shared.canonical[name]) for name in G)
     slopes, _ = population.membership_gradients(shared, C[None], X[None], Y[None], ONES[None])
     torch.testing.assert_close(slopes[0], inner)

@@ -14,7 +14,6 @@ from ..core.errors import SettingError
 from ..core.mixing import mixed_weights
 from ..core.population import Params, Population, Shared
 from ..core.settings import Settings
-from ..core.simplex import uniform
 from .batches import Batch, LocalData
 from .contract import Tree
 from .schedules import ScheduleName, factor
@@ -124,61 +123,76 @@ def descend(
 def descend_model(
     population: Population, start: Shared, data: LocalData, settings: LocalTraining, lr: float
 ) -> Descent:
-    """A local run of plain networks (populations with one canonical model): FedAvg's, and Local's."""
-    ones = uniform(len(data.weight), 1).to(data.weight)
-    return descend(
-        lambda shared, batch: population.theta_gradients(shared, ones, batch.x, batch.y, batch.weight),
-        start,
-        settings.batches(data),
-        settings,
-        lr,
+    """A local run of populations with one canonical model, leaves (C, 1, ...): FedAvg's, and Local's."""
+    networks = start._replace(canonical={name: theta[:, 0] for name, theta in start.canonical.items()})
+    end = descend_networks(population, networks, None, data, settings, lr)
+    ended: Shared = end.values.shared
+    return end._replace(
+        values=ended._replace(canonical={name: theta[:, None] for name, theta in ended.canonical.items()})
     )
 
 
-class Moved(NamedTuple):
-    """Where a local run took theta: weight decay kept a part of the start, gradients pushed away from it."""
+def descend_networks(
+    population: Population, start: Shared, scale: Tensor | None, data: LocalData, settings: LocalTraining, lr: float
+) -> Descent:
+    """A local run of one plain network a client, canonical leaves without K; gradients of these times `scale` (C,)."""
 
-    common: Params  # leaves (C, ...): where the common part ended
-    kept: Tensor  # (C,), a
-    moved: Params  # theta_k = a theta_k(0) + moved_k, leaves (C, K, ...); with mixed weights + c_k moved, (C, ...)
+    def gradients(at: tuple[Shared, Tensor], batch: Batch) -> tuple[tuple[Shared, Tensor], Tensor]:
+        gradient, loss = population.network_gradients(at[0], batch.x, batch.y, batch.weight)
+        if scale is not None:
+            for g in gradient.canonical.values():
+                g.mul_(per_client(scale, g))
+        return (gradient, torch.zeros_like(at[1])), loss
+
+    kept = torch.ones_like(data.weight)
+    end = descend(gradients, (start, kept), settings.batches(data), settings, lr)
+    return end._replace(values=Moved(*end.values))
+
+
+class Moved(NamedTuple):
+    """Where a local run ended, and which part of its start weight decay kept.
+
+    `kept` follows the recursion of a parameter that is 1 at first and has no gradient.
+    """
+
+    shared: Shared  # leaves (C, ...)
+    kept: Tensor  # (C,)
+
+    def pushes(self, start: Params) -> Params:
+        """What gradients alone did to the canonical part: the end, less what was kept of the start."""
+        return {
+            name: torch.addcmul(end, per_client(self.kept, end), start[name], value=-1)
+            for name, end in self.shared.canonical.items()
+        }
 
 
 def descend_models(
     population: Population, shared: Shared, c: Tensor, data: LocalData, settings: LocalTraining, lr: float
-) -> Descent:
-    """A local run of all K canonical models, whichever way they are mixed."""
+) -> tuple[Descent, Params]:
+    """A local run of all K canonical models, whichever way they are mixed, and its pushes (C, K, ...)."""
 
     def gradients(at: tuple[Shared, Tensor], batch: Batch) -> tuple[tuple[Shared, Tensor], Tensor]:
         gradient, loss = population.theta_gradients(at[0], c, batch.x, batch.y, batch.weight)
         return (gradient, torch.zeros_like(at[1])), loss
 
-    start = spread(shared, len(c)), torch.ones_like(data.weight)
-    end = descend(gradients, start, settings.batches(data), settings, lr)
-    values, kept = end.values  # kept follows the recursion of a parameter without a gradient
-    moved = {name: torch.addcmul(v, per_client(kept, v), start[0].canonical[name], value=-1)
-             for name, v in values.canonical.items()}  # fmt: skip
-    return end._replace(values=Moved(values.common, kept, moved))
+    start = spread(shared, len(c))
+    end = descend(gradients, (start, torch.ones_like(data.weight)), settings.batches(data), settings, lr)
+    moved = Moved(*end.values)
+    return end._replace(values=moved), moved.pushes(start.canonical)
 
 
 def descend_mixed_weights(
     population: Population, shared: Shared, c: Tensor, data: LocalData, settings: LocalTraining, lr: float
-) -> Descent:
+) -> tuple[Descent, Params]:
     """The same for mixed weights, exactly, at the cost of one model whatever K is (short cut 1).
 
-    The gradient for theta_k is c_k G, and SGD with momentum and weight decay is linear, so (a, A) follow the
-    same recursion as parameters with gradients (0, G) would, seen at W = a W(0) + |c|^2 A.
+    The gradient for theta_k is c_k G, so W = sum_k c_k theta_k moves by |c|^2 G: SGD with momentum and weight decay,
+    being linear, takes W along exactly as if it were the parameter and its gradient |c|^2 G. The pushes (C, ...) are
+    those of theta_k, but for its factor c_k.
     """
-    start = mixed_weights(shared.canonical, c)
+    W = mixed_weights(shared.canonical, c)
     norm = c.square().sum(dim=1)
-
-    def gradients(at: Moved, batch: Batch) -> tuple[Moved, Tensor]:
-        W = {
-            name: torch.addcmul(per_client(at.kept, W0) * W0, per_client(norm, W0), at.moved[name])
-            for name, W0 in start.items()
-        }
-        (common, G), loss = population.mixed_gradients(at.common, W, batch.x, batch.y, batch.weight)
-        return Moved(common, torch.zeros_like(norm), G), loss
-
-    still = {name: torch.zeros_like(W0) for name, W0 in start.items()}
-    origin = Moved(spread(shared.common, len(c)), torch.ones_like(norm), still)
-    return descend(gradients, origin, settings.batches(data), settings, lr)
+    start = Shared(spread(shared.common, len(c)), W)
+    end = descend_networks(population, start, norm, data, settings, lr)
+    pushes = {name: push.div_(per_client(norm, push)) for name, push in end.values.pushes(W).items()}
+    return end, pushes

@@ -21,7 +21,6 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ..core.draws import uniform as draw
 from ..core.errors import SettingError
@@ -37,7 +36,6 @@ from .descent import (
     descend_mixed_weights,
     descend_models,
     per_client,
-    spread,
 )
 from .fedavg import mean
 from .memberships import MembershipLoss
@@ -198,12 +196,12 @@ class PPFL(LocalTraining):
         """Local SGD on theta with c fixed; theta_k ends at kept theta_k + push_k, and the push goes into a sum."""
         p = data.weight[:, None]
         if self.collapse and population.mix.name == "weights":
-            end = descend_mixed_weights(population, shared, c, data, self, task.lr)
-            push = Sum(p * c, end.values.moved)
+            end, pushes = descend_mixed_weights(population, shared, c, data, self, task.lr)
+            push = Sum(p * c, pushes)
         else:
-            end = descend_models(population, shared, c, data, self, task.lr)
-            push = Sum(p, end.values.moved)
-        common = pytree.tree_map(torch.sub, end.values.common, spread(shared.common, len(c)))
+            end, pushes = descend_models(population, shared, c, data, self, task.lr)
+            push = Sum(p, pushes)
+        common = {name: value - shared.common[name] for name, value in end.values.shared.common.items()}
         who_counts = p * c if self.averaging == "members" else p
         sums = {"common": Sum(p, common), "kept": Sum(who_counts, end.values.kept - 1), "push": push}
         return sums, end.loss, end.samples

@@ -27,9 +27,8 @@ def gradient_sketch(population: Population, shared: Shared, data: LocalData, see
     first = {name: theta[0] for name, theta in shared.canonical.items()}
     total: Tensor | float = 0.0
     for batch in data.everything():
-        (_, G), _ = population.mixed_gradients(
-            spread(shared.common, clients), spread(first, clients), batch.x, batch.y, batch.weight
-        )
+        networks = spread(Shared(shared.common, first), clients)
+        (_, G), _ = population.network_gradients(networks, batch.x, batch.y, batch.weight)
         share = batch.weight.sum(dim=1) / data.sizes.to(batch.weight)
         total = total + share[:, None] * torch.cat([G[name].flatten(1) for name in sorted(G)], dim=1)
     assert isinstance(total, Tensor)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
+from .chain import chain_gradients, chain_of
 from .errors import ModelError
 from .losses import Loss, loss_by_name
 from .mixing import MIXES, Mix, MixedModule, weighted_sum
@@ -63,6 +64,7 @@ class Population:
         self.mix: Mix = MIXES[mix]
         self._mixed_net = _with_mixed_modules(net, self.canonical_modules)
         self._canonical_ends_net = self.canonical_modules == ("",)
+        self._chain = chain_of(net)
 
     # ------------------------------------------------------------------ parameters
 
@@ -155,15 +157,18 @@ class Population:
         result = self._over_clients(grad_and_value(self.mean_loss_one), own, shared, c, x, y, weight)
         return result[0], result[1]
 
-    def mixed_gradients(
-        self, common: Params, mixed: Params, x: Tensor, y: Tensor, weight: Tensor
-    ) -> tuple[tuple[Params, Params], Tensor]:
-        """Gradients at each client's own mixed weights W_i, one model a client: G of short cut 1."""
+    def network_gradients(self, networks: Shared, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Shared, Tensor]:
+        """Gradients at one plain network a client, canonical leaves (C, ...) without K, and the losses (C,)."""
+        if self._chain is not None and len(x) > 1 and x.dim() == 3:
+            found, losses = chain_gradients(
+                self._chain, self.loss, {**networks.common, **networks.canonical}, x, y, weight
+            )
+            return Shared(*({name: found[name] for name in part} for part in networks)), losses
 
-        def mean_loss(parameters: tuple[Params, Params], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            return _weighted_mean(self.loss.per_sample(self.run_plain(*parameters, x), y), weight)
+        def mean_loss(network: Shared, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            return _weighted_mean(self.loss.per_sample(self.run_plain(*network, x), y), weight)
 
-        result = self._over_clients(grad_and_value(mean_loss), True, (common, mixed), x, y, weight)
+        result = self._over_clients(grad_and_value(mean_loss), True, networks, x, y, weight)
         return result[0], result[1]
 
     def membership_gradients(

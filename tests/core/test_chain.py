@@ -1,0 +1,89 @@
+"""Gradients written out for chains are those of autograd, and what is no chain is not taken for one."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from ppfl.core.chain import chain_gradients, chain_of
+from ppfl.core.losses import LOSSES
+
+NETS = {
+    "linear": lambda out: nn.Linear(4, out),
+    "without bias": lambda out: nn.Linear(4, out, bias=False),
+    "two layers": lambda out: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, out)),
+    "three kinds": lambda out: nn.Sequential(
+        nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5, bias=False), nn.Sigmoid(), nn.Linear(5, out), nn.Tanh()
+    ),
+    "nested": lambda out: nn.Sequential(
+        OrderedDict(body=nn.Sequential(nn.Linear(4, 6), nn.ReLU()), classifier=nn.Linear(6, out))
+    ),
+    "one activation twice": lambda out: (
+        lambda act: nn.Sequential(nn.Linear(4, 6), act, nn.Linear(6, 5), act, nn.Linear(5, out))
+    )(nn.ReLU()),
+    "linear twice": lambda out: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, out)),
+}
+TARGETS = {
+    "cross_entropy": (3, torch.tensor([[0, 2, 1, 0, 2], [1, 1, 0, 2, 0]])),
+    "logistic": (1, torch.tensor([[0, 1, 1, 0, 1], [1, 1, 0, 0, 0]])),
+    "squared": (1, torch.linspace(-1, 1, 10, dtype=torch.float64).reshape(2, 5)),
+    "poisson": (1, torch.tensor([[0.0, 2, 1, 0, 5], [1, 1, 0, 3, 0]], dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("loss", TARGETS)
+@pytest.mark.parametrize("kind", NETS)
+def test_gradients_are_those_of_autograd(kind: str, loss: str) -> None:
+    outputs, y = TARGETS[loss]
+    torch.manual_seed(0)
+    nets = [NETS[kind](outputs).double() for _ in range(2)]
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    weight = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], dtype=torch.float64)  # the second has padding
+    stacked = {
+        name: torch.stack([dict(net.named_parameters())[name].detach() for net in nets])
+        for name, _ in nets[0].named_parameters()
+    }
+    gradients, losses = chain_gradients(chain_of(nets[0]), LOSSES[loss], stacked, x, y, weight)
+    assert set(gradients) == set(stacked)
+    for i, (net, size) in enumerate(zip(nets, (5, 3), strict=True)):
+        expected = LOSSES[loss].per_sample(net(x[i, :size]), y[i, :size]).mean()
+        expected.backward()
+        torch.testing.assert_close(losses[i], expected.detach())
+        for name, parameter in net.named_parameters():
+            torch.testing.assert_close(gradients[name][i], parameter.grad)
+
+
+def test_inputs_are_left_alone() -> None:
+    net = NETS["two layers"](3)
+    stacked = {name: torch.stack([p.detach()] * 2) for name, p in net.named_parameters()}
+    x, y, weight = torch.randn(2, 5, 4), TARGETS["cross_entropy"][1], torch.ones(2, 5)
+    kept = [t.clone() for t in (x, weight, *stacked.values())]
+    chain_gradients(chain_of(net), LOSSES["cross_entropy"], stacked, x, y, weight)
+    assert all(a.equal(b) for a, b in zip((x, weight, *stacked.values()), kept, strict=True))
+
+
+class Skip(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Conv2d(1, 2, 3),
+        nn.Sequential(nn.ReLU(), nn.Linear(4, 3)),  # would write into its input
+        nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3)),
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.ReLU()),
+        nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(), nn.Linear(4, 3)),
+        Skip(nn.Linear(4, 4)),
+        nn.Sequential(),
+    ],
+)
+def test_other_networks_are_no_chains(net: nn.Module) -> None:
+    assert chain_of(net) is None
+
+
+def test_a_layer_used_twice_is_no_chain() -> None:
+    layer = nn.Linear(4, 4)
+    assert chain_of(nn.Sequential(layer, nn.ReLU(), layer)) is None
