@@ -22,6 +22,7 @@ NETS = {
     "one activation twice": lambda out: (
         lambda act: nn.Sequential(nn.Linear(4, 6), act, nn.Linear(6, 5), act, nn.Linear(5, out))
     )(nn.ReLU()),
+    "flattened": lambda out: nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, out)),
     "linear twice": lambda out: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, out)),
 }
 TARGETS = {
@@ -75,6 +76,7 @@ class Skip(nn.Sequential):
         nn.Sequential(nn.ReLU(), nn.Linear(4, 3)),  # would write into its input
         nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3)),
         nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.ReLU()),
+        nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)),
         nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(), nn.Linear(4, 3)),
         Skip(nn.Linear(4, 4)),
         nn.Sequential(),

@@ -38,7 +38,7 @@ class Layer(NamedTuple):
 
 
 def chain_of(net: nn.Module) -> tuple[Layer, ...] | None:
-    """The layers of a network that is a chain of vectors, or None where it is anything else.
+    """The layers of a network that takes vectors through a chain, or None where it is anything else.
 
     >>> [layer.weight for layer in chain_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))]
     ['0.weight', '2.weight']
@@ -56,7 +56,7 @@ def chain_of(net: nn.Module) -> tuple[Layer, ...] | None:
             layers.append(Layer(f"{prefix}weight", f"{prefix}bias" if module.bias is not None else None, None))
         elif type(module) in ACTIVATIONS and layers and layers[-1].activation is None:
             layers[-1] = layers[-1]._replace(activation=ACTIVATIONS[type(module)])
-        else:
+        elif type(module) is not nn.Flatten or (module.start_dim, module.end_dim) != (1, -1):  # nothing, to a vector
             return None
     return tuple(layers) or None
 
