@@ -33,35 +33,40 @@ TARGETS = {
 }
 
 
+def stacked(nets: list[list[nn.Module]]) -> dict[str, torch.Tensor]:
+    """Parameters (C, K, ...) of K networks for each of C clients."""
+    return {
+        name: torch.stack([torch.stack([dict(net.named_parameters())[name].detach() for net in own]) for own in nets])
+        for name, _ in nets[0][0].named_parameters()
+    }
+
+
 @pytest.mark.parametrize("loss", TARGETS)
 @pytest.mark.parametrize("kind", NETS)
 def test_gradients_are_those_of_autograd(kind: str, loss: str) -> None:
+    """Two clients, three models each, a loss that mixes their outputs with weights of the client's own."""
     outputs, y = TARGETS[loss]
     torch.manual_seed(0)
-    nets = [NETS[kind](outputs).double() for _ in range(2)]
-    x = torch.randn(2, 5, 4, dtype=torch.float64)
-    weight = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], dtype=torch.float64)  # the second has padding
-    stacked = {
-        name: torch.stack([dict(net.named_parameters())[name].detach() for net in nets])
-        for name, _ in nets[0].named_parameters()
-    }
-    gradients, losses = chain_gradients(chain_of(nets[0]), LOSSES[loss], stacked, x, y, weight)
-    assert set(gradients) == set(stacked)
-    for i, (net, size) in enumerate(zip(nets, (5, 3), strict=True)):
-        expected = LOSSES[loss].per_sample(net(x[i, :size]), y[i, :size]).mean()
+    nets = [[NETS[kind](outputs).double() for _ in range(3)] for _ in range(2)]
+    x, c = torch.randn(2, 5, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64).softmax(1)
+
+    def slopes(found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        at = found.detach().requires_grad_()
+        losses = torch.stack([LOSSES[loss].per_sample(torch.tensordot(c[i], at[i], 1), y[i]).mean() for i in (0, 1)])
+        return torch.autograd.grad(losses.sum(), at)[0], losses.detach()
+
+    models = stacked(nets)
+    kept = {name: value.clone() for name, value in models.items()}
+    gradients, losses = chain_gradients(chain_of(nets[0][0]), slopes, models, x)
+    assert all(models[name].equal(value) for name, value in kept.items())
+    assert set(gradients) == set(models)
+    for i in (0, 1):
+        expected = LOSSES[loss].per_sample(sum(c[i, k] * net(x[i]) for k, net in enumerate(nets[i])), y[i]).mean()
         expected.backward()
         torch.testing.assert_close(losses[i], expected.detach())
-        for name, parameter in net.named_parameters():
-            torch.testing.assert_close(gradients[name][i], parameter.grad)
-
-
-def test_inputs_are_left_alone() -> None:
-    net = NETS["two layers"](3)
-    stacked = {name: torch.stack([p.detach()] * 2) for name, p in net.named_parameters()}
-    x, y, weight = torch.randn(2, 5, 4), TARGETS["cross_entropy"][1], torch.ones(2, 5)
-    kept = [t.clone() for t in (x, weight, *stacked.values())]
-    chain_gradients(chain_of(net), LOSSES["cross_entropy"], stacked, x, y, weight)
-    assert all(a.equal(b) for a, b in zip((x, weight, *stacked.values()), kept, strict=True))
+        for k, net in enumerate(nets[i]):
+            for name, parameter in net.named_parameters():
+                torch.testing.assert_close(gradients[name][i, k], parameter.grad)
 
 
 class Skip(nn.Sequential):

@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .losses import Loss
-
 Params = dict[str, Tensor]
 
 
@@ -61,42 +59,59 @@ def chain_of(net: nn.Module) -> tuple[Layer, ...] | None:
     return tuple(layers) or None
 
 
-def chain_gradients(
-    layers: tuple[Layer, ...], loss: Loss, parameters: Params, x: Tensor, y: Tensor, weight: Tensor
-) -> tuple[Params, Tensor]:
-    """Gradients (C, ...) of each client's weighted mean loss at its own parameters, and the losses (C,)."""
-    inputs, out = [], x  # x: (C, B, d)
-    for layer in layers:
-        inputs.append(out)
-        transposed = parameters[layer.weight].transpose(1, 2)
-        out = torch.bmm(out, transposed) if layer.bias is None else _affine(out, transposed, parameters[layer.bias])
+Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]  # outputs (C, K, B, ...) -> slopes there, losses (C,)
+
+
+def chain_gradients(layers: tuple[Layer, ...], slopes: Slopes, models: Params, x: Tensor) -> tuple[Params, Tensor]:
+    """Gradients (C, K, ...) of each client's loss at its K models, leaves (C, K, ...), on x (C, B, d); losses (C,)."""
+    clients, k = models[layers[0].weight].shape[:2]
+    inputs, out = [x], x
+    for at, layer in enumerate(layers):
+        weight, bias = (models[name] if name is not None else None for name in (layer.weight, layer.bias))
+        out = _affine(out, _together(weight, at), _together(bias, at))
         out = out if layer.activation is None else layer.activation.apply(out)
-    slope, losses = _loss_slopes(loss, out, y, weight)
+        if at == 0:
+            out = _model_by_model(out, k)
+        inputs.append(out)
+    slope, losses = slopes(out.reshape(clients, k, *out.shape[1:]))
+    slope = slope.flatten(0, 1)
     gradients: Params = {}
     for at in reversed(range(len(layers))):
         layer = layers[at]
         if layer.activation is not None:
-            slope = layer.activation.back(slope, out if at == len(layers) - 1 else inputs[at + 1])
-        gradients[layer.weight] = torch.bmm(slope.transpose(1, 2), inputs[at])
+            slope = layer.activation.back(slope, inputs[at + 1])
+        if at == 0:
+            slope = _side_by_side(slope, k)
+        gradients[layer.weight] = torch.bmm(slope.transpose(1, 2), inputs[at]).reshape(models[layer.weight].shape)
         if layer.bias is not None:
-            gradients[layer.bias] = slope.sum(dim=1)
+            gradients[layer.bias] = slope.sum(dim=1).reshape(models[layer.bias].shape)
         if at > 0:
-            slope = torch.bmm(slope, parameters[layer.weight])
-    return gradients, losses
+            slope = torch.bmm(slope, models[layer.weight].flatten(0, 1))
+    return {name: gradients[name] for name in models}, losses  # trees match leaf by leaf, in order
 
 
-def _affine(x: Tensor, transposed: Tensor, bias: Tensor) -> Tensor:
-    return torch.baddbmm(bias[:, None], x, transposed)
+def _together(parameter: Tensor | None, at: int) -> Tensor | None:
+    """The first layers of a client's K models side by side, as they share their input; later ones one by one."""
+    if parameter is None:
+        return None
+    return parameter.flatten(1, 2) if at == 0 else parameter.flatten(0, 1)
 
 
-def _loss_slopes(loss: Loss, output: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope of each client's weighted mean loss at its outputs (C, B, ...), and the losses (C,)."""
-    share = weight / weight.sum(dim=1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
-    with torch.enable_grad():
-        at = output.detach().requires_grad_()
-        losses = loss.per_sample(at.flatten(0, 1), y.flatten(0, 1)).reshape(share.shape) * share
-        (slope,) = torch.autograd.grad(losses.sum(), at)
-    return slope, losses.detach().sum(dim=1)
+def _model_by_model(out: Tensor, k: int) -> Tensor:
+    """(C, B, K h) to (C K, B, h)."""
+    clients, batch, _ = out.shape
+    return out.reshape(clients, batch, k, -1).transpose(1, 2).flatten(0, 1)
+
+
+def _side_by_side(slope: Tensor, k: int) -> Tensor:
+    """(C K, B, h) to (C, B, K h)."""
+    return slope.reshape(-1, k, *slope.shape[1:]).transpose(1, 2).flatten(2, 3)
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    assert weight is not None
+    transposed = weight.transpose(1, 2)
+    return torch.bmm(x, transposed) if bias is None else torch.baddbmm(bias[:, None], x, transposed)
 
 
 def _links(net: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:

@@ -154,19 +154,37 @@ class Population:
         self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, weight: Tensor, *, own: bool = True
     ) -> tuple[Shared, Tensor]:
         """Gradients of f_i for theta, leaves (C, ...), and the losses (C,); none for c (short cut 4)."""
+        whole_chain = self._chain is not None and not shared.common and self.caches_outputs
+        if whole_chain and own and len(x) > 1 and x.dim() == 3:
+
+            def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
+                found, losses = vmap(grad_and_value(self._loss_of_outputs))(outputs, c, y, weight)
+                return found, losses
+
+            assert self._chain is not None
+            gradients, losses = chain_gradients(self._chain, slopes, shared.canonical, x)
+            return Shared({}, gradients), losses
         result = self._over_clients(grad_and_value(self.mean_loss_one), own, shared, c, x, y, weight)
         return result[0], result[1]
 
     def network_gradients(self, networks: Shared, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Shared, Tensor]:
         """Gradients at one plain network a client, canonical leaves (C, ...) without K, and the losses (C,)."""
+
+        def loss_of_output(output: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            return _weighted_mean(self.loss.per_sample(output, y), weight)
+
         if self._chain is not None and len(x) > 1 and x.dim() == 3:
-            found, losses = chain_gradients(
-                self._chain, self.loss, {**networks.common, **networks.canonical}, x, y, weight
-            )
-            return Shared(*({name: found[name] for name in part} for part in networks)), losses
+            models = {name: value[:, None] for part in networks for name, value in part.items()}
+
+            def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
+                found, losses = vmap(grad_and_value(loss_of_output))(outputs[:, 0], y, weight)
+                return found[:, None], losses
+
+            gradients, losses = chain_gradients(self._chain, slopes, models, x)
+            return Shared(*({name: gradients[name][:, 0] for name in part} for part in networks)), losses
 
         def mean_loss(network: Shared, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            return _weighted_mean(self.loss.per_sample(self.run_plain(*network, x), y), weight)
+            return loss_of_output(self.run_plain(*network, x), y, weight)
 
         result = self._over_clients(grad_and_value(mean_loss), True, networks, x, y, weight)
         return result[0], result[1]
@@ -195,12 +213,12 @@ class Population:
         self, c: Tensor, outputs: Tensor, y: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The same from kept outputs (C, K, B, ...), without touching the network."""
-
-        def mean_loss(c: Tensor, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            return _weighted_mean(self.mix.losses_of_outputs(self, c, outputs, y), weight)
-
-        slopes, losses = vmap(grad_and_value(mean_loss))(c, outputs, y, weight)
+        slopes, losses = vmap(grad_and_value(self._loss_of_outputs, argnums=1))(outputs, c, y, weight)
         return slopes, losses
+
+    def _loss_of_outputs(self, outputs: Tensor, c: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """f_i of one client from the outputs (K, B, ...) of the canonical models."""
+        return _weighted_mean(self.mix.losses_of_outputs(self, c, outputs, y), weight)
 
     def _over_clients(self, f: Callable[..., Any], own: bool, parameters: Any, *rows: Tensor) -> Any:
         if len(rows[0]) == 1:  # vmap costs more than it gives for one client, and convolutions lose their fast path
