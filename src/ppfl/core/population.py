@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils import _pytree as pytree
 
+from .anatomy import canonical_modules, refuse_hidden_state, run_and_watch, with_mixed_modules
 from .chain import chain_gradients, chain_of
 from .errors import ModelError
 from .losses import Loss, loss_by_name
-from .mixing import MIXES, Mix, MixedModule, weighted_sum
+from .mixing import MIXES, Mix, weighted_sum
 from .simplex import harden
 
 Params = dict[str, Tensor]
@@ -56,13 +57,13 @@ class Population:
             raise ModelError(f"k is {k}; a population has at least one canonical model: set k >= 1")
         if mix not in MIXES:
             raise ModelError(f"mix is {mix!r}; it must be one of {', '.join(map(repr, MIXES))}")
-        _refuse_hidden_state(net)
+        refuse_hidden_state(net)
         self.k = k
         self.net = copy.deepcopy(net)
         self.loss = loss_by_name(loss) if isinstance(loss, str) else loss
-        self.canonical_modules = _canonical_modules(net, canonical)
+        self.canonical_modules = canonical_modules(net, canonical)
         self.mix: Mix = MIXES[mix]
-        self._mixed_net = _with_mixed_modules(net, self.canonical_modules)
+        self._mixed_net = with_mixed_modules(net, self.canonical_modules)
         self._canonical_ends_net = self.canonical_modules == ("",)
         self._chain = chain_of(net)
 
@@ -233,7 +234,7 @@ class Population:
         canonical part is where the network ends (then outputs can be cached)."""
         self.loss.check_target(y)
         try:
-            output, ends = _trace(self.net, x, self.canonical_modules)
+            output, ends = run_and_watch(self.net, x, self.canonical_modules)
         except (RuntimeError, TypeError, IndexError) as error:
             raise ModelError(
                 f"the network cannot run on the data (samples of shape {tuple(x.shape[1:])}, {x.dtype}): "
@@ -255,58 +256,3 @@ class Population:
 
 def _weighted_mean(losses: Tensor, weight: Tensor) -> Tensor:
     return (losses * weight).sum() / weight.sum().clamp_min(torch.finfo(losses.dtype).tiny)
-
-
-def _canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[str, ...]:
-    if canonical == "all":
-        return ("",)
-    names = (canonical,) if isinstance(canonical, str) else tuple(canonical)
-    known = {name for name, module in net.named_modules() if name and any(True for _ in module.parameters())}
-    for name in names:
-        if name not in known:
-            raise ModelError(
-                f"the network has no submodule {name!r} with parameters; "
-                f"canonical must be 'all' or among {', '.join(map(repr, sorted(known)))}"
-            )
-        if any(name != other and name.startswith(other + ".") for other in names):
-            raise ModelError(f"canonical names {name!r} twice: it is part of another named submodule; drop one")
-    if len(set(names)) < len(names) or not names:
-        raise ModelError(f"canonical is {names!r}; name at least one submodule, each once")
-    return names
-
-
-def _with_mixed_modules(net: nn.Module, modules: tuple[str, ...]) -> nn.Module:
-    mixed = copy.deepcopy(net)
-    for path in modules:
-        if path:
-            parent, _, name = path.rpartition(".")
-            setattr(mixed.get_submodule(parent), name, MixedModule(mixed.get_submodule(path)))
-    return mixed
-
-
-def _trace(net: nn.Module, x: Tensor, modules: tuple[str, ...]) -> tuple[Tensor, bool]:
-    """Output of the network on x, and whether it is, as an object, what its one canonical module returned."""
-    seen: list[Any] = []
-    handle = net.get_submodule(modules[0]).register_forward_hook(lambda _module, _x, out: seen.append(out))
-    try:
-        with torch.no_grad():
-            output = net(x)
-    finally:
-        handle.remove()
-    return output, len(modules) == 1 and len(seen) == 1 and seen[0] is output
-
-
-def _refuse_hidden_state(net: nn.Module) -> None:
-    for name, module in net.named_modules():
-        if getattr(module, "running_mean", None) is not None or "BatchNorm" in type(module).__name__:
-            raise ModelError(
-                f"{name or 'the network'} is a {type(module).__name__}: running statistics of clients that differ "
-                f"cannot be averaged soundly; use nn.GroupNorm(groups, channels) instead"
-            )
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-            raise ModelError(
-                f"{name or 'the network'} is a {type(module).__name__} with p={module.p}: its random masks would "
-                "depend on the order of execution; set p=0 and use weight_decay, or nn.GroupNorm, to regularise"
-            )
-    if not any(True for _ in net.parameters()):
-        raise ModelError("the network has no parameters; give it at least one layer to train")

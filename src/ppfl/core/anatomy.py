@@ -1,0 +1,69 @@
+"""Parts of a network: which are canonical, where they stand, and what cannot be among them."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ModelError
+from .mixing import MixedModule
+
+
+def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[str, ...]:
+    """The named submodules, checked; the whole network is the one named ''."""
+    if canonical == "all":
+        return ("",)
+    names = (canonical,) if isinstance(canonical, str) else tuple(canonical)
+    known = {name for name, module in net.named_modules() if name and any(True for _ in module.parameters())}
+    for name in names:
+        if name not in known:
+            raise ModelError(
+                f"the network has no submodule {name!r} with parameters; "
+                f"canonical must be 'all' or among {', '.join(map(repr, sorted(known)))}"
+            )
+        if any(name != other and name.startswith(other + ".") for other in names):
+            raise ModelError(f"canonical names {name!r} twice: it is part of another named submodule; drop one")
+    if len(set(names)) < len(names) or not names:
+        raise ModelError(f"canonical is {names!r}; name at least one submodule, each once")
+    return names
+
+
+def with_mixed_modules(net: nn.Module, modules: tuple[str, ...]) -> nn.Module:
+    """A copy of the network whose canonical submodules mix their outputs where they stand."""
+    mixed = copy.deepcopy(net)
+    for path in modules:
+        if path:
+            parent, _, name = path.rpartition(".")
+            setattr(mixed.get_submodule(parent), name, MixedModule(mixed.get_submodule(path)))
+    return mixed
+
+
+def run_and_watch(net: nn.Module, x: Tensor, modules: tuple[str, ...]) -> tuple[Tensor, bool]:
+    """Output of the network on x, and whether it is, as an object, what its one canonical module returned."""
+    seen: list[Any] = []
+    handle = net.get_submodule(modules[0]).register_forward_hook(lambda _module, _x, out: seen.append(out))
+    try:
+        with torch.no_grad():
+            output = net(x)
+    finally:
+        handle.remove()
+    return output, len(modules) == 1 and len(seen) == 1 and seen[0] is output
+
+
+def refuse_hidden_state(net: nn.Module) -> None:
+    """Refuse layers that keep statistics of their data, or draw random numbers, behind everybody's back."""
+    for name, module in net.named_modules():
+        if getattr(module, "running_mean", None) is not None or "BatchNorm" in type(module).__name__:
+            raise ModelError(
+                f"{name or 'the network'} is a {type(module).__name__}: running statistics of clients that differ "
+                f"cannot be averaged soundly; use nn.GroupNorm(groups, channels) instead"
+            )
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise ModelError(
+                f"{name or 'the network'} is a {type(module).__name__} with p={module.p}: its random masks would "
+                "depend on the order of execution; set p=0 and use weight_decay, or nn.GroupNorm, to regularise"
+            )
+    if not any(True for _ in net.parameters()):
+        raise ModelError("the network has no parameters; give it at least one layer to train")
