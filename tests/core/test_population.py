@@ -167,12 +167,17 @@ def test_a_chunk_of_clients_is_its_clients_one_by_one(mix: str, canonical: str) 
 
 @pytest.mark.parametrize("mix", ["outputs", "predictions"])
 @pytest.mark.parametrize("canonical", ["all", "2"])
-def test_cached_outputs_give_the_membership_gradient(mix: str, canonical: str) -> None:
-    population = Population(make_net(dtype=torch.float64), k=3, mix=mix, canonical=canonical).fit_to(X, Y, 3)
+@pytest.mark.parametrize("loss", ["cross_entropy", "logistic", "squared", "poisson"])
+def test_cached_outputs_give_the_membership_gradient(mix: str, canonical: str, loss: str) -> None:
+    labels = loss == "cross_entropy"
+    net = make_net(classes=3 if labels else 1, dtype=torch.float64)
+    target = Y if labels else Y % 2 if loss == "logistic" else Y.double()
+    population = Population(net, k=3, mix=mix, canonical=canonical, loss=loss).fit_to(X, target, 3 if labels else None)
     assert population.caches_outputs
     shared = distinct(population)
-    c, x, y, weight = C[None], X[None], Y[None], ONES[None]
-    slopes, losses = population.cached_membership_gradients(c, population.outputs(shared, x), y, weight)
+    c, x, y, weight = torch.stack([C, C.flip(0)]), torch.stack([X, X + 1]), torch.stack([target] * 2), ONES.repeat(2, 1)
+    weight[1, 4:] = 0  # padding
+    slopes, losses = population.membership_loss(population.outputs(shared, x), y, weight)(c)
     expected_slopes, expected_losses = population.membership_gradients(shared, c, x, y, weight)
     torch.testing.assert_close(slopes, expected_slopes)
     torch.testing.assert_close(losses, expected_losses)

@@ -38,7 +38,7 @@ from .descent import (
     per_client,
 )
 from .fedavg import mean
-from .memberships import MembershipLoss
+from .memberships import MembershipSteps
 from .schedules import factor
 from .start import gradient_sketch, memberships_from_sketches
 
@@ -182,7 +182,7 @@ class PPFL(LocalTraining):
         scale = 1 / weight[:, None] if self.membership_scale == "own" else 1.0
         first: Tensor | None = None
         steps = (20 if population.caches_outputs else 1) if self.membership_steps is None else self.membership_steps
-        for gradient_at in MembershipLoss(population, shared, data, self.membership_batch).steps(steps):
+        for gradient_at in MembershipSteps(population, shared, data, self.membership_batch).steps(steps):
             slope, loss = gradient_at(c)
             first = loss if first is None else first
             G = client_membership_gradient(slope, c, weight, degree, neighbours, self.penalty)

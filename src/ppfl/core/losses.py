@@ -70,6 +70,12 @@ class Classification(Loss):
         """-log sum_k c_k p_k(y), (B,)."""
         return -log_mix(self._log_likelihood(outputs, target), c)
 
+    def likelihoods(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """p_k(y) of many clients (C, K, B), each sample's divided by the largest, and the log of that one (C, B)."""
+        found: Tensor = torch.func.vmap(self._log_likelihood)(outputs, target)
+        top = found.amax(dim=1)
+        return (found - top[:, None]).exp(), top
+
 
 class CrossEntropy(Classification):
     """Integer labels (B,), outputs (B, classes), softmax.

@@ -3,14 +3,20 @@ the canonical part is linear (outputs and weights) or the link is the identity (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, grad_and_value, vmap
+
+from .losses import Classification, Loss
 
 if TYPE_CHECKING:
     from .population import Params, Population, Shared
+
+
+MembershipLoss = Callable[[Tensor], tuple[Tensor, Tensor]]  # c (C, K) -> slopes (C, K), losses (C,)
 
 
 class Mix(Protocol):
@@ -23,6 +29,8 @@ class Mix(Protocol):
     def losses(self, population: Population, shared: Shared, c: Tensor, x: Tensor, y: Tensor) -> Tensor: ...
     def predictions(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor: ...
     def losses_of_outputs(self, population: Population, c: Tensor, outputs: Tensor, y: Tensor) -> Tensor: ...
+    def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
+        """sum_n share_n loss_n of every client as a function of c alone, from kept outputs (C, K, N, ...)."""
 
 
 class Outputs:
@@ -38,6 +46,19 @@ class Outputs:
 
     def losses_of_outputs(self, population: Population, c: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
         return population.loss.per_sample(weighted_sum(c, outputs), y)
+
+    def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
+        flat = outputs.flatten(2)  # (C, K, N out): the mix is linear in it, so two products make a step
+
+        def at(c: Tensor) -> tuple[Tensor, Tensor]:
+            mixed = torch.bmm(c[:, None], flat).reshape(len(c) * y.shape[1], *outputs.shape[3:])
+            with torch.enable_grad():
+                mixed.requires_grad_()
+                losses = loss.per_sample(mixed, y.flatten()).reshape(share.shape) * share
+                (slope,) = torch.autograd.grad(losses.sum(), mixed)
+            return torch.bmm(flat, slope.reshape(len(c), -1, 1)).squeeze(2), losses.detach().sum(dim=1)
+
+        return at
 
 
 class Predictions:
@@ -55,6 +76,26 @@ class Predictions:
     def losses_of_outputs(self, population: Population, c: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
         return population.loss.mixed(outputs, c, y)
 
+    def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
+        if isinstance(loss, Classification):
+            return self._from_likelihoods(*loss.likelihoods(outputs, y), share)
+
+        def one(c: Tensor, outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
+            return (loss.mixed(outputs, c, y) * share).sum()
+
+        return lambda c: vmap(grad_and_value(one))(c, outputs, y, share)
+
+    @staticmethod
+    def _from_likelihoods(likelihood: Tensor, log_top: Tensor, share: Tensor) -> MembershipLoss:
+        """-log sum_k c_k l_k: the likelihoods (C, K, N) never change while c moves, and the slope is -l_k / sum c l."""
+
+        def at(c: Tensor) -> tuple[Tensor, Tensor]:
+            mixed = torch.bmm(c[:, None], likelihood).squeeze(1)  # (C, N)
+            slopes = -torch.bmm(likelihood, (share / mixed)[:, :, None]).squeeze(2)
+            return slopes, -(share * (mixed.log() + log_top)).sum(dim=1)
+
+        return at
+
 
 class Weights:
     """Fig. 2b and Eq. (8): one network with parameters sum_k c_k theta_k."""
@@ -68,6 +109,9 @@ class Weights:
         return population.loss.inverse_link(self._run(population, shared, c, x))
 
     def losses_of_outputs(self, population: Population, c: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
+        raise TypeError("mixed weights have no outputs to keep: c enters before the network runs")
+
+    def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
         raise TypeError("mixed weights have no outputs to keep: c enters before the network runs")
 
     def _run(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from .anatomy import canonical_modules, refuse_hidden_state, run_and_watch, with
 from .chain import chain_gradients, chain_of
 from .errors import ModelError
 from .losses import Loss, loss_by_name
-from .mixing import MIXES, Mix, weighted_sum
+from .mixing import MIXES, MembershipLoss, Mix, weighted_sum
 from .simplex import harden
 
 Params = dict[str, Tensor]
@@ -210,12 +210,9 @@ class Population:
         result: Tensor = self._over_clients(self.outputs_one, False, shared, x)
         return result
 
-    def cached_membership_gradients(
-        self, c: Tensor, outputs: Tensor, y: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The same from kept outputs (C, K, B, ...), without touching the network."""
-        slopes, losses = vmap(grad_and_value(self._loss_of_outputs, argnums=1))(outputs, c, y, weight)
-        return slopes, losses
+    def membership_loss(self, outputs: Tensor, y: Tensor, weight: Tensor) -> MembershipLoss:
+        """f_i as a function of c_i alone, from kept outputs (C, K, B, ...): the network is not touched again."""
+        return self.mix.membership_loss(self.loss, outputs, y, _shares(weight))
 
     def _loss_of_outputs(self, outputs: Tensor, c: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """f_i of one client from the outputs (K, B, ...) of the canonical models."""
@@ -255,4 +252,9 @@ class Population:
 
 
 def _weighted_mean(losses: Tensor, weight: Tensor) -> Tensor:
-    return (losses * weight).sum() / weight.sum().clamp_min(torch.finfo(losses.dtype).tiny)
+    return (losses * _shares(weight)).sum()
+
+
+def _shares(weight: Tensor) -> Tensor:
+    """Weights that sum to 1; padding alone stays 0."""
+    return weight / weight.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
