@@ -16,6 +16,7 @@ from ..core.errors import PPFLError
 from ..runs import Interrupted, find_runs, load_experiment, load_run, package_version, run
 from . import demo
 from .heatmap import membership_table
+from .program import program
 from .progress import show_progress
 from .tables import metrics_table, result_table, summary_line
 
@@ -71,7 +72,7 @@ def run_command(
     place = Path("runs") / experiment.name if out is None else out
     changes = [part for setting in settings or () for part in ("--set", setting)]
     with (
-        _resumable(["ppfl", "run", str(file), *changes, "--out", str(place), "--resume"]),
+        _resumable([program(), "run", str(file), *changes, "--out", str(place), "--resume"]),
         show_progress(experiment, quiet=quiet) as on_moment,
     ):
         records = run(
@@ -85,7 +86,7 @@ def run_command(
     if not quiet:
         seeds = [str(record.seed) for record in records]
         Console().print(result_table(records, "seed", seeds, summarise=True))
-        print(f"runs are in {place}; look at one with: ppfl show {shlex.quote(str(records[0].folder))}")
+        print(f"runs are in {place}; look at one with: {program()} show {shlex.quote(str(records[0].folder))}")
 
 
 @app.command()
@@ -110,7 +111,7 @@ def demo_command(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Compare Local, FedAvg and PPFL on handwritten digits; takes less than a minute and needs no download."""
-    with _resumable(["ppfl", "demo", "--out", str(out), "--seed", str(seed)]):
+    with _resumable([program(), "demo", "--out", str(out), "--seed", str(seed)]):
         demo.run_demo(out, seed)
 
 

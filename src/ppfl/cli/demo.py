@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from ..runs import Experiment, run
+from .program import program
 from .progress import show_progress
 from .tables import result_table
 
@@ -46,4 +47,4 @@ def run_demo(out: Path, seed: int) -> None:
     Console().print(result_table(records, "method", list(_METHODS)))
     folders = [record.folder for record in records]
     page = write_report(folders, out, title="Who writes which digits: Local, FedAvg and PPFL")
-    print(f"the report is {page}; look at the memberships here with: ppfl show {folders[-1]}")
+    print(f"the report is {page}; look at the memberships here with: {program()} show {folders[-1]}")
