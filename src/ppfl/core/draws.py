@@ -39,11 +39,6 @@ def uniform(*keys: Key) -> Tensor:
     return _shift(hashed(*keys), 11).double() * 2.0**-53
 
 
-def ranks(*keys: Key) -> Tensor:
-    """A random order along the last dimension: the permutation that sorts independent draws."""
-    return hashed(*keys).argsort(dim=-1)
-
-
 def _splitmix(z: Tensor) -> Tensor:
     z = z + -7046029254386353131
     z = (z ^ _shift(z, 30)) * -4658895280553007687

@@ -1,9 +1,8 @@
 """lr = "auto": a step size that nobody has to tune, found on training loss before the run.
 
-The best step differs by a factor of 100 between problems (10 for a logistic population, 0.1 for a perceptron), far
-more than their smoothness does, so it is tried rather than computed: a few rounds from the start for each lr, from
-0.1 in half decades in the direction that improves, until it no longer does. A step whose loss rises on the way is
-refused: it is at the edge of stability, and early luck there does not last.
+Good steps differ by powers of ten between problems, so they are tried rather than guessed: a few rounds from the
+start for each lr, from 0.1 in half decades in the direction that improves, until it no longer does. A step whose loss
+rises on the way is refused: it is at the edge of stability, and early luck there does not last.
 """
 
 from __future__ import annotations
