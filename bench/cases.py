@@ -1,0 +1,149 @@
+"""Which methods are measured on which workloads, and along which sizes their cost is followed."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+PLAIN_FEDAVG, FEDAVG = "plain FedAvg loop", "FedAvg"
+WIDTHS, KS, POPULATIONS = (32, 64, 128, 256, 512), (1, 2, 4, 8, 16), (10_000, 100_000, 1_000_000)
+
+
+class Case(NamedTuple):
+    """A method on a workload: all that a fresh process needs to know."""
+
+    label: str
+    workload: str
+    sizes: dict[str, int]
+    method: str
+    settings: dict[str, Any]
+    against: str | None = None  # the plain loop that does the same work
+
+
+class Comparison(NamedTuple):
+    part: str
+    title: str
+    cases: Sequence[Case]
+
+
+class Growth(NamedTuple):
+    """Cases of one method along sizes."""
+
+    part: str
+    title: str
+    along: str
+    sizes: Sequence[int]
+    cases: dict[str, Sequence[Case]]  # label of the method -> a case a size
+
+
+def label(k: int, mix: str, theta: bool, steps: int) -> str:
+    """How tables name a kind of PPFL round."""
+    many = f"{steps} membership step{'s' * (steps != 1)}"
+    blocks = "theta" if not steps else f"theta and {many}" if theta else many
+    return f"PPFL {mix} K={k}, {blocks}"
+
+
+class On(NamedTuple):
+    """A workload, to write its cases down."""
+
+    workload: str
+    sizes: dict[str, int]
+
+    def plain_fedavg(self) -> Case:
+        return Case(PLAIN_FEDAVG, *self, "plain_fedavg", {})
+
+    def fedavg(self, against: str | None = PLAIN_FEDAVG) -> Case:
+        return Case(FEDAVG, *self, "fedavg", {}, against)
+
+    def plain_ppfl(self, k: int, mix: str, steps: int) -> Case:
+        name = f"plain {label(k, mix, True, steps)}"
+        return Case(name, *self, "plain_ppfl", {"k": k, "mix": mix, "steps": steps})
+
+    def ppfl(self, k: int, mix: str, *, theta: bool = True, steps: int = 0, start: str = "uniform") -> Case:
+        name = label(k, mix, theta, steps)
+        settings = {"k": k, "mix": mix, "theta": theta, "steps": steps, "start": start}
+        return Case(name, *self, "ppfl", settings, f"plain {name}")
+
+
+def comparisons() -> list[Comparison]:
+    perceptron, linear, images = On("perceptron", {}), On("linear", {}), On("convolutions", {})
+    return [
+        Comparison(
+            "a",
+            "perceptron 784-128-10, 100 clients of 560 samples",
+            [
+                perceptron.plain_fedavg(),
+                perceptron.fedavg(),
+                perceptron.ppfl(4, "weights"),
+                perceptron.ppfl(16, "weights"),
+                perceptron.ppfl(4, "outputs"),
+                perceptron.ppfl(4, "weights", theta=False, steps=1),
+                perceptron.ppfl(4, "outputs", theta=False, steps=1),
+                perceptron.ppfl(4, "outputs", theta=False, steps=20),
+                perceptron.plain_ppfl(4, "weights", steps=1),
+                perceptron.ppfl(4, "weights", steps=1),
+                perceptron.plain_ppfl(4, "outputs", steps=1),
+                perceptron.ppfl(4, "outputs", steps=1),
+            ],
+        ),
+        Comparison(
+            "b",
+            "linear model 150-2, 300 clients of 50 to 1000 samples",
+            [
+                linear.plain_fedavg(),
+                linear.fedavg(),
+                linear.plain_ppfl(3, "outputs", steps=1),
+                linear.ppfl(3, "outputs", steps=1),
+                linear.plain_ppfl(3, "outputs", steps=20),
+                linear.ppfl(3, "outputs", steps=20),
+            ],
+        ),
+        Comparison(
+            "c",
+            "two convolutions and two layers on 3 x 32 x 32, 20 clients of 250 samples",
+            [images.plain_fedavg(), images.fedavg(), images.ppfl(4, "weights")],
+        ),
+    ]
+
+
+def growths() -> list[Growth]:
+    few = {"clients": 25}
+    on_perceptron = On("perceptron", few)
+    clients = (75, 150, 300, 600, 1200)
+    return [
+        Growth(
+            "a",
+            "canonical models, perceptron, 25 clients",
+            "K",
+            KS,
+            {f"PPFL {mix}": [on_perceptron.ppfl(k, mix) for k in KS] for mix in ("weights", "outputs")},
+        ),
+        Growth(
+            "a",
+            "hidden units, perceptron, 25 clients",
+            "hidden units",
+            WIDTHS,
+            {FEDAVG: [On("perceptron", few | {"hidden": width}).fedavg(None) for width in WIDTHS]},
+        ),
+        Growth(
+            "b",
+            "clients, linear model",
+            "clients",
+            clients,
+            {
+                FEDAVG: [On("linear", {"clients": m}).fedavg(None) for m in clients],
+                "PPFL outputs": [On("linear", {"clients": m}).ppfl(3, "outputs", steps=1) for m in clients],
+            },
+        ),
+    ]
+
+
+def million(most: int) -> Growth:
+    """(d): logistic clients by the ten thousand, each size alone on the machine; the first round is the survey."""
+    sizes = [m for m in POPULATIONS if m <= most]
+
+    def case(clients: int) -> Case:
+        found = On("logistic", {"clients": clients}).ppfl(5, "predictions", steps=20, start="gradients")
+        return found._replace(against=None)
+
+    return Growth(
+        "d", "clients, logistic model, 10 samples each", "clients", sizes, {"PPFL predictions": list(map(case, sizes))}
+    )

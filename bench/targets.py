@@ -1,0 +1,96 @@
+"""What the package promises of its speed, and whether this run kept it."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cases import FEDAVG, KS, label
+from results import Compared, Results
+
+GIB = 2**30
+
+
+class Target(NamedTuple):
+    part: str
+    what: str
+    wanted: str
+    measured: str
+    met: bool | None  # None: not measured
+
+
+def targets(results: Results) -> list[Target]:
+    return [*_perceptron(results), *_linear(results), *_images(results), *_millions(results), *_ranks(results)]
+
+
+def at_least(part: str, what: str, bound: float, measured: float | None, form: str = "{:.2f} x") -> Target:
+    said = "not measured" if measured is None else form.format(measured)
+    return Target(part, what, f">= {form.format(bound)}", said, None if measured is None else measured >= bound)
+
+
+def at_most(part: str, what: str, bound: float, measured: float | None, form: str = "{:.2f} x") -> Target:
+    said = "not measured" if measured is None else form.format(measured)
+    return Target(part, what, f"<= {form.format(bound)}", said, None if measured is None else measured <= bound)
+
+
+def _perceptron(results: Results) -> Iterator[Target]:
+    a = results.compared.get("a")
+    if a is None:
+        return
+    w4, w16 = label(4, "weights", True, 0), label(16, "weights", True, 0)
+    theta, one = label(4, "outputs", True, 0), label(4, "outputs", False, 1)
+    yield at_least("a", "FedAvg against the plain loop", 2, a.times_faster(FEDAVG))
+    yield at_least("a", "FedAvg, of the matmul limit", 0.4, _of_limit(a, FEDAVG), "{:.0%}")
+    yield at_most("a", f"{w4}, against FedAvg", 1.25, _ratio(a, w4, FEDAVG))
+    yield at_most("a", f"{w16}, against FedAvg", 1.4, _ratio(a, w16, FEDAVG))
+    yield at_most("a", f"{theta}, against FedAvg", 1.1 * 4, _ratio(a, theta, FEDAVG))
+    yield at_most("a", f"{one}, against its theta", 0.45, _ratio(a, one, theta))
+    yield at_most("a", "20 membership steps against 1", 1.3, _ratio(a, label(4, "outputs", False, 20), one))
+    yield _upload(results)
+
+
+def _upload(results: Results) -> Target:
+    """Mixed weights send one model and K floats, whatever K is."""
+    curve = next((grown.curves.get("PPFL weights") for grown in results.grown if grown.along == "K"), None)
+    extra = {k: one.up - one.prepared["model_bytes"] for k, one in curve or [] if not one.failed and one.up}
+    measured = "+ " + ", ".join(f"{floats:g} B at K={k}" for k, floats in extra.items())
+    met = all(floats == 4 * k for k, floats in extra.items()) if len(extra) == len(KS) else None
+    wanted = f"+ {4 * KS[0]} B at K={KS[0]} ... {4 * KS[-1]} B at K={KS[-1]}"
+    return Target("a", "upload of mixed weights beyond one model", wanted, measured if extra else "not measured", met)
+
+
+def _linear(results: Results) -> Iterator[Target]:
+    b = results.compared.get("b")
+    if b is not None:
+        ppfl = label(3, "outputs", True, 1)
+        yield at_least("b", "FedAvg against the plain loop", 10, b.times_faster(FEDAVG), "{:.1f} x")
+        yield at_least("b", f"{ppfl}, against its plain loop", 15, b.times_faster(ppfl), "{:.1f} x")
+
+
+def _images(results: Results) -> Iterator[Target]:
+    c = results.compared.get("c")
+    if c is not None:
+        yield at_least("c", "FedAvg against the plain loop", 1, c.times_faster(FEDAVG))
+
+
+def _millions(results: Results) -> Iterator[Target]:
+    grown = next((grown for grown in results.grown if grown.part == "d"), None)
+    if grown is None:
+        return
+    ((method, curve),) = grown.curves.items()
+    measured = grown.exponent(method)
+    peaks = {size: one.peak / GIB for size, one in curve if not one.failed}
+    yield at_most("d", "exponent in the number of clients", 1.1, None if measured != measured else measured, "{:.2f}")
+    yield at_most("d", "peak memory with 10^6 clients", 6, peaks.get(10**6), "{:.1f} GiB")
+
+
+def _ranks(results: Results) -> Iterator[Target]:
+    if results.ranks:
+        yield at_least("e", "two ranks against one", 1.6, results.ranks[1] / results.ranks[2])
+
+
+def _ratio(compared: Compared, label: str, other: str) -> float | None:
+    one, two = compared.found[label], compared.found[other]
+    return None if one.failed or two.failed else one.seconds / two.seconds
+
+
+def _of_limit(compared: Compared, label: str) -> float | None:
+    return None if compared.found[label].failed else compared.of_limit(label)

@@ -1,0 +1,58 @@
+"""The rounds that are timed move the blocks they are named for, and sizes give the exponents they should."""
+
+import math
+
+import pytest
+from cases import comparisons, growths, million
+from growth import exponent
+from methods import ROUNDS, passes, ppfl
+from workloads import WORKLOADS, Workload, flops
+
+from ppfl.engines import Stacked
+from support import make_federation, make_net
+
+WORKLOAD = Workload(make_net(), make_federation(), batch_size=4)
+
+
+def moved(theta: bool, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, bool]:
+    """Whether theta and memberships are among what five timed rounds ask of clients."""
+    tasks = []
+    run = Stacked.run
+
+    def watched(self, algorithm, problem, federation, plan, clients, round):
+        tasks.append(plan.task)
+        return run(self, algorithm, problem, federation, plan, clients, round)
+
+    monkeypatch.setattr(Stacked, "run", watched)
+    one_round = ppfl(WORKLOAD, k=2, mix="outputs", theta=theta, steps=steps)
+    for _ in range(5):
+        assert math.isfinite(one_round().loss)
+    ((theta, memberships),) = {(task.theta, task.memberships) for task in tasks}
+    return theta, memberships
+
+
+@pytest.mark.parametrize(("theta", "steps"), [(True, 0), (False, 1), (True, 1)])
+def test_a_round_moves_the_blocks_it_is_named_for(theta: bool, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert moved(theta, steps, monkeypatch) == (theta, steps > 0)
+
+
+def test_products_are_counted_as_by_hand() -> None:
+    d, h, c, n = 4, 5, 3, len(WORKLOAD.federation.train)
+    assert flops(WORKLOAD) == (n * 2 * (d * h + h * c), n * 2 * (2 * d * h + 3 * h * c))
+    assert passes(k=4, mix="weights", theta=True, steps=0).both == 1
+    assert passes(k=4, mix="outputs", theta=True, steps=20) == (4, 4)
+
+
+def test_the_exponent_of_a_power_is_its_own() -> None:
+    sizes = [10, 40, 90, 500]
+    assert exponent([(size, 3 * size**1.3) for size in sizes]) == pytest.approx(1.3)
+
+
+def test_every_case_names_a_workload_a_method_and_its_plain_loop() -> None:
+    for comparison in comparisons():
+        labels = [case.label for case in comparison.cases]
+        assert len(set(labels)) == len(labels)
+    every = [case for one in comparisons() for case in one.cases]
+    every += [case for growth in (*growths(), million(10**6)) for curve in growth.cases.values() for case in curve]
+    for case in every:
+        assert case.workload in WORKLOADS and case.method in ROUNDS
