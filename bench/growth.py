@@ -14,10 +14,15 @@ class Grown(NamedTuple):
     along: str
     curves: dict[str, list[tuple[int, Measured]]]  # method -> size and what it gave, in the order of sizes
 
-    def exponent(self, method: str) -> float:
-        """nan where too little was measured."""
+    def exponent(self, method: str) -> float | None:
+        """None where too little was measured."""
         points = [(size, one.seconds) for size, one in self.curves[method] if not one.failed]
-        return exponent(points) if len(points) > 1 else math.nan
+        return exponent(points) if len(points) > 1 else None
+
+    def said(self, method: str) -> str:
+        """The method and its exponent."""
+        found = self.exponent(method)
+        return f"{method}: exponent {'unknown' if found is None else f'{found:.2f}'}"
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -50,7 +50,7 @@ def _said(compared: Compared, label: str, one: Measured) -> str:
 def _curves(grown: Grown, left: float, top: float) -> list[Markup]:
     """Every method with its exponent at its end; the sizes measured are the marks of the axis."""
     curves = {
-        f"{method}: {grown.exponent(method):.2f}": [(size, one.seconds) for size, one in curve if not one.failed]
+        grown.said(method): [(size, one.seconds) for size, one in curve if not one.failed]
         for method, curve in grown.curves.items()
     }
     curves = {name: points for name, points in curves.items() if points}

@@ -55,7 +55,7 @@ def grown_table(grown: Grown) -> str:
     parts = [f"({grown.part}) growth with {grown.title}"]
     for method, curve in grown.curves.items():
         rows = [_grown_row(size, one) for size, one in curve]
-        parts.append(f"  {method}: exponent {grown.exponent(method):.2f}\n{table(head, rows)}")
+        parts.append(f"  {grown.said(method)}\n{table(head, rows)}")
     return "\n\n".join(parts)
 
 

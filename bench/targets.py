@@ -76,9 +76,8 @@ def _millions(results: Results) -> Iterator[Target]:
     if grown is None:
         return
     ((method, curve),) = grown.curves.items()
-    measured = grown.exponent(method)
     peaks = {size: one.peak / GIB for size, one in curve if not one.failed}
-    yield at_most("d", "exponent in the number of clients", 1.1, None if measured != measured else measured, "{:.2f}")
+    yield at_most("d", "exponent in the number of clients", 1.1, grown.exponent(method), "{:.2f}")
     yield at_most("d", "peak memory with 10^6 clients", 6, peaks.get(10**6), "{:.1f} GiB")
 
 
