@@ -51,10 +51,14 @@ def _upload(results: Results) -> Target:
     """Mixed weights send one model and K floats, whatever K is."""
     curve = next((grown.curves.get("PPFL weights") for grown in results.grown if grown.along == "K"), None)
     extra = {k: one.up - one.prepared["model_bytes"] for k, one in curve or [] if not one.failed and one.up}
-    measured = "+ " + ", ".join(f"{floats:g} B at K={k}" for k, floats in extra.items())
-    met = all(floats == 4 * k for k, floats in extra.items()) if len(extra) == len(KS) else None
-    wanted = f"+ {4 * KS[0]} B at K={KS[0]} ... {4 * KS[-1]} B at K={KS[-1]}"
-    return Target("a", "upload of mixed weights beyond one model", wanted, measured if extra else "not measured", met)
+    met = all(beyond == 4 * k for k, beyond in extra.items()) if len(extra) == len(KS) else None
+    wanted, measured = _ends({k: 4 * k for k in KS}), _ends(extra)
+    return Target("a", "upload of mixed weights beyond one model", wanted, measured, met)
+
+
+def _ends(extra: dict[int, float]) -> str:
+    """The bytes at the smallest and the largest K."""
+    return " to ".join(f"{extra[k]:g} B (K={k})" for k in sorted(extra)[:: max(1, len(extra) - 1)]) or "not measured"
 
 
 def _linear(results: Results) -> Iterator[Target]:

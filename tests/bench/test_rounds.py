@@ -8,7 +8,7 @@ from growth import exponent
 from methods import ROUNDS, passes, ppfl
 from workloads import WORKLOADS, Workload, flops
 
-from ppfl.engines import Stacked
+from ppfl import PPFL
 from support import make_federation, make_net
 
 WORKLOAD = Workload(make_net(), make_federation(), batch_size=4)
@@ -17,13 +17,13 @@ WORKLOAD = Workload(make_net(), make_federation(), batch_size=4)
 def moved(theta: bool, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, bool]:
     """Whether theta and memberships are among what five timed rounds ask of clients."""
     tasks = []
-    run = Stacked.run
+    plan = PPFL.plan
 
-    def watched(self, algorithm, problem, federation, plan, clients, round):
-        tasks.append(plan.task)
-        return run(self, algorithm, problem, federation, plan, clients, round)
+    def watched(self, *told):
+        tasks.append(plan(self, *told).task)
+        return plan(self, *told)
 
-    monkeypatch.setattr(Stacked, "run", watched)
+    monkeypatch.setattr(PPFL, "plan", watched)
     one_round = ppfl(WORKLOAD, k=2, mix="outputs", theta=theta, steps=steps)
     for _ in range(5):
         assert math.isfinite(one_round().loss)
