@@ -1,8 +1,12 @@
 """Draws are functions of their keys: stable, well spread, and free of order."""
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ppfl.core.draws import hashed, name_key, uniform
+from ppfl.core.draws import hashed, name_key, name_keys, shuffles, uniform
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
 def splitmix_reference(state: int) -> int:
@@ -14,12 +18,28 @@ def splitmix_reference(state: int) -> int:
     return z ^ (z >> 31)
 
 
-def test_hash_is_splitmix64() -> None:
-    keys = torch.tensor([0, 1, 2**40 + 17, -5])
+@given(INT64, st.lists(INT64, max_size=20))
+def test_hash_is_splitmix64(first: int, keys: list[int]) -> None:
     mask = (1 << 64) - 1
-    for key, found in zip(keys.tolist(), hashed(3, keys).tolist(), strict=True):
-        state = splitmix_reference(3)
-        assert found & mask == splitmix_reference(state ^ (key & mask))
+    state = splitmix_reference(first & mask)
+    expected = [splitmix_reference(state ^ (key & mask)) for key in keys]
+    assert [found & mask for found in hashed(first, torch.tensor(keys, dtype=torch.int64)).tolist()] == expected
+    assert [int(hashed(first, key)) & mask for key in keys] == expected
+
+
+def test_many_draws_are_those_of_each_alone_and_leave_the_keys_as_they_are() -> None:
+    keys = torch.arange(100_000)
+    many = hashed(keys)
+    assert keys.equal(torch.arange(100_000))
+    for at in (0, 1, 2**15 - 1, 2**15, 2**16, 99_999):
+        assert int(hashed(at)) == int(many[at])
+
+
+def test_the_layout_of_keys_does_not_matter() -> None:
+    keys = torch.arange(12).reshape(3, 4)
+    assert hashed(1, keys.T).equal(hashed(1, keys).T)
+    assert hashed(1, keys[:, ::2]).equal(hashed(1, keys)[:, ::2])
+    assert hashed(1, keys[:, :1].expand(3, 4)).equal(hashed(1, keys[:, :1]).expand(3, 4))
 
 
 def test_a_draw_does_not_depend_on_its_neighbours() -> None:
@@ -51,3 +71,31 @@ def test_orders_by_draws_put_every_item_first_equally_often() -> None:
 
 def test_names_have_keys_that_differ() -> None:
     assert len({name_key(f"client-{i}") for i in range(10_000)}) == 10_000
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_many_names_have_the_keys_of_each(names: list[str]) -> None:
+    assert name_keys(names).tolist() == [name_key(name) for name in names]
+
+
+@given(st.integers(0, 10_000), st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(1, 3))
+def test_shuffles_are_the_order_of_the_draws(seed: int, sizes: list[int], epochs: int) -> None:
+    longest = max(sizes)
+    draws = hashed(seed, torch.arange(len(sizes))[:, None, None], torch.arange(epochs)[:, None], torch.arange(longest))
+    given_draws = draws.clone()
+    orders = shuffles(draws, torch.tensor(sizes))
+    assert orders.shape == (len(sizes), epochs, longest) and draws.equal(given_draws)
+    assert orders.sort(dim=-1).values.equal(torch.arange(longest).expand_as(orders))
+    for size, order, own in zip(sizes, orders, draws, strict=True):
+        assert order[:, :size].equal(own[:, :size].argsort(dim=-1))  # 43 bits do not tie among so few
+
+
+def test_a_shuffle_does_not_depend_on_how_much_larger_others_are() -> None:
+    draws = hashed(0, torch.arange(50)[:, None, None], torch.arange(3000))
+    wide, narrow = (shuffles(draws[..., :n], torch.full((50,), 100)) for n in (3000, 100))
+    assert wide[..., :100].equal(narrow)
+
+
+def test_draws_that_tie_keep_the_order_of_positions_and_stay_before_what_is_beyond() -> None:
+    highest = torch.full((1, 1, 5), torch.iinfo(torch.int64).max)
+    assert shuffles(highest, torch.tensor([3])).tolist() == [[[0, 1, 2, 3, 4]]]
