@@ -58,7 +58,9 @@ class Affinity(ABC):
 
     def check(self, ids: Iterable[str]) -> Self:
         """This affinity in the order of the federation's ids, which it must cover exactly."""
-        wanted = _names(ids)
+        if (wanted := tuple(ids)) == self.ids:
+            return self
+        wanted = _names(wanted)
         missing, extra = sorted(set(wanted) - set(self.ids)), sorted(set(self.ids) - set(wanted))
         if missing or extra:
             remedy = "build it with affinity.from_labels(counts, ids)" if missing else "use affinity.select(ids)"
@@ -66,7 +68,7 @@ class Affinity(ABC):
                 f"affinity has {len(self)} rows but the federation has {len(wanted)} clients "
                 f"(missing: {_listed(missing)}; extra: {_listed(extra)}); {remedy}"
             )
-        return self if wanted == self.ids else self.select(wanted)
+        return self.select(wanted)
 
     def to(self, device: torch.device | str) -> Self:
         """The same affinity on another device."""
@@ -183,7 +185,7 @@ def from_labels(counts: Tensor, ids: Iterable[str]) -> Factored:
     """
     names, counts = _table(counts, ids)
     _valid(counts, lambda i, y: f"the count of label {y} of client {names[i]!r}", "count its labels again")
-    if empty := [name for name, n in zip(names, counts.sum(1).tolist(), strict=True) if n == 0]:
+    if empty := [names[i] for i in (counts.sum(1) == 0).nonzero().flatten().tolist()]:
         raise AffinityError(
             f"{_listed(empty)} has no labels, so no cosine similarity; "
             f"leave it out until it has a training sample, or use affinity.uniform(ids)"
@@ -242,18 +244,21 @@ def nearest(features: Tensor, ids: Iterable[str], k: int, block: int = 1024) -> 
 
 def _names(ids: Iterable[str]) -> tuple[str, ...]:
     names = tuple(ids)
-    if not names or not all(isinstance(name, str) for name in names):
+    if not names or not all(issubclass(kind, str) for kind in set(map(type, names))):
         raise AffinityError(f"client ids are {names[:3]}; expected at least one string: use str(id) for others")
-    if twice := [name for name, times in Counter(names).items() if times > 1]:
+    if len(set(names)) < len(names):
+        twice = [name for name, times in Counter(names).items() if times > 1]
         raise AffinityError(f"client {_listed(twice)} is listed more than once; give every client its own id")
     return names
 
 
 def _positions(names: Sequence[str], known: Sequence[str], remedy: str) -> Tensor:
-    row = {name: i for i, name in enumerate(known)}
-    if unknown := sorted(set(names) - set(known), key=str):
+    row = dict(zip(known, range(len(known)), strict=True))
+    at = list(map(row.get, names))
+    if None in at:
+        unknown = sorted(set(names) - set(known), key=str)
         raise AffinityError(f"affinity has no client {_listed(unknown)} among its {len(known)}; {remedy}")
-    return torch.tensor([row[name] for name in names], dtype=torch.long)
+    return torch.tensor(at, dtype=torch.long)
 
 
 def _table(x: Tensor, ids: Iterable[str]) -> tuple[tuple[str, ...], Tensor]:
