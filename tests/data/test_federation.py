@@ -1,5 +1,7 @@
 """Laws of a federation: clients are named slices, and nothing depends on who else is there."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from ppfl.core.errors import DataError
 from ppfl.data import Federation, Samples, Truth
+from ppfl.data.arrays import group_rows
 
 
 def rows(n: int = 30, clients: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -45,6 +48,49 @@ def test_rows_keep_their_order_within_a_client():
     f = Federation.from_arrays(*rows(), test_fraction=0)
     for id in f.ids:
         assert values(f.client(id)["train"]) == sorted(values(f.client(id)["train"]))
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.sampled_from(["runs", "rows"]))
+def test_rows_group_alike_however_they_come(client, order):
+    """Sorted, in runs or mixed; integers, floats, strings or objects: the naive grouping."""
+    client = sorted(client) if order == "runs" else client
+    names = list(dict.fromkeys(client))
+    expected = [[row for row, name in enumerate(client) if name == one] for one in names]
+    for column in (
+        client,
+        np.array(client, float),
+        torch.tensor(client),
+        list(map(str, client)),
+        np.array(client, "O"),
+    ):
+        found = group_rows(column)
+        assert found.ids == tuple(map(str, names)) and found.sizes.tolist() == [len(rows) for rows in expected]
+        assert found.of(torch.arange(len(client))).tolist() == [row for rows in expected for row in rows]
+        turned = group_rows(column, ids=names[::-1])
+        assert turned.of(torch.arange(len(client))).tolist() == [row for rows in expected[::-1] for row in rows]
+
+
+def test_rows_that_stand_client_by_client_are_not_copied():
+    x, y, client = torch.randn(30, 2), torch.arange(30) % 2, torch.arange(30) // 10
+    assert Federation.from_arrays(x, y, client, test_fraction=0).train.x.data_ptr() == x.data_ptr()
+    spread = torch.randn(30, 4)[:, ::2]
+    f = Federation.from_arrays(spread, y, client, test_fraction=0)
+    assert f.train.x.is_contiguous() and f.train.x.equal(spread)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.data())
+def test_taking_clients_and_samples_is_slicing_and_masking(sizes, data):
+    offsets = torch.tensor([0, *np.cumsum(sizes)])
+    n = int(offsets[-1])
+    whole = Samples(torch.arange(2.0 * n).reshape(n, 2), torch.arange(n), offsets)
+    at = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=8))
+    taken, own = whole.take(at), [whole.client(i) for i in at]
+    assert taken.sizes.tolist() == [len(part) for part in own]
+    assert taken.y.tolist() == [y for part in own for y in part.y.tolist()] == taken.x[:, 0].div(2).tolist()
+    keep = torch.tensor(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=torch.bool)
+    kept = whole.where(keep)
+    assert kept.y.equal(whole.y[keep]) and kept.x.equal(whole.x[keep])
+    assert kept.sizes.tolist() == [int(keep[a:b].sum()) for a, b in pairwise(offsets)]
 
 
 def test_default_weights_are_shares_of_the_training_samples():

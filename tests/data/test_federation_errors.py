@@ -41,6 +41,7 @@ CASES = {
     "ids that are no strings": (lambda: federation(ids=(1, 2)), "must be strings"),
     "too few ids": (lambda: federation(ids=("a",)), "2 clients but there are 1 ids"),
     "nobody": (lambda: arrays().select([]), "no client"),
+    "no rows": (lambda: arrays(np.zeros((0, 2)), [], []), "no client"),
     "unknown client": (lambda: arrays().select(["c7"]), "no client 'c7' among the 2"),
     "NaN": (lambda: arrays(with_nan(), test_fraction=0), "train x has NaN.* 3 samples, 2 of them of client 'b'"),
     "NaN target": (lambda: arrays(y=[0.1, np.nan] * 3, test_fraction=0), "train y has NaN"),

@@ -16,8 +16,22 @@ class Rows(NamedTuple):
     """Which rows, in which order, make the clients."""
 
     ids: tuple[str, ...]
-    order: Tensor  # (n,) row numbers, a client's rows together and in their old order
+    order: Tensor | None  # (n,) row numbers, a client's rows together and in their old order; None: as they stand
     offsets: Tensor  # (M + 1,)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Rows of each client (M,)."""
+        return self.offsets.diff()
+
+    def where(self, keep: Tensor) -> "Rows":
+        """The rows that a mask (n,), in this order, keeps."""
+        order = keep.nonzero().flatten() if self.order is None else self.order[keep]
+        return Rows(self.ids, order, torch.cat([keep.new_zeros(1), keep]).cumsum(0)[self.offsets])
+
+    def of(self, values: Tensor) -> Tensor:
+        """These rows of values (n, ...); the same memory where they are all rows as they stand."""
+        return values.contiguous() if self.order is None else values.index_select(0, self.order.to(values.device))
 
 
 def as_features(x: Any, tokens: bool = False) -> Tensor:
@@ -59,11 +73,11 @@ def as_targets(
             raise DataError(f"y holds text ({str(array[0])!r}) but regression needs numbers; convert it")
         return _codes(array.astype(str), names)
     if task == "regression" or (task == "auto" and array.dtype.kind == "f"):
-        return torch.tensor(array, dtype=torch.float32), None
+        return torch.from_numpy(array.astype(np.float32)), None
     if array.dtype.kind == "f" and not bool(np.all(array == np.floor(array))):
         bad = array[array != np.floor(array)][0]
         raise DataError(f"y holds {bad}, which is no class label; use integers or strings, or regression")
-    return torch.tensor(array.astype(np.int64)), names
+    return torch.from_numpy(array.astype(np.int64)), names
 
 
 def group_rows(clients: Any, ids: Sequence[Any] | None = None) -> Rows:
@@ -73,24 +87,32 @@ def group_rows(clients: Any, ids: Sequence[Any] | None = None) -> Rows:
     ('b', 'a')
     >>> group_rows(["b", "a", "b"]).order
     tensor([0, 2, 1])
+    >>> group_rows(["b", "b", "a"]).order is None
+    True
     """
-    column = as_ids(clients)
-    found, first, inverse = np.unique(column, return_index=True, return_inverse=True)
+    column = _column(clients)
+    begins = np.flatnonzero(np.concatenate([np.ones(len(column[:1]), dtype=bool), column[1:] != column[:-1]]))
+    lengths = np.diff(begins, append=len(column))
+    found, first, inverse = np.unique(column[begins], return_index=True, return_inverse=True)
+    heads = found.astype(np.str_).tolist()
     if ids is None:
-        names = tuple(str(v) for v in found[np.argsort(first)])
+        by_appearance = np.argsort(first)
+        names = tuple(heads[i] for i in by_appearance.tolist())
+        position = np.empty_like(by_appearance)
+        position[by_appearance] = np.arange(len(names))
     else:
-        names = tuple(str(v) for v in as_ids(ids))
-        unlisted = sorted(set(found.tolist()) - set(names))
+        names = tuple(as_ids(ids).tolist())
+        where = {name: i for i, name in reversed(list(enumerate(names)))}
+        unlisted = sorted(set(heads) - set(names))
         if unlisted:
             raise DataError(f"clients {quoted(unlisted)} have rows but are not in ids; add them, or drop the rows")
-    position = {name: i for i, name in reversed(list(enumerate(names)))}
-    client_of = np.array([position[str(v)] for v in found], dtype=np.int64)[inverse]
-    sizes = np.bincount(client_of, minlength=len(names))
-    return Rows(
-        names,
-        torch.from_numpy(np.argsort(client_of, kind="stable")),
-        torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)),
-    )
+        position = np.array([where[name] for name in heads], dtype=np.int64)
+    client_of_run = position[inverse]
+    sizes = np.bincount(client_of_run, weights=lengths, minlength=len(names)).astype(np.int64)
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
+    if bool(np.all(client_of_run[1:] >= client_of_run[:-1])):
+        return Rows(names, None, offsets)
+    return Rows(names, torch.from_numpy(np.argsort(np.repeat(client_of_run, lengths), kind="stable")), offsets)
 
 
 def as_ids(clients: Any) -> np.ndarray[Any, np.dtype[np.str_]]:
@@ -99,20 +121,7 @@ def as_ids(clients: Any) -> np.ndarray[Any, np.dtype[np.str_]]:
     >>> as_ids(np.array([7, 7.0, "7"], dtype=object)).tolist()
     ['7', '7', '7']
     """
-    column = clients.detach().cpu().numpy() if isinstance(clients, Tensor) else np.asarray(clients)
-    if column.ndim != 1:
-        raise DataError(f"clients has shape {column.shape}; expected one client id a sample, shape (n,)")
-    if column.dtype.kind in "Of":
-        _refuse_missing(column, "clients")
-    if column.dtype.kind == "O":
-        column = np.asarray(
-            [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in column], np.str_
-        )
-    if column.dtype.kind == "f":  # what a column of integers turns into where some were missing once
-        if not bool(np.all(column == np.floor(column))):
-            raise DataError(f"client ids are fractions ({column[0]}); expected strings or integers")
-        column = column.astype(np.int64)
-    return column.astype(np.str_)
+    return _column(clients).astype(np.str_, copy=False)
 
 
 def as_mask(is_test: Any, n: int) -> Tensor:
@@ -154,6 +163,26 @@ def quoted(names: Sequence[str], most: int = 5) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
+def _column(clients: Any) -> np.ndarray[Any, Any]:
+    """Client ids as integers or strings, whichever they come as: integers are told apart much faster."""
+    column = clients.detach().cpu().numpy() if isinstance(clients, Tensor) else np.asarray(clients)
+    if column.ndim != 1:
+        raise DataError(f"clients has shape {column.shape}; expected one client id a sample, shape (n,)")
+    if column.dtype.kind in "iuU":
+        return column
+    if column.dtype.kind == "O" and set(map(type, column)) == {str}:
+        return column.astype(np.str_)
+    if column.dtype.kind in "Of":
+        _refuse_missing(column, "clients")
+    if column.dtype.kind == "O":
+        return np.asarray([str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in column], np.str_)
+    if column.dtype.kind == "f":  # what a column of integers turns into where some were missing once
+        if not bool(np.all(column == np.floor(column))):
+            raise DataError(f"client ids are fractions ({column[0]}); expected strings or integers")
+        return column.astype(np.int64)
+    return column.astype(np.str_)
+
+
 def _codes(
     values: np.ndarray[Any, np.dtype[np.str_]], classes: tuple[str, ...] | None
 ) -> tuple[Tensor, tuple[str, ...]]:
@@ -180,6 +209,9 @@ def _as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
 
 def _refuse_missing(array: np.ndarray[Any, Any], what: str) -> None:
     # pandas.NA compares as NA, not as unequal to itself: only its type tells
-    missing = sum(v is None or type(v).__name__ in ("NAType", "NaTType") or bool(v != v) for v in array)
+    if array.dtype.kind == "f":
+        missing = int(np.isnan(array).sum())
+    else:
+        missing = sum(v is None or type(v).__name__ in ("NAType", "NaTType") or bool(v != v) for v in array)
     if missing:
         raise DataError(f"{what} has {missing} missing values; drop or fill those rows first")

@@ -14,10 +14,10 @@ from ppfl.data.truth import Truth
 
 def check_ids(ids: tuple[str, ...], splits: Mapping[str, Samples]) -> None:
     """Names are strings, unique, and one for each slice."""
-    if not all(isinstance(i, str) for i in ids):
+    if not all(issubclass(kind, str) for kind in set(map(type, ids))):
         raise DataError("client ids must be strings; use tuple(str(i) for i in ids)")
-    repeated = [name for name, times in Counter(ids).items() if times > 1]
-    if repeated:
+    if len(set(ids)) < len(ids):
+        repeated = [name for name, times in Counter(ids).items() if times > 1]
         raise DataError(f"client ids {quoted(repeated)} occur twice; every client needs its own name")
     for split, samples in splits.items():
         if samples.n_clients != len(ids):
@@ -26,11 +26,11 @@ def check_ids(ids: tuple[str, ...], splits: Mapping[str, Samples]) -> None:
             )
 
 
-def check_train(ids: tuple[str, ...], train: Samples) -> None:
+def check_train(ids: tuple[str, ...], sizes: Tensor) -> None:
     """Nothing can be learned for a client without a training sample."""
     if not ids:
         raise DataError("the federation has no client; expected at least one: check the rows that were read")
-    empty = [ids[i] for i in (train.sizes == 0).nonzero().flatten().tolist()]
+    empty = [ids[i] for i in (sizes == 0).nonzero().flatten().tolist()]
     if empty:
         raise DataError(f"clients {quoted(empty)} have no training sample; drop them, or hold out less of their data")
 
@@ -71,9 +71,9 @@ def check_labels(ids: tuple[str, ...], split: str, samples: Samples, n_classes: 
     """Labels are whole numbers from 0 to n_classes - 1."""
     if samples.y.is_floating_point():
         raise DataError(f"{split} y is {samples.y.dtype} but classes are given; labels must be integers: use y.long()")
-    wrong = (samples.y < 0) | (samples.y >= n_classes)
-    if bool(wrong.any()):
-        at = int(wrong.nonzero()[0])
+    lowest, highest = samples.y.aminmax() if len(samples) else (0, 0)
+    if lowest < 0 or highest >= n_classes:
+        at = int(((samples.y < 0) | (samples.y >= n_classes)).nonzero()[0])
         raise DataError(
             f"{split} label {int(samples.y[at])} of client {ids[int(samples.client_of()[at])]!r} is outside "
             f"0..{n_classes - 1}; number the classes from 0, or use float targets for regression"

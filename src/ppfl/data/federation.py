@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ppfl.core.errors import DataError
 from ppfl.data import checks
-from ppfl.data.arrays import Task, as_features, as_mask, as_targets, as_weights, group_rows, quoted
+from ppfl.data.arrays import Rows, Task, as_features, as_mask, as_targets, as_weights, group_rows, quoted
 from ppfl.data.samples import Samples, held_out
 from ppfl.data.truth import Truth
 
@@ -39,7 +39,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         checks.check_ids(self.ids, self.splits)
-        checks.check_train(self.ids, self.train)
+        checks.check_train(self.ids, self.train.sizes)
         checks.check_alike(self.splits)
         for split, samples in self.splits.items():
             checks.check_finite(self.ids, split, samples)
@@ -78,7 +78,8 @@ class Federation:
 
         Clients keep the order of `ids`, or else of first appearance. `is_test` marks the test rows in place
         of `test_fraction`; `validation_fraction` is taken from what is left for training. `weights` maps an
-        id to an importance of any scale. `truth` has its rows in the order of `ids`.
+        id to an importance of any scale. `truth` has its rows in the order of `ids`. Where `x` is float32, its rows
+        stand client by client already and none is held out, the federation shares its memory: do not change it.
         """
         if truth is not None and ids is None:
             raise DataError("truth is given without ids; pass ids in the order of its rows")
@@ -86,27 +87,31 @@ class Federation:
         features = tuple(str(c) for c in columns) if features is None and columns is not None else features
         inputs, (targets, found) = as_features(x, tokens), as_targets(y, task, classes)
         rows = group_rows(clients, ids)
-        if not len(inputs) == len(targets) == len(rows.order):
-            raise DataError(
-                f"x has {len(inputs)} rows, y {len(targets)} and clients {len(rows.order)}; they must pair row by row"
-            )
+        n = int(rows.offsets[-1])
+        if not len(inputs) == len(targets) == n:
+            raise DataError(f"x has {len(inputs)} rows, y {len(targets)} and clients {n}; they must pair row by row")
         checks.check_ids(rows.ids, {})
-        train = Samples(inputs[rows.order], targets[rows.order], rows.offsets)
-        checks.check_train(rows.ids, train)
-        test = validation = None
-        marked = None if is_test is None else as_mask(is_test, len(train))[rows.order]
-        if marked is None and test_fraction:
-            marked = held_out(train.sizes, rows.ids, test_fraction, seed, "test")
+        checks.check_train(rows.ids, rows.sizes)
+        train, test, validation = rows, None, None
+        marked = None
+        if is_test is not None:
+            marked = rows.of(as_mask(is_test, n))
+        elif test_fraction:
+            marked = held_out(rows.sizes, rows.ids, test_fraction, seed, "test")
         if marked is not None and bool(marked.any()):
-            train, test = train.where(~marked), train.where(marked)
+            train, test = rows.where(~marked), rows.where(marked)
         if validation_fraction:
             held = held_out(train.sizes, rows.ids, validation_fraction, seed, "validation")
             train, validation = train.where(~held), train.where(held)
+
+        def samples(part: Rows) -> Samples:
+            return Samples(part.of(inputs), part.of(targets), part.offsets)
+
         return cls(
             ids=rows.ids,
-            train=train,
-            test=test,
-            validation=validation,
+            train=samples(train),
+            test=None if test is None else samples(test),
+            validation=None if validation is None else samples(validation),
             weights=torch.empty(0) if weights is None else as_weights(weights, rows.ids),
             truth=truth,
             name=name,
@@ -170,7 +175,7 @@ class Federation:
 
     def select(self, ids: Sequence[str]) -> "Federation":
         """These clients only, in this order; classes stay, weights are scaled to sum to 1 again."""
-        at = self.positions(ids)
+        at = torch.tensor(self.positions(ids), dtype=torch.int64, device=self.weights.device)
         weights = self.weights[at]
         truth = None if self.truth is None else self.truth.rows(at)
         return self._changed(lambda part: part.take(at), tuple(ids), weights / weights.sum(), truth)
@@ -224,8 +229,8 @@ def _shares(train: Samples) -> Tensor:
 
 
 def _find_classes(splits: Mapping[str, Samples]) -> tuple[str, ...]:
-    labels = torch.cat([samples.y for samples in splits.values()])
-    lowest, highest = int(labels.min()), int(labels.max())
+    extremes = torch.stack([torch.stack(part.y.aminmax()) for part in splits.values() if len(part)])
+    lowest, highest = int(extremes.min()), int(extremes.max())
     if lowest == highest:
         raise DataError(
             f"every label is {lowest}; classification needs two classes: check the target column, "

@@ -60,20 +60,19 @@ class Samples:
         start, stop = int(self.offsets[position]), int(self.offsets[position + 1])
         return Samples(self.x[start:stop], self.y[start:stop], self.offsets.new_tensor([0, stop - start]))
 
-    def take(self, positions: Sequence[int]) -> "Samples":
+    def take(self, positions: Sequence[int] | Tensor) -> "Samples":
         """The clients at these positions, in this order."""
-        slices = [slice(int(self.offsets[i]), int(self.offsets[i + 1])) for i in positions]
-        none = slice(0, 0)  # keeps shape and type where no client is asked for
-        return Samples(
-            torch.cat([self.x[s] for s in (none, *slices)]),
-            torch.cat([self.y[s] for s in (none, *slices)]),
-            _offsets(self.sizes[list(positions)]),
-        )
+        at = torch.as_tensor(positions, dtype=torch.int64, device=self.offsets.device)
+        sizes = self.sizes[at]
+        offsets = _offsets(sizes)
+        rows = torch.repeat_interleave(self.offsets[at] - offsets[:-1], sizes)
+        rows += torch.arange(len(rows), device=rows.device)
+        return Samples(self.x.index_select(0, rows), self.y[rows], offsets)
 
     def where(self, keep: Tensor) -> "Samples":
         """The samples that a mask (n,) keeps; a client may be left with none."""
-        sizes = torch.bincount(self.client_of()[keep], minlength=self.n_clients)
-        return Samples(self.x[keep], self.y[keep], _offsets(sizes))
+        rows = keep.nonzero().flatten()
+        return Samples(self.x.index_select(0, rows), self.y[rows], _offsets(keep)[self.offsets])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Samples":
         """Move to a device; a dtype is given to floating fields only."""

@@ -30,9 +30,10 @@ class Truth:
         if bool((c < 0).any()) or bool(off.any()) or not bool(c.isfinite().all()):
             raise DataError("true memberships leave the simplex; expected rows that sum to 1: divide by the sum")
 
-    def rows(self, positions: Sequence[int]) -> "Truth":
+    def rows(self, positions: Sequence[int] | Tensor) -> "Truth":
         """The same of some clients."""
-        return replace(self, memberships=self.memberships[list(positions)])
+        at = torch.as_tensor(positions, dtype=torch.int64, device=self.memberships.device)
+        return replace(self, memberships=self.memberships[at])
 
     def to(self, device: torch.device | str | None) -> "Truth":
         """The same on a device."""
