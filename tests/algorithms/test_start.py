@@ -1,11 +1,13 @@
 """The start from first gradients: what a sketch keeps, what corners find, and that lock-in is avoided."""
 
+from itertools import combinations
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppfl.algorithms import PPFL
+from ppfl.algorithms import PPFL, start
 from ppfl.algorithms.batches import LocalData, id_keys
 from ppfl.algorithms.start import count_sketch, gradient_sketch, memberships_from_sketches, nearest_mixtures
 from ppfl.core.population import Population
@@ -69,6 +71,74 @@ def test_a_point_that_is_a_mixture_is_its_own_nearest(seed: int) -> None:
     torch.testing.assert_close(nearest_mixtures(truth @ corners, corners), truth, atol=1e-6, rtol=0)
 
 
+def nearest_by_faces(point: torch.Tensor, corners: torch.Tensor) -> torch.Tensor:
+    """The point of the simplex's image nearest to `point`, by trying the affine hull of every set of corners."""
+    best = None
+    for size in range(1, len(corners) + 1):
+        for face in map(list, combinations(range(len(corners)), size)):
+            edges = corners[face[1:]] - corners[face[0]]
+            share = torch.linalg.lstsq(edges.T, (point - corners[face[0]])[:, None]).solution.flatten()
+            c = torch.zeros(len(corners), dtype=point.dtype)
+            c[face] = torch.cat([1 - share.sum(0, keepdim=True), share])
+            if (c >= 0).all() and (best is None or (c @ corners - point).norm() < (best @ corners - point).norm()):
+                best = c
+    assert best is not None
+    return best
+
+
+def simplex_with_dents(k: int, g: torch.Generator) -> torch.Tensor:
+    """Corners (k, k - 1) that are not nearly in one plane."""
+    regular = torch.linalg.svd(torch.eye(k, dtype=torch.float64) - 1 / k).U[:, : k - 1]
+    return regular + 0.2 * torch.randn(k, k - 1, generator=g, dtype=torch.float64) / k
+
+
+@given(st.integers(0, 10_000), st.integers(2, 4))
+def test_nearest_mixtures_are_those_of_the_best_face(seed: int, k: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    points, corners = torch.randn(4, k - 1, generator=g, dtype=torch.float64), simplex_with_dents(k, g)
+    expected = torch.stack([nearest_by_faces(point, corners) for point in points])
+    torch.testing.assert_close(nearest_mixtures(points, corners), expected, atol=1e-8, rtol=0)
+
+
+@given(st.integers(0, 10_000), st.integers(2, 9))
+def test_no_corner_would_bring_a_nearest_mixture_nearer(seed: int, k: int) -> None:
+    """The Karush-Kuhn-Tucker conditions: the slope is least on, and equal among, the corners in use."""
+    g = torch.Generator().manual_seed(seed)
+    points, corners = torch.randn(50, k - 1, generator=g, dtype=torch.float64), simplex_with_dents(k, g)
+    c = check(nearest_mixtures(points, corners))
+    slope = (c @ corners - points) @ corners.T
+    assert float(((slope * c).sum(1) - slope.amin(1)).max()) < 1e-8
+
+
+def test_each_point_has_its_own_nearest_mixture_however_many_there_are() -> None:
+    g = torch.Generator().manual_seed(0)
+    points, corners = torch.randn(9000, 3, generator=g, dtype=torch.float64), simplex_with_dents(4, g)
+    many = nearest_mixtures(points, corners)
+    for at in (0, 4000, 8191, 8192, 8999):
+        torch.testing.assert_close(nearest_mixtures(points[at : at + 1], corners)[0], many[at], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("corners", [torch.zeros(3, 2), torch.ones(3, 2), torch.eye(2)[[0, 0, 1]]])
+def test_corners_may_coincide(corners: torch.Tensor) -> None:
+    points = torch.tensor([[0.3, 0.7], [2.0, -1.0]], dtype=torch.float64)
+    check(nearest_mixtures(points, corners.double()))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 7))
+def test_points_are_the_weighted_principal_components_in_whatever_blocks(seed: int, block: int, count: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    rows = torch.randn(12, 7, generator=g, dtype=torch.float64) * torch.arange(1, 8)
+    p, order = torch.rand(12, generator=g, dtype=torch.float64).softmax(0), torch.randperm(12, generator=g)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "ASKED", block)
+        points = start.principal_points(rows, p, order, count)
+    centred = rows[order] - p @ rows[order]
+    spread = torch.linalg.svdvals(p.sqrt()[:, None] * centred)
+    moment = points.T @ (p[:, None] * points)
+    torch.testing.assert_close(moment, torch.diag(spread[:count].square().flip(0)), atol=1e-9, rtol=0)
+    torch.testing.assert_close(p @ points, torch.zeros(count, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
 def mixtures(seed: int, clients: int = 60, k: int = 3, width: int = 30, noise: float = 0.0):
     """Sketches that are mixtures of k corners, most clients near a corner, and the memberships that made them."""
     g = torch.Generator().manual_seed(seed)
@@ -87,7 +157,9 @@ def test_mixtures_are_found_near_where_they_are(seed: int) -> None:
     assert float((c.argmax(1) == truth.argmax(1)).double().mean()) > 0.9
 
 
-def test_the_order_of_clients_does_not_matter() -> None:
+@pytest.mark.parametrize("asked", [20_000, 25])
+def test_the_order_of_clients_does_not_matter(asked: int, monkeypatch) -> None:
+    monkeypatch.setattr(start, "ASKED", asked)
     sketches, _ = mixtures(3, noise=0.2)
     weights = torch.rand(60, generator=torch.Generator().manual_seed(4)).softmax(0)
     ids = tuple(f"c{i}" for i in range(60))
@@ -97,12 +169,24 @@ def test_the_order_of_clients_does_not_matter() -> None:
     torch.testing.assert_close(other, straight[turned])
 
 
+def test_corners_of_some_clients_do_for_all(monkeypatch) -> None:
+    sketches, truth = mixtures(0, clients=3000, noise=0.1)
+    ids = tuple(f"c{i}" for i in range(3000))
+    weights = torch.full((3000,), 1 / 3000)
+    of_all = memberships_from_sketches(sketches, weights, ids, 3, seed=0)
+    monkeypatch.setattr(start, "ASKED", 500)
+    for seed in range(3):
+        of_some = memberships_from_sketches(sketches, weights, ids, 3, seed=seed)
+        assert float(total_variation(of_some[:, match(of_all, of_some)], of_all).mean()) < 0.05
+        assert float(total_variation(of_some[:, match(truth, of_some)], truth).mean()) < 0.15
+
+
 def test_the_survey_asks_everyone_once_and_only_where_there_is_a_choice() -> None:
     from ppfl.engines import begin, pose
 
     federation = make_federation()
-    for k, start, surveys in ((2, "gradients", True), (2, "uniform", False), (1, "gradients", False)):
-        method = PPFL(lr=0.1, participation=0.5, start=start)
+    for k, begins, surveys in ((2, "gradients", True), (2, "uniform", False), (1, "gradients", False)):
+        method = PPFL(lr=0.1, participation=0.5, start=begins)
         problem = pose(Population(make_net(), k=k), federation, None, 5, seed=0)
         server = begin(method, problem).server
         plans = [method.plan(problem, server, t) for t in range(3)]
