@@ -52,7 +52,7 @@ def test_every_partition_by_name(partition):
     assert sum(len(part) for part in f.splits.values()) == 1797
 
 
-@pytest.mark.parametrize("name", ["synthetic", "synthetic_groups", "synthetic_linear"])
+@pytest.mark.parametrize("name", ["synthetic", "synthetic_groups", "synthetic_linear", "logistic_population"])
 def test_every_population_by_name(name):
     small = {"n_clients": 6, "dim": 4, "test_points": 5}
     f, other = build(name, **small), build(name, **small, seed=1)
@@ -66,6 +66,7 @@ def test_every_population_by_name(name):
         (DATASETS["synthetic"], synthetic.synthetic_classification),
         (DATASETS["synthetic_groups"], synthetic.synthetic_groups),
         (DATASETS["synthetic_linear"], synthetic.synthetic_linear),
+        (DATASETS["logistic_population"], synthetic.logistic_population),
         (LabelGroups, partitions.by_label_groups),
         (DirichletSources, partitions.dirichlet_sources),
     ],

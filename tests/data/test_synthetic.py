@@ -8,6 +8,7 @@ from ppfl.core.errors import DataError
 from ppfl.data import (
     bayes_accuracy,
     digits_federation,
+    logistic_population,
     synthetic_classification,
     synthetic_groups,
     synthetic_linear,
@@ -18,6 +19,7 @@ MAKERS = {
     "groups": lambda seed: synthetic_groups(seed=seed),
     "groups, regression": lambda seed: synthetic_groups(seed=seed, task="regression"),
     "linear": lambda seed: synthetic_linear(seed=seed),
+    "logistic": lambda seed: logistic_population(50, seed=seed),
 }
 
 
@@ -116,11 +118,50 @@ def test_linear_targets_differ_from_the_model_by_the_noise_alone():
     assert float((f.train.y - (f.train.x * own).sum(1)).std()) == pytest.approx(0.3, rel=0.05)
 
 
+def test_logistic_labels_are_drawn_with_the_models_probabilities():
+    """Where the model says p, a share p of the labels is 1, up to 4.5 standard errors; train and test alike."""
+    f = logistic_population(4000, samples=10, dim=6, k=3, test_points=5)
+    own = f.truth.memberships @ f.truth.sources
+    for part in f.splits.values():
+        p = torch.sigmoid((part.x * own[part.client_of()]).sum(1)).double()
+        for low in torch.arange(0, 1, 0.1):
+            near = (p >= low) & (p < low + 0.1)
+            error = (p[near] * (1 - p[near])).sum().sqrt()
+            assert abs(float((part.y[near] - p[near]).sum())) < 4.5 * float(error)
+
+
+def test_logistic_features_and_memberships_have_their_moments():
+    f = logistic_population(4000, dim=5, k=3, alpha=0.3, test_points=0)
+    assert f.test is None and f.train.sizes.unique().tolist() == [10]
+    assert (f.train.x.min(), f.train.x.max()) == (pytest.approx(-1, abs=1e-3), pytest.approx(1, abs=1e-3))
+    assert float(f.train.x.var()) == pytest.approx(1 / 3, abs=0.01)
+    assert float(f.truth.memberships.var(0).mean()) == pytest.approx(2 / 9 / (3 * 0.3 + 1), rel=0.05)
+
+
+def test_a_logistic_client_does_not_depend_on_how_many_follow_it():
+    few, many = logistic_population(7, seed=3), logistic_population(40, seed=3)
+    assert few.truth.sources.equal(many.truth.sources)
+    assert few.truth.memberships.equal(many.truth.memberships[:7])
+    some = many.select(many.ids[:7])
+    for split in ("train", "test"):
+        assert few.split(split).x.equal(some.split(split).x) and few.split(split).y.equal(some.split(split).y)
+    alone = logistic_population(40, seed=3, test_points=0).train
+    assert alone.x.equal(many.train.x) and alone.y.equal(many.train.y)
+
+
+def test_with_models_of_no_size_labels_are_coins():
+    y = logistic_population(2000, scale=0).train.y.double()
+    assert abs(float(y.mean()) - 0.5) < 4.5 * 0.5 / len(y) ** 0.5
+
+
 ERRORS = {
     "no client": (lambda: synthetic_classification(0), "n_clients is 0"),
     "negative noise": (lambda: synthetic_classification(2, noise=-1), "noise >= 0"),
     "sizes": (lambda: synthetic_classification(2, min_size=10, max_size=5), "min <= max"),
     "too few dimensions": (lambda: synthetic_groups(groups=5, dim=3), "raise dim"),
+    "no concentration": (lambda: logistic_population(2, alpha=0), "alpha > 0"),
+    "negative scale": (lambda: logistic_population(2, scale=-1), "scale >= 0"),
+    "no samples": (lambda: logistic_population(2, samples=0), "samples is 0"),
     "no sources": (lambda: bayes_accuracy(digits_federation()), "no true sources"),
     "no test": (lambda: bayes_accuracy(synthetic_classification(2, 2, test_points=0)), "no test samples"),
 }

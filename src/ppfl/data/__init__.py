@@ -23,6 +23,7 @@ from ppfl.data.samples import Samples
 from ppfl.data.settings import DATASETS, DataSettings, build
 from ppfl.data.synthetic import (
     bayes_accuracy,
+    logistic_population,
     synthetic_classification,
     synthetic_groups,
     synthetic_linear,
@@ -53,6 +54,7 @@ __all__ = [
     "dirichlet_sources",
     "from_table",
     "iid",
+    "logistic_population",
     "read_cifar10",
     "read_csv",
     "read_idx",

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter
@@ -17,7 +17,7 @@ from ppfl.data.federation import Federation
 from ppfl.data.partition_settings import LabelGroups, PartitionSettings
 from ppfl.data.partitions import CIFAR10_CLASSES, CIFAR10_CLIENTS, CIFAR10_GROUPS
 from ppfl.data.readers import read_mnist, read_npz
-from ppfl.data.synthetic import synthetic_classification, synthetic_groups, synthetic_linear
+from ppfl.data.synthetic import logistic_population, synthetic_classification, synthetic_groups, synthetic_linear
 from ppfl.data.tables import read_csv, read_parquet
 
 # Public constants of the two sets, mean and standard deviation of a pixel: no client's own data is asked for them.
@@ -181,14 +181,29 @@ class SyntheticLinear(Settings):
         return synthetic_linear(**self.model_dump(exclude={"name"}))
 
 
-DataSettings = Annotated[
-    Digits | Mnist | Cifar10 | Npz | Csv | Parquet | Synthetic | SyntheticGroups | SyntheticLinear,
-    Field(discriminator="name"),
-]
-DATASETS: dict[str, type[Settings]] = {
-    model.model_fields["name"].default: model
-    for model in (Digits, Mnist, Cifar10, Npz, Csv, Parquet, Synthetic, SyntheticGroups, SyntheticLinear)
-}
+class LogisticPopulation(Settings):
+    """Logistic regressions with mixed memberships, for many clients with few samples."""
+
+    name: Literal["logistic_population"] = "logistic_population"
+    n_clients: PositiveInt = 1000
+    samples: PositiveInt = 10
+    dim: PositiveInt = 20
+    k: PositiveInt = 5
+    alpha: PositiveFloat = 0.3
+    scale: NonNegativeFloat = 2.0
+    test_points: NonNegativeInt = 5
+    seed: NonNegativeInt = 0
+
+    def build(self, base: Path | None = None) -> Federation:
+        """The federation these settings describe."""
+        return logistic_population(**self.model_dump(exclude={"name"}))
+
+
+_AnyData = (
+    Digits | Mnist | Cifar10 | Npz | Csv | Parquet | Synthetic | SyntheticGroups | SyntheticLinear | LogisticPopulation
+)
+DataSettings = Annotated[_AnyData, Field(discriminator="name")]
+DATASETS: dict[str, type[Settings]] = {model.model_fields["name"].default: model for model in get_args(_AnyData)}
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(DataSettings)
 
 

@@ -135,6 +135,46 @@ def synthetic_linear(
     return Federation(_names(n_clients), train, test, truth=truth, name="linear")
 
 
+def logistic_population(
+    n_clients: int = 1000,
+    samples: int = 10,
+    dim: int = 20,
+    k: int = 5,
+    alpha: float = 0.3,
+    scale: float = 2.0,
+    test_points: int = 5,
+    seed: int = 0,
+) -> Federation:
+    """Logistic regressions in a population: P(y = 1 | x) = sigmoid(x . sum_k c_ik theta_k).
+
+    c_i ~ Dirichlet(alpha); x ~ U(-1, 1)^dim; theta_k is normal with standard deviation `scale`: the larger, the
+    less chance is in the labels. Client i is the same however many others follow it, and a million clients take
+    little more memory than their data.
+
+    >>> few, many = logistic_population(n_clients=3), logistic_population(n_clients=30)
+    >>> torch.equal(few.train.x, many.train.x[:30]), many.describe()
+    (True, 'logistic: 30 clients, 300 train / 150 test samples (10-10 a client), x (20,), 2 classes, 5 true sources')
+    """
+    _check(n_clients=n_clients, samples=samples, dim=dim, k=k)
+    if alpha <= 0 or scale < 0:
+        raise DataError(f"alpha {alpha}, scale {scale}; expected alpha > 0, scale >= 0")
+    of_models, of_clients, *of_points = np.random.default_rng(seed).spawn(6)  # a stream each, in the order of clients
+    theta = np.float32(scale) * of_models.standard_normal((k, dim), dtype=np.float32)
+    memberships = of_clients.dirichlet(np.full(k, alpha), n_clients).astype(np.float32)
+    own = memberships @ theta
+
+    def draw(of_x: np.random.Generator, of_y: np.random.Generator, count: int) -> Samples:
+        x = _uniform(of_x, n_clients * count, dim)
+        score = np.einsum("ind,id->in", x.reshape(n_clients, count, dim), own).ravel()
+        y = of_y.logistic(size=len(score)) < score  # whose distribution function is the sigmoid
+        return _samples(x, y.astype(np.int64), np.full(n_clients, count))
+
+    train = draw(of_points[0], of_points[1], samples)
+    test = draw(of_points[2], of_points[3], test_points) if test_points else None
+    truth = Truth(torch.from_numpy(memberships), "canonical model", torch.from_numpy(theta))
+    return Federation(_names(n_clients), train, test, truth=truth, name="logistic", classes=("0", "1"))
+
+
 def _linear(
     rng: np.random.Generator, own: _Floats, noise: float, samples: int, test_points: int, task: str
 ) -> tuple[Samples, Samples | None]:
