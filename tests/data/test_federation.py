@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppfl.core.errors import DataError
-from ppfl.data import Federation, Samples, Truth
+from ppfl.data import Federation, Samples, Truth, samples
 from ppfl.data.arrays import group_rows
 
 
@@ -121,6 +121,26 @@ def test_a_holdout_depends_on_seed_and_purpose():
     assert values(f.holdout(0.3, seed=0).test) == first
     assert values(f.holdout(0.3, seed=1).test) != first
     assert values(f.holdout(0.3, seed=0, into="validation").validation) != first
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.floats(0.3, 0.95), st.integers(1, 100))
+def test_a_holdout_is_each_clients_own_draw_in_whatever_blocks(sizes, fraction, block):
+    if max(sizes) == 1:
+        sizes = [*sizes, 2]
+    ids = [f"client {i}" for i in range(len(sizes))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples, "BLOCK", block)
+        together = samples.held_out(torch.tensor(sizes), ids, fraction, 3, "test")
+    for size, id, own in zip(sizes, ids, together.split(sizes), strict=True):
+        assert int(own.sum()) == min(size - 1, int(fraction * size + 0.5))
+        if size > 1:
+            assert own.equal(samples.held_out(torch.tensor([size]), [id], fraction, 3, "test"))
+
+
+def test_a_holdout_takes_every_sample_equally_often():
+    ids = [f"client {i}" for i in range(6000)]
+    times = samples.held_out(torch.full((6000,), 5), ids, 0.2, 0, "test").reshape(6000, 5).sum(0).double()
+    assert float(((times - 1200) ** 2 / 1200).sum()) < 18.5  # 99.9 %, 4 degrees of freedom
 
 
 def test_from_arrays_holds_out_as_holdout_does():

@@ -1,15 +1,15 @@
 """Samples of many clients in one contiguous tensor a field; a client is a slice between two offsets."""
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from ppfl.core.draws import hashed, name_keys, shuffles
 from ppfl.core.errors import DataError
 
+BLOCK = 1 << 20  # samples whose order is drawn together
 # float64 is let in for tests that compare two ways to the last bit; every reader gives float32
 _FLOATS = (torch.float32, torch.float64)
 
@@ -94,24 +94,28 @@ def held_out(sizes: Tensor, ids: Sequence[str], fraction: float, seed: int, into
     """
     if not 0 <= fraction < 1:
         raise DataError(f"{into} fraction is {fraction}; expected a number from 0 to below 1, such as 0.2")
-    mask = np.zeros(int(sizes.sum()), dtype=bool)
-    start = 0
-    for name, size in zip(ids, sizes.tolist(), strict=True):
-        count = min(size - 1, int(fraction * size + 0.5))
-        if count > 0:
-            mask[start + _generator(seed, into, name).permutation(size)[:count]] = True
-        start += size
-    if fraction and not mask.any():
+    sizes = sizes.cpu()
+    counts = torch.minimum(sizes - 1, (fraction * sizes.double() + 0.5).long())
+    starts, keys = _offsets(sizes), name_keys(ids)
+    mask = torch.zeros(int(starts[-1]), dtype=torch.bool)
+    for at in _alike(sizes, counts > 0):
+        draws = hashed(seed, "hold out", into, keys[at, None, None], torch.arange(int(sizes[at].max())))
+        first = shuffles(draws, sizes[at])[:, 0, : int(counts[at].max())]
+        mask[(starts[at, None] + first)[torch.arange(first.shape[1]) < counts[at, None]]] = True
+    if fraction and not bool(mask.any()):
         raise DataError(
             f"no client is large enough for a {into} sample (the largest has {int(sizes.max())}); "
             f"use a larger fraction than {fraction}, or 0"
         )
-    return torch.from_numpy(mask)
+    return mask
 
 
-def _generator(seed: int, into: str, name: str) -> np.random.Generator:
-    digest = hashlib.blake2b(f"{seed}\0{into}\0{name}".encode(), digest_size=16).digest()
-    return np.random.default_rng(int.from_bytes(digest, "little"))
+def _alike(sizes: Tensor, chosen: Tensor) -> Iterator[Tensor]:
+    """Positions of the chosen clients, in blocks of sizes that differ by less than twice: little padding."""
+    for power in range(int(sizes.max()).bit_length()):
+        alike = (chosen & (sizes >> power == 1)).nonzero().flatten()
+        if len(alike):
+            yield from torch.split(alike, max(1, BLOCK >> power))
 
 
 def _offsets(sizes: Tensor) -> Tensor:
