@@ -70,6 +70,16 @@ def test_rows_group_alike_however_they_come(client, order):
         assert turned.of(torch.arange(len(client))).tolist() == [row for rows in expected[::-1] for row in rows]
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
+def test_client_numbers_may_be_as_large_as_they_go(dtype):
+    ends = [np.iinfo(dtype).max, np.iinfo(dtype).min, np.iinfo(dtype).max - 1]
+    for numbers in (ends, ends[::2]):
+        column = np.array(numbers * 3, dtype)
+        found = group_rows(column)
+        assert found.ids == tuple(str(number) for number in numbers)
+        assert found.of(torch.arange(len(column))).reshape(len(numbers), 3).diff().unique().tolist() == [len(numbers)]
+
+
 def test_rows_that_stand_client_by_client_are_not_copied():
     x, y, client = torch.randn(30, 2), torch.arange(30) % 2, torch.arange(30) // 10
     assert Federation.from_arrays(x, y, client, test_fraction=0).train.x.data_ptr() == x.data_ptr()

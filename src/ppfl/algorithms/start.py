@@ -86,7 +86,10 @@ def principal_points(rows: Tensor, p: Tensor, order: Tensor, count: int) -> Tens
         centred = block(at) - mean
         moment += centred.T @ (share[:, None] * centred)
     main = torch.linalg.eigh(moment).eigenvectors[:, -count:]
-    return torch.cat([(block(at) - mean) @ main for at in blocks[0]])
+    points = torch.empty(len(order), count, dtype=torch.float64)
+    for at, part in zip(blocks[0], torch.split(points, ASKED), strict=True):
+        torch.matmul(block(at) - mean, main, out=part)
+    return points
 
 
 def find_corners(points: Tensor, p: Tensor, k: int, seed: int) -> Tensor:
