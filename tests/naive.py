@@ -42,7 +42,7 @@ def batches_of(federation, client, settings, seed, round):
     """The batches the product draws for one client, as (x, y) without padding."""
     data = LocalData(federation.train, federation.weights, id_keys(federation.ids), torch.tensor([client]), seed, round)
     for batch in settings.batches(data):
-        real = batch.weight[0] > 0
+        real = batch.share[0] > 0
         yield batch.x[0][real], batch.y[0][real]
 
 

@@ -1,4 +1,4 @@
-"""Batches: every sample once an epoch, the same whatever else is in the chunk, padding without weight."""
+"""Batches: every sample once an epoch, the same whatever else is in the chunk, padding without a share."""
 
 import pytest
 import torch
@@ -6,31 +6,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppfl.algorithms.batches import LocalData, id_keys
+from ppfl.core.workspace import Workspace
 from support import make_federation
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 1))
 
 
-def local(clients: list[int], seed: int = 0, round: int = 0) -> LocalData:
+LARGEST_FIRST = [2, 1, 0, 3, 4]
+
+
+def local(clients: list[int], seed: int = 0, round: int = 0, space: Workspace | None = None) -> LocalData:
     keys = id_keys(FEDERATION.ids)
-    return LocalData(FEDERATION.train, FEDERATION.weights, keys, torch.tensor(clients), seed, round)
+    return LocalData(FEDERATION.train, FEDERATION.weights, keys, torch.tensor(clients), seed, round, space)
 
 
 def samples_seen(batches, row: int) -> list[list[tuple]]:
     """Each step's real samples of one client, in order."""
     return [
-        [tuple(x.tolist()) for x, w in zip(batch.x[row], batch.weight[row], strict=True) if w > 0]
+        [tuple(x.tolist()) for x, w in zip(batch.x[row], batch.share[row], strict=True) if w > 0]
         for batch in batches
-        if batch.active[row] > 0
+        if row < len(batch.x)
     ]
 
 
 @given(st.integers(1, 25), st.integers(1, 3))
 def test_every_epoch_visits_every_sample_once(batch_size: int, epochs: int) -> None:
-    clients = [0, 1, 2, 3, 4]
-    batches = list(local(clients).steps(batch_size, epochs=epochs))
-    for row in clients:
-        own = sorted(tuple(x.tolist()) for x in FEDERATION.client(FEDERATION.ids[row])["train"].x)
+    batches = list(local(LARGEST_FIRST).steps(batch_size, epochs=epochs))
+    for row, client in enumerate(LARGEST_FIRST):
+        own = sorted(tuple(x.tolist()) for x in FEDERATION.client(FEDERATION.ids[client])["train"].x)
         steps = samples_seen(batches, row)
         per_epoch = -(-len(own) // batch_size)
         assert len(steps) == epochs * per_epoch
@@ -44,12 +47,38 @@ def test_every_epoch_visits_every_sample_once(batch_size: int, epochs: int) -> N
 def test_local_steps_are_the_same_number_for_all(steps: int) -> None:
     batches = list(local([2, 3, 4]).steps(4, steps=steps))
     assert len(batches) == steps
-    assert all(bool(batch.active.all()) for batch in batches)
+    assert all(len(batch.x) == 3 for batch in batches)
+    data = local([2, 3, 4])
+    assert data.count_steps(4, None, steps).tolist() == [steps] * 3
+    assert data.count_steps(4, 2).tolist() == [10, 4, 2]
+
+
+def test_a_workspace_changes_no_batch() -> None:
+    space = Workspace()
+    for plain, reused in zip(
+        local([2, 1, 4]).steps(4, epochs=2), local([2, 1, 4], space=space).steps(4, epochs=2), strict=True
+    ):
+        assert all(a.equal(b) for a, b in zip(plain, reused, strict=True))
+
+
+def test_clients_of_a_chunk_come_largest_first() -> None:
+    with pytest.raises(AssertionError, match="largest first"):
+        local([0, 1])
+
+
+def test_samples_that_lie_side_by_side_are_not_copied() -> None:
+    federation = make_federation(sizes=(6, 6, 6))
+    keys = id_keys(federation.ids)
+    data = LocalData(federation.train, federation.weights, keys, torch.tensor([1, 2]), 0, 0)
+    (whole,), (all_) = list(data.steps(None, epochs=1)), next(iter(data.everything()))
+    for batch in (whole, all_):
+        assert batch.x.data_ptr() == federation.train.x[6:].data_ptr()
+        assert batch.x.equal(federation.train.x[6:].reshape(2, 6, -1))
 
 
 def test_a_clients_batches_do_not_depend_on_its_chunk() -> None:
     alone = samples_seen(local([1]).steps(5, epochs=2), 0)
-    among = samples_seen(local([4, 1, 2]).steps(5, epochs=2), 1)
+    among = samples_seen(local([2, 1, 4]).steps(5, epochs=2), 1)
     assert alone == among
 
 
@@ -63,12 +92,13 @@ def test_seed_round_and_purpose_change_the_order() -> None:
 
 def test_a_whole_batch_is_all_of_a_clients_data() -> None:
     (batch,) = local([0, 3]).steps(None, epochs=1)
-    assert batch.weight.sum(1).tolist() == FEDERATION.train.sizes[[0, 3]].tolist()
+    assert batch.real.tolist() == FEDERATION.train.sizes[[0, 3]].tolist()
+    torch.testing.assert_close(batch.share.sum(1), torch.ones(2))
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
 def test_everything_is_everything_once(block: int) -> None:
-    blocks = list(local([0, 2, 4]).everything(block))
-    for row, client in enumerate([0, 2, 4]):
+    blocks = list(local([2, 0, 4]).everything(block))
+    for row, client in enumerate([2, 0, 4]):
         own = [tuple(x.tolist()) for x in FEDERATION.client(FEDERATION.ids[client])["train"].x]
         assert [s for step in samples_seen(blocks, row) for s in step] == own

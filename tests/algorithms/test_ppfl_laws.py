@@ -64,13 +64,16 @@ def test_frozen_one_hot_memberships_are_clustered_learning(mix: str, averaging: 
             torch.testing.assert_close(end.server.shared.canonical[name][k : k + 1], expected, atol=1e-7, rtol=1e-6)
 
 
-@pytest.mark.parametrize("canonical", ["all", "2"])
-def test_the_collapse_of_mixed_weights_is_exact(canonical: str) -> None:
+@pytest.mark.parametrize(
+    ("mix", "canonical"),
+    [("weights", "all"), ("weights", "2"), ("outputs", "2"), ("outputs", "0"), ("outputs", ("0", "2"))],
+)
+def test_the_collapse_of_mixed_weights_and_of_affine_outputs_is_exact(mix: str, canonical: str) -> None:
     """Short cut 1, against the run of K models, with momentum, weight decay and several local steps."""
     settings = {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05, "batch_size": 3, "local_epochs": 2, "penalty": 0.05}
     fast, slow = (
         fit(
-            Population(NET, k=4, mix="weights", canonical=canonical),
+            Population(NET, k=4, mix=mix, canonical=canonical),
             FEDERATION,
             PPFL(**settings, collapse=collapse, start="uniform"),
             rounds=5,
@@ -83,13 +86,12 @@ def test_the_collapse_of_mixed_weights_is_exact(canonical: str) -> None:
 
 
 @pytest.mark.parametrize("k", [2, 8])
-def test_mixed_weights_upload_one_model_whatever_k_is(k: int) -> None:
-    net = make_net()
+@pytest.mark.parametrize(("mix", "net"), [("weights", make_net()), ("outputs", make_linear())])
+def test_what_collapses_uploads_one_model_and_k_numbers_whatever_k_is(mix: str, net, k: int) -> None:
     federation = make_federation(sizes=(9,) * 10)
-    fitted = fit(Population(net, k=k, mix="weights"), federation, PPFL(start="uniform"), rounds=1)
+    fitted = fit(Population(net, k=k, mix=mix), federation, PPFL(start="uniform"), rounds=1)
     one_model = sum(p.numel() for p in net.parameters())
-    memberships_and_weights = 3 * k + 2  # c_i as a row; p_i c_i for two sums, p_i and what weight decay kept
-    assert fitted.history[0]["bytes_up"] == 10 * 4 * (one_model + memberships_and_weights)
+    assert fitted.history[0]["bytes_up"] == 10 * 4 * (one_model + k)
 
 
 @pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])

@@ -12,6 +12,7 @@ from ppfl.algorithms.batches import LocalData, id_keys
 from ppfl.algorithms.start import count_sketch, gradient_sketch, memberships_from_sketches, nearest_mixtures
 from ppfl.core.population import Population
 from ppfl.core.simplex import check, match, project, total_variation
+from ppfl.core.workspace import Workspace
 from support import make_federation, make_net
 
 
@@ -35,15 +36,16 @@ def test_short_rows_are_sent_as_they_are() -> None:
     assert count_sketch(rows, seed=0) is rows
 
 
-def test_the_sketch_is_of_the_gradient_of_a_clients_whole_loss() -> None:
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_the_sketch_is_of_the_gradient_of_a_clients_whole_loss(by_hand: bool) -> None:
     federation = make_federation(dtype=torch.float64)
     net = make_net(dtype=torch.float64)
     population = Population(net, k=3)
-    keys, who = id_keys(federation.ids), torch.arange(4)
-    data = LocalData(federation.train, federation.weights.double(), keys, who, seed=0, round=0)
+    keys, who = id_keys(federation.ids), federation.train.sizes.argsort(descending=True)
+    data = LocalData(federation.train, federation.weights.double(), keys, who, 0, 0, Workspace() if by_hand else None)
     found = gradient_sketch(population, population.initial(0), data, seed=0)
-    for i, client in enumerate(federation.ids):
-        own = federation.client(client)["train"]
+    for i, client in enumerate(who.tolist()):
+        own = federation.train.client(client)
         net.zero_grad()
         torch.nn.functional.cross_entropy(net(own.x), own.y).backward()
         named = dict(net.named_parameters())

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from ppfl.core.chain import chain_gradients, chain_of
+from ppfl.core.chain import chain_of, chain_outputs, push_chain
 from ppfl.core.losses import LOSSES
+from ppfl.core.mixing import MIXES
+from ppfl.core.workspace import Workspace
 
 NETS = {
     "linear": lambda out: nn.Linear(4, out),
@@ -41,9 +43,15 @@ def stacked(nets: list[list[nn.Module]]) -> dict[str, torch.Tensor]:
     }
 
 
+def outputs_of(nets: list[list[nn.Module]], x: torch.Tensor) -> torch.Tensor:
+    """(C, K, B, out), by the networks themselves."""
+    return torch.stack([torch.stack([net(x[i]) for net in own]) for i, own in enumerate(nets)])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("loss", TARGETS)
 @pytest.mark.parametrize("kind", NETS)
-def test_gradients_are_those_of_autograd(kind: str, loss: str) -> None:
+def test_pushes_are_momentum_and_the_gradients_of_autograd(kind: str, loss: str, momentum: float) -> None:
     """Two clients, three models each, a loss that mixes their outputs with weights of the client's own."""
     outputs, y = TARGETS[loss]
     torch.manual_seed(0)
@@ -51,22 +59,60 @@ def test_gradients_are_those_of_autograd(kind: str, loss: str) -> None:
     x, c = torch.randn(2, 5, 4, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64).softmax(1)
 
     def slopes(found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        at = found.detach().requires_grad_()
-        losses = torch.stack([LOSSES[loss].per_sample(torch.tensordot(c[i], at[i], 1), y[i]).mean() for i in (0, 1)])
-        return torch.autograd.grad(losses.sum(), at)[0], losses.detach()
+        slope, losses = MIXES["outputs"].slopes(LOSSES[loss], found, c, y)
+        return slope / 5, losses.mean(1)
 
     models = stacked(nets)
-    kept = {name: value.clone() for name, value in models.items()}
-    gradients, losses = chain_gradients(chain_of(nets[0][0]), slopes, models, x)
+    velocity = {name: torch.randn_like(value) for name, value in models.items()}
+    if momentum == 0:
+        velocity = {name: value.fill_(torch.nan) for name, value in velocity.items()}
+    kept, before = ({name: value.clone() for name, value in tree.items()} for tree in (models, velocity))
+    losses = push_chain(chain_of(nets[0][0]), models, velocity, momentum, x, slopes, Workspace())
     assert all(models[name].equal(value) for name, value in kept.items())
-    assert set(gradients) == set(models)
     for i in (0, 1):
         expected = LOSSES[loss].per_sample(sum(c[i, k] * net(x[i]) for k, net in enumerate(nets[i])), y[i]).mean()
         expected.backward()
         torch.testing.assert_close(losses[i], expected.detach())
         for k, net in enumerate(nets[i]):
             for name, parameter in net.named_parameters():
-                torch.testing.assert_close(gradients[name][i, k], parameter.grad)
+                pushed = parameter.grad if momentum == 0 else momentum * before[name][i, k] + parameter.grad
+                torch.testing.assert_close(velocity[name][i, k], pushed)
+
+
+@pytest.mark.parametrize("kind", NETS)
+def test_outputs_are_the_networks_own_a_column_a_sample(kind: str) -> None:
+    torch.manual_seed(0)
+    nets = [[NETS[kind](3).double() for _ in range(2)] for _ in range(4)]
+    x = torch.randn(4, 5, 4, dtype=torch.float64)
+    found = chain_outputs(chain_of(nets[0][0]), stacked(nets), x, Workspace())
+    torch.testing.assert_close(found.transpose(2, 3), outputs_of(nets, x).detach())
+
+
+@pytest.mark.parametrize("scaled", [("0.weight",), ("2.weight",), ("0.weight", "2.weight")])
+def test_scales_multiply_the_gradients_of_the_layers_they_name(scaled: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    nets = [[NETS["two layers"](3).double()] for _ in range(2)]
+    x, y, scale = torch.randn(2, 5, 4).double(), TARGETS["cross_entropy"][1], torch.tensor([0.5, 3.0]).double()
+
+    def slopes(found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        slope, losses = LOSSES["cross_entropy"].slopes(found[:, 0], y)
+        return slope[:, None], losses.sum(1)
+
+    models = stacked(nets)
+    plain, found = ({name: torch.zeros_like(value) for name, value in models.items()} for _ in range(2))
+    push_chain(chain_of(nets[0][0]), models, plain, 0.0, x, slopes, Workspace())
+    scales = dict.fromkeys(scaled, scale[:, None, None])
+    push_chain(chain_of(nets[0][0]), models, found, 0.0, x, slopes, Workspace(), scales)
+    for name, value in plain.items():
+        factor = scale if name.replace("bias", "weight") in scaled else torch.ones_like(scale)
+        torch.testing.assert_close(found[name], value * factor.reshape(-1, *(1 for _ in value.shape[1:])))
+
+
+def test_samples_of_any_shape_go_through_a_chain_that_flattens_them_first() -> None:
+    flattens = chain_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)))
+    later = chain_of(nn.Sequential(nn.Linear(4, 3), nn.Flatten()))
+    assert flattens.takes(torch.zeros(5, 2, 2)) and flattens.takes(torch.zeros(5, 4))
+    assert later.takes(torch.zeros(5, 4)) and not later.takes(torch.zeros(5, 2, 4))
 
 
 class Skip(nn.Sequential):

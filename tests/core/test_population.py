@@ -5,13 +5,16 @@ import torch
 from torch import nn
 
 from ppfl.core.errors import DataError, ModelError
-from ppfl.core.population import Population, Shared
+from ppfl.core.population import Population
+from ppfl.core.shared import Shared
+from ppfl.core.workspace import Workspace
 from support import make_linear, make_net
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
 C = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-ONES = torch.ones(6, dtype=torch.float64)
+EVEN = torch.full((6,), 1 / 6, dtype=torch.float64)
+PADDED = torch.stack([EVEN, torch.tensor([0.25] * 4 + [0.0] * 2, dtype=torch.float64)])
 
 
 def distinct(population: Population) -> Shared:
@@ -106,8 +109,8 @@ def test_a_linear_canonical_part_makes_outputs_and_weights_equal() -> None:
     shared = distinct(outputs)
     torch.testing.assert_close(outputs.predict_one(shared, C, X), weights.predict_one(shared, C, X))
     for one, other in zip(
-        outputs.theta_gradients(shared, C[None], X[None], Y[None], ONES[None], own=False)[0].canonical.values(),
-        weights.theta_gradients(shared, C[None], X[None], Y[None], ONES[None], own=False)[0].canonical.values(),
+        outputs.theta_gradients(shared, C[None], X[None], Y[None], EVEN[None], own=False)[0].canonical.values(),
+        weights.theta_gradients(shared, C[None], X[None], Y[None], EVEN[None], own=False)[0].canonical.values(),
         strict=True,
     ):
         torch.testing.assert_close(one, other)
@@ -151,12 +154,11 @@ def test_a_chunk_of_clients_is_its_clients_one_by_one(mix: str, canonical: str) 
     population = Population(make_net(dtype=torch.float64), k=3, mix=mix, canonical=canonical).fit_to(X, Y, 3)
     shared = distinct(population)
     c = torch.stack([C, C.flip(0)])
-    x, y, weight = torch.stack([X, X + 1]), torch.stack([Y, Y]), torch.stack([ONES, ONES])
-    weight[1, 4:] = 0  # padding
-    together, losses = population.theta_gradients(shared, c, x, y, weight, own=False)
-    slopes, _ = population.membership_gradients(shared, c, x, y, weight)
+    x, y = torch.stack([X, X + 1]), torch.stack([Y, Y])
+    together, losses = population.theta_gradients(shared, c, x, y, PADDED, own=False)
+    slopes, _ = population.membership_gradients(shared, c, x, y, PADDED)
     for i, size in enumerate((6, 4)):
-        alone = (c[i : i + 1], x[i : i + 1, :size], y[i : i + 1, :size], torch.ones(1, size, dtype=torch.float64))
+        alone = (c[i : i + 1], x[i : i + 1, :size], y[i : i + 1, :size], PADDED[i : i + 1, :size])
         gradients, loss = population.theta_gradients(shared, *alone, own=False)
         torch.testing.assert_close(losses[i], loss[0])
         torch.testing.assert_close(slopes[i], population.membership_gradients(shared, *alone)[0][0])
@@ -175,21 +177,65 @@ def test_cached_outputs_give_the_membership_gradient(mix: str, canonical: str, l
     population = Population(net, k=3, mix=mix, canonical=canonical, loss=loss).fit_to(X, target, 3 if labels else None)
     assert population.caches_outputs
     shared = distinct(population)
-    c, x, y, weight = torch.stack([C, C.flip(0)]), torch.stack([X, X + 1]), torch.stack([target] * 2), ONES.repeat(2, 1)
-    weight[1, 4:] = 0  # padding
-    slopes, losses = population.membership_loss(population.outputs(shared, x), y, weight)(c)
-    expected_slopes, expected_losses = population.membership_gradients(shared, c, x, y, weight)
-    torch.testing.assert_close(slopes, expected_slopes)
-    torch.testing.assert_close(losses, expected_losses)
+    c, x, y = torch.stack([C, C.flip(0)]), torch.stack([X, X + 1]), torch.stack([target] * 2)
+    expected_slopes, expected_losses = population.membership_gradients(shared, c, x, y, PADDED)
+    for space in (None, Workspace()):
+        slopes, losses = population.membership_loss(population.outputs(shared, x, space), y, PADDED)(c)
+        torch.testing.assert_close(slopes, expected_slopes)
+        torch.testing.assert_close(losses, expected_losses)
+
+
+LOSS_TARGETS = {"cross_entropy": Y, "logistic": Y % 2, "squared": Y.double(), "poisson": Y.double()}
+
+
+@pytest.mark.parametrize("loss", LOSS_TARGETS)
+@pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
+@pytest.mark.parametrize("canonical", ["all", "2", "0"])
+def test_by_hand_everything_is_what_torch_func_finds(mix: str, canonical: str, loss: str) -> None:
+    target = LOSS_TARGETS[loss]
+    net = make_net(classes=3 if loss == "cross_entropy" else 1, dtype=torch.float64)
+    population = Population(net, k=3, mix=mix, canonical=canonical, loss=loss)
+    population.fit_to(X, target, 3 if loss == "cross_entropy" else None)
+    shared, c = distinct(population), torch.stack([C, C.flip(0)])
+    batch = torch.stack([X, X + 1]), torch.stack([target] * 2), PADDED
+    own, start = shared.copies(2, None), shared.copies(2, None)
+    velocity = own.map(lambda leaf: torch.linspace(-1, 1, leaf.numel(), dtype=leaf.dtype).reshape(leaf.shape))
+    found = []
+    for space in (None, Workspace()):
+        pushed = velocity.map(torch.clone)
+        losses = population.push_models(own, pushed, 0.9, c, *batch, space)
+        judged = population.judge(shared, c, *batch[:2], space=space)
+        slopes = population.membership_gradients(shared, c, *batch, space)
+        found.append([losses, *pushed.leaves(), judged[1], judged[0].reshape(2, 6, -1), *slopes])
+    for reference, by_hand in zip(*found, strict=True):
+        torch.testing.assert_close(by_hand, reference)
+    assert all(now.equal(before) for now, before in zip(own.leaves(), start.leaves(), strict=True))
+
+
+@pytest.mark.parametrize("canonical", ["all", "2"])
+def test_by_hand_plain_networks_are_pushed_alike(canonical: str) -> None:
+    population = Population(make_net(dtype=torch.float64), k=1, canonical=canonical)
+    start = population.initial(0)
+    networks = Shared(start.common, {name: theta[0] for name, theta in start.canonical.items()}).copies(2, None)
+    scale = torch.tensor([0.4, 2.0], dtype=torch.float64)
+    found = []
+    for space in (None, Workspace()):
+        velocity = networks.map(torch.ones_like)
+        losses = population.push_networks(
+            networks, velocity, 0.5, torch.stack([X, X + 1]), torch.stack([Y, Y]), PADDED, space, scale
+        )
+        found.append([losses, *velocity.leaves()])
+    for reference, by_hand in zip(*found, strict=True):
+        torch.testing.assert_close(by_hand, reference)
 
 
 def test_the_membership_gradient_of_mixed_weights_is_the_inner_product_of_G_and_theta() -> None:
     population = Population(make_net(dtype=torch.float64), k=3, mix="weights")
     shared = distinct(population)
     mixed = {name: torch.tensordot(C, theta, dims=1)[None] for name, theta in shared.canonical.items()}
-    (_, G), _ = population.network_gradients(Shared({}, mixed), X[None], Y[None], ONES[None])
+    (_, G), _ = population.network_gradients(Shared({}, mixed), X[None], Y[None], EVEN[None])
     inner = sum(torch.einsum("...,k...->k", G[name][0], shared.canonical[name]) for name in G)
-    slopes, _ = population.membership_gradients(shared, C[None], X[None], Y[None], ONES[None])
+    slopes, _ = population.membership_gradients(shared, C[None], X[None], Y[None], EVEN[None])
     torch.testing.assert_close(slopes[0], inner)
 
 

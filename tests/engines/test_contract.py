@@ -22,7 +22,7 @@ CASES = {
     "ppfl-random-some": (PPFL(**SMALL, order="random", participation=0.5, membership_batch=3), 3, "predictions"),
     "ppfl-uniform": (PPFL(**SMALL, start="uniform"), 3, "outputs"),
 }
-ENGINES = {"loop": Loop(), "stacked": Stacked(), "chunks-of-2": Stacked(2)}
+ENGINES = {"loop": Loop(), "stacked": Stacked(), "chunks-of-2": Stacked(2), "threads": Stacked(2, threads=2)}
 
 
 @pytest.fixture(params=CASES)
@@ -62,7 +62,7 @@ def assert_same(a, b, **tolerance):
         torch.testing.assert_close(one, other, **tolerance)
 
 
-@pytest.mark.parametrize("engine", ["stacked", "chunks-of-2"])
+@pytest.mark.parametrize("engine", ["stacked", "chunks-of-2", "threads"])
 def test_engines_give_the_same_trajectory(case, engine: str) -> None:
     federation = make_federation(SIZES, dtype=torch.float64)
     _, reference = run(case, federation, ENGINES["loop"])

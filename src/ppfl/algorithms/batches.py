@@ -1,7 +1,8 @@
 """A chunk of clients' own data, and the batches drawn from it.
 
-A batch is a rectangle of index tensors: clients by samples, padded with weight 0. Which samples are in it
-depends on (seed, round, client id) only, so every engine and every chunking draws the same batches.
+A batch is a rectangle: clients by samples, padded with share 0. The clients of a chunk come largest first, so those
+that still have a step to take are always the first ones, and a batch holds no others. Which samples are in it depends
+on (seed, round, client id) only, so every engine and every chunking draws the same batches.
 """
 
 from __future__ import annotations
@@ -13,77 +14,140 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.draws import hashed, name_key
+from ..core.draws import hashed, name_keys, shuffles
+from ..core.workspace import Workspace
 from ..data import Samples
 
 
 class Batch(NamedTuple):
-    x: Tensor  # (C, B, ...)
+    x: Tensor  # (C, B, ...), of the first C clients of the chunk
     y: Tensor  # (C, B)
-    weight: Tensor  # (C, B), 0 for padding
-    active: Tensor  # (C,), 0 for a client that has no step left
+    share: Tensor  # (C, B), of each sample in its client's mean: sums to 1, and is 0 for padding
+    real: Tensor  # (C,), samples that are no padding
 
 
 class LocalData:
-    """What a chunk of clients holds: their samples, their importance, and how this round draws from them."""
+    """What a chunk of clients holds: their samples, their importance, and how this round draws from them.
 
-    def __init__(self, samples: Samples, weights: Tensor, keys: Tensor, clients: Tensor, seed: int, round: int) -> None:
+    With a workspace the inputs of a batch are overwritten by the next one.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        weights: Tensor,
+        keys: Tensor,
+        clients: Tensor,
+        seed: int,
+        round: int,
+        space: Workspace | None = None,
+    ) -> None:
         self.weight = weights[clients]  # (C,), p_i
-        self.samples = samples
+        self.samples, self.space, self._clients = samples, space, clients
         self.start = samples.offsets.cpu()[clients]  # (C,); indices are made on the CPU, data stay where they are
         self.sizes = samples.sizes.cpu()[clients]  # (C,)
+        assert bool((self.sizes.diff() <= 0).all()), "the clients of a chunk come largest first"
+        self._side_by_side = bool((self.sizes == self.sizes[0]).all() and (self.start.diff() == self.sizes[0]).all())
         self._keys, self._seed, self._round = keys[clients], seed, round
+        self._all, self._draw = (weights, keys), (seed, round)
+
+    def groups(self) -> list[tuple[slice, LocalData]]:
+        """The clients in groups of like size, for passes over all samples with little padding."""
+        return [
+            (which, LocalData(self.samples, self._all[0], self._all[1], self._clients[which], *self._draw, self.space))
+            for which in like_sizes(self.sizes)
+        ]
+
+    def count_steps(self, batch_size: int | None, epochs: int | None, steps: int | None = None) -> Tensor:
+        """How many steps each client takes, (C,): so many epochs, or so many steps."""
+        if epochs is None:
+            return torch.full_like(self.sizes, steps or 0)
+        size = batch_size or int(self.sizes.max())
+        return (self.sizes + size - 1) // size * epochs
 
     def steps(
         self, batch_size: int | None, epochs: int | None = None, steps: int | None = None, purpose: str = "theta"
     ) -> Iterator[Batch]:
-        """One batch a local step: `epochs` passes over each client's data, or `steps` steps each.
-
-        A client that is done earlier than others in its chunk is inactive from then on.
-        """
+        """One batch a local step: `epochs` passes over each client's data, or `steps` steps each."""
         size = batch_size or int(self.sizes.max())
         per_epoch = (self.sizes + size - 1) // size
-        todo = per_epoch * epochs if epochs is not None else torch.full_like(per_epoch, steps or 0)
-        order = self._shuffled(
-            int(((todo + per_epoch - 1) // per_epoch).max()), None if batch_size is None else purpose
-        )
-        for step in range(int(todo.max())):
-            active = step < todo
-            first = (step % per_epoch) * size
-            width = int((torch.minimum(self.sizes - first, torch.tensor(size)) * active).max())
-            position = first[:, None] + torch.arange(width)  # (C, B)
-            real = (position < self.sizes[:, None]) & active[:, None]
-            epoch = torch.where(active, step // per_epoch, 0)
-            rows = torch.arange(len(order))[:, None]
-            index = order[rows, epoch[:, None], torch.where(real, position, 0)]
-            yield self._gather(index, real, active)
+        todo = self.count_steps(batch_size, epochs, steps)
+        passes = int(((todo + per_epoch - 1) // per_epoch).max())
+        rows, first, stride = self._sequences(passes, None if batch_size is None else purpose)
+        for step in range(int(todo[0])):
+            n = int((todo > step).sum())
+            at = step % per_epoch[:n] * size
+            real = (self.sizes[:n] - at).clamp_max_(size)
+            position = _rectangle(first[:n] + step // per_epoch[:n] * stride[:n] + at, real)
+            yield self._batch(position if rows is None else rows[position], real, whole=batch_size is None)
 
     def everything(self, block: int = 2048) -> Iterator[Batch]:
         """All samples of every client, in blocks of at most `block` a client."""
-        for first in range(0, int(self.sizes.max()), block):
-            width = min(block, int(self.sizes.max()) - first)
-            position = (first + torch.arange(width)).expand(len(self.sizes), -1)
-            real = position < self.sizes[:, None]
-            yield self._gather(torch.where(real, position, 0), real, real.any(dim=1))
+        for first in range(0, int(self.sizes[0]), block):
+            n = int((self.sizes > first).sum())
+            real = (self.sizes[:n] - first).clamp_max_(block)
+            yield self._batch(_rectangle(self.start[:n] + first, real), real, whole=int(real[0]) == int(self.sizes[0]))
 
-    def _shuffled(self, epochs: int, purpose: str | None) -> Tensor:
-        """(C, epochs, N): each client's samples in the order of each epoch; whole batches need no order."""
-        longest = torch.arange(int(self.sizes.max()))
+    def _sequences(self, epochs: int, purpose: str | None) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Rows of the data in the order they are visited, where in them each client's begin (C,), and how far each
+        client's epochs are apart (C,). No rows where whole batches are visited as they lie.
+        """
         if purpose is None:
-            return longest.expand(len(self.sizes), epochs, -1)
-        keys = self._keys[:, None, None]
-        draws = hashed(self._seed, purpose, self._round, keys, torch.arange(epochs)[:, None], longest)
-        beyond = longest >= self.sizes[:, None, None]
-        return draws.masked_fill(beyond, torch.iinfo(torch.int64).max).argsort(dim=-1)
+            return None, self.start, torch.zeros_like(self.start)
+        state = hashed(self._seed, purpose, self._round, self._keys)
+        parts, first, stride, length = [], torch.empty_like(self.start), torch.empty_like(self.start), 0
+        for which in like_sizes(self.sizes):  # rectangles of little padding
+            longest = int(self.sizes[which.start])
+            draws = hashed(torch.arange(epochs)[:, None], torch.arange(longest), after=state[which, None, None])
+            order = shuffles(draws, self.sizes[which]).add_(self.start[which, None, None])
+            first[which], stride[which] = length + torch.arange(len(order)) * (epochs * longest), longest
+            parts.append(order.reshape(-1))
+            length += order.numel()
+        return torch.cat(parts), first, stride
 
-    def _gather(self, index: Tensor, real: Tensor, active: Tensor) -> Batch:
-        samples = self.samples
-        where = (self.start[:, None] + index).to(samples.x.device)
-        weight = real.to(samples.x.device, torch.float32 if not samples.x.is_floating_point() else samples.x.dtype)
-        return Batch(samples.x[where], samples.y[where], weight, active.to(weight))
+    def _batch(self, where: Tensor, real: Tensor, whole: bool) -> Batch:
+        """The samples at these rows (C, B), of which the first `real` (C,) of each client are no padding."""
+        x = self.samples.x
+        count = real.to(x.dtype if x.is_floating_point() else torch.float32)
+        share = (torch.arange(where.shape[1]) < real[:, None]) / count[:, None]
+        where = where.to(x.device)
+        return Batch(self._inputs(where, whole), self.samples.y[where], share.to(x.device), count.to(x.device))
+
+    def _inputs(self, where: Tensor, whole: bool) -> Tensor:
+        """x of these samples (C, B): a copy, or a view where they are all there is and lie side by side."""
+        x = self.samples.x
+        if whole and self._side_by_side:
+            first = int(self.start[0])
+            return x[first : first + where.numel()].view(*where.shape, *x.shape[1:])
+        if self.space is None:
+            return x[where]
+        room = self.space.take("batch", (where.numel(), *x.shape[1:]), x)
+        torch.index_select(x, 0, where.reshape(-1), out=room)
+        return room.view(*where.shape, *x.shape[1:])
+
+
+def _rectangle(first: Tensor, real: Tensor) -> Tensor:
+    """(C, B): `real` (C,) positions from `first` (C,) on, and the last of them again where others have more."""
+    width = int(real.max())
+    position = first[:, None] + torch.arange(width)
+    return position if int(real.min()) == width else position.clamp_max_((first + real - 1)[:, None])
+
+
+def like_sizes(sizes: Tensor, most: int | None = None) -> list[slice]:
+    """Sizes (C,), largest first, in runs of at most `most` whose smallest is at least half the largest.
+
+    >>> [sizes[run].tolist() for sizes in [torch.tensor([100, 90, 60, 4, 3])] for run in like_sizes(sizes, most=2)]
+    [[100, 90], [60], [4, 3]]
+    """
+    runs, first, most = [], 0, most or len(sizes)
+    while first < len(sizes):
+        alike = int((2 * sizes[first : first + most] >= sizes[first]).sum())
+        runs.append(slice(first, first + alike))
+        first += alike
+    return runs
 
 
 @lru_cache(maxsize=16)
 def id_keys(ids: tuple[str, ...]) -> Tensor:
     """(M,) keys of the clients' names for their draws."""
-    return torch.tensor([name_key(client) for client in ids])
+    return name_keys(ids)

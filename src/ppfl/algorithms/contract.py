@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..core.affinity import Affinity
 from ..core.draws import hashed
-from ..core.population import Population, Shared
+from ..core.population import Population
+from ..core.shared import Shared
 from .batches import LocalData, id_keys
 
 Tree = Any  # nested NamedTuples and dicts of tensors
@@ -37,21 +38,21 @@ class Problem(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """sum_i weight_i ⊗ value_i: with r weights a client, one value gives r sums."""
+    """sum_i p_i weight_i ⊗ value_i: with r weights a client, one value gives r sums. The server knows p_i."""
 
-    weight: Tensor  # (C, r)
+    weight: Tensor | None  # (C, r); None: 1, so that r = 1
     value: Tree  # leaves (C, ...)
 
 
 class Total(NamedTuple):
     """A `Sum` over all clients that took part."""
 
-    weight: Tensor  # (r,)
+    weight: Tensor  # (r,): sum_i p_i weight_i
     value: Tree  # leaves (r, ...)
 
 
 class Upload(NamedTuple):
-    """Everything that leaves a client in a round."""
+    """Everything that leaves a client in a round. A tensor that stands in several places leaves once."""
 
     sums: dict[str, Sum]
     rows: dict[str, Tensor]  # leaves (C, ...)
@@ -71,6 +72,7 @@ class Plan(NamedTuple):
     task: Any  # small and immutable: which block, which steps
     shared: Tree  # sent to everyone
     own: dict[str, Tensor]  # leaves (S, ...): sent to each
+    private: bool = False  # whether the server can do without the rows this round, so that they may stay where they are
 
 
 class Personal(NamedTuple):
@@ -85,6 +87,7 @@ class Algorithm(Protocol):
     """The contract. All functions are pure; `self` holds settings only."""
 
     name: ClassVar[str]
+    by_client: ClassVar[tuple[str, ...]]  # fields of the server state that have a row a client, (M, ...)
 
     def check(self, problem: Problem) -> None:
         """Raise SettingError where the method cannot run on this problem."""

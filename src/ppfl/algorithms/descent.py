@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ..core.errors import SettingError
-from ..core.mixing import mixed_weights
-from ..core.population import Params, Population, Shared
+from ..core.population import Population
 from ..core.settings import Settings
+from ..core.shared import Params, Shared, mixed_weights
 from .batches import Batch, LocalData
-from .contract import Tree
 from .schedules import ScheduleName, factor
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -24,6 +22,8 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 class LocalTraining(Settings):
     """Settings of a client's local run, shared by all methods that have one."""
+
+    by_client: ClassVar[tuple[str, ...]] = ()
 
     lr: Positive | Literal["auto"] = "auto"  # "auto": found by short trials on training loss before the run
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -54,38 +54,21 @@ class LocalTraining(Settings):
 
     def batches(self, data: LocalData) -> Iterable[Batch]:
         """The batches of one round: one epoch where nothing else is said."""
-        epochs = self.local_epochs or (None if self.local_steps else 1)
-        return data.steps(self.batch_size, epochs, self.local_steps)
+        return data.steps(self.batch_size, self._epochs(), self.local_steps)
+
+    def count_steps(self, data: LocalData) -> Tensor:
+        """How many of them each client takes, (C,)."""
+        return data.count_steps(self.batch_size, self._epochs(), self.local_steps)
+
+    def _epochs(self) -> int | None:
+        return self.local_epochs or (None if self.local_steps else 1)
 
 
-class Descent(NamedTuple):
-    """Where a local run ended, and the mean training loss it met."""
+class Met(NamedTuple):
+    """What a local run met on its way."""
 
-    values: Tree  # leaves (C, ...)
-    loss: Tensor  # (C,)
-    samples: Tensor  # (C,)
-
-
-class Meter:
-    """Mean loss of each client over the batches it saw, weighted by their samples."""
-
-    def __init__(self) -> None:
-        self.total: Tensor | float = 0.0
-        self.samples: Tensor | float = 0.0
-
-    def add(self, loss: Tensor, batch: Batch) -> None:
-        count = batch.weight.sum(dim=1)
-        self.total = self.total + loss * count
-        self.samples = self.samples + count
-
-    def mean(self) -> tuple[Tensor, Tensor]:
-        total, samples = torch.as_tensor(self.total), torch.as_tensor(self.samples)
-        return total / samples.clamp_min(1), samples
-
-
-def spread(tree: Tree, clients: int) -> Tree:
-    """The same values for each of `clients` clients, without copying."""
-    return pytree.tree_map(lambda leaf: leaf.expand(clients, *leaf.shape), tree)
+    loss: Tensor  # (C,) mean training loss
+    samples: Tensor  # (C,) how many samples that mean is over
 
 
 def per_client(scalar: Tensor, like: Tensor) -> Tensor:
@@ -93,106 +76,102 @@ def per_client(scalar: Tensor, like: Tensor) -> Tensor:
     return scalar.reshape(-1, *(1 for _ in like.shape[1:]))
 
 
-def descend(
-    gradients: Callable[[Tree, Batch], tuple[Tree, Tensor]],
-    start: Tree,
-    batches: Iterable[Batch],
-    settings: LocalTraining,
-    lr: float,
-) -> Descent:
-    """v <- mu v + g + wd x;  x <- x - lr v, from `start` (leaves (C, ...), not written to)."""
-    values, structure = pytree.tree_flatten(start)
-    velocity: list[Tensor] = []
-    meter = Meter()
-    for batch in batches:
-        tree, loss = gradients(pytree.tree_unflatten(values, structure), batch)
-        meter.add(loss, batch)
-        pushes = pytree.tree_leaves(tree)
-        if settings.weight_decay:
-            pushes = [g.add_(x, alpha=settings.weight_decay) for g, x in zip(pushes, values, strict=True)]
-        first = not velocity
-        velocity = (
-            pushes if first else [v.mul_(settings.momentum).add_(g) for v, g in zip(velocity, pushes, strict=True)]
-        )
-        move = torch.addcmul if first else Tensor.addcmul_  # after the first step the values are ours to write to
-        # a client without a batch takes a step of length 0; its velocity is never used again
-        values = [move(x, v, per_client(batch.active, v), value=-lr) for x, v in zip(values, velocity, strict=True)]
-    return Descent(pytree.tree_unflatten(values, structure), *meter.mean())
+Push = Callable[[Shared, Shared, float, Batch], Tensor]  # values, velocity, momentum, batch -> losses
 
 
-def descend_model(
-    population: Population, start: Shared, data: LocalData, settings: LocalTraining, lr: float
-) -> Descent:
-    """A local run of populations with one canonical model, leaves (C, 1, ...): FedAvg's, and Local's."""
-    networks = start._replace(canonical={name: theta[:, 0] for name, theta in start.canonical.items()})
-    end = descend_networks(population, networks, None, data, settings, lr)
-    ended: Shared = end.values.shared
-    return end._replace(
-        values=ended._replace(canonical={name: theta[:, None] for name, theta in ended.canonical.items()})
-    )
+def descend(push: Push, values: Shared, data: LocalData, settings: LocalTraining, lr: float) -> Met:
+    """v <- mu v + g + wd x;  x <- x - lr v, in place on `values`, leaves (C, ...); `push` does mu v + g."""
+    velocity = values.room(data.space, "velocity")
+    lost, met = torch.zeros_like(data.weight), torch.zeros_like(data.weight)
+    moving, momentum = -1, 0.0
+    for batch in settings.batches(data):
+        if len(batch.x) != moving:  # those who still have a step to take are the first ones
+            moving = len(batch.x)
+            x, v = values.first(moving), velocity.first(moving)
+            pairs = list(zip(x.leaves(), v.leaves(), strict=True))
+        losses = push(x, v, momentum, batch)
+        for value, speed in pairs:
+            if settings.weight_decay:
+                speed.add_(value, alpha=settings.weight_decay)
+            value.add_(speed, alpha=-lr)
+        lost[:moving].addcmul_(losses, batch.real)
+        met[:moving].add_(batch.real)
+        momentum = settings.momentum
+    return Met(lost / met.clamp_min(1), met)
+
+
+def kept_of_start(data: LocalData, settings: LocalTraining, lr: float) -> Tensor | None:
+    """Which part of its start weight decay leaves of a parameter without gradients, (C,); None where all of it.
+
+    SGD is linear, so whatever gradients do is added to that.
+    """
+    if settings.weight_decay == 0:
+        return None
+    steps = settings.count_steps(data)
+    value, speed, after = 1.0, 0.0, [1.0]
+    for _ in range(int(steps.max())):
+        speed = settings.momentum * speed + settings.weight_decay * value
+        value -= lr * speed
+        after.append(value)
+    return torch.tensor(after, dtype=torch.float64)[steps].to(data.weight)
 
 
 def descend_networks(
-    population: Population, start: Shared, scale: Tensor | None, data: LocalData, settings: LocalTraining, lr: float
-) -> Descent:
-    """A local run of one plain network a client, canonical leaves without K; gradients of these times `scale` (C,)."""
+    population: Population,
+    networks: Shared,
+    data: LocalData,
+    settings: LocalTraining,
+    lr: float,
+    scale: Tensor | None = None,
+) -> Met:
+    """A local run of one plain network a client, in place, canonical leaves (C, ...) without K; gradients of these
+    times `scale` (C,)."""
 
-    def gradients(at: tuple[Shared, Tensor], batch: Batch) -> tuple[tuple[Shared, Tensor], Tensor]:
-        gradient, loss = population.network_gradients(at[0], batch.x, batch.y, batch.weight)
-        if scale is not None:
-            for g in gradient.canonical.values():
-                g.mul_(per_client(scale, g))
-        return (gradient, torch.zeros_like(at[1])), loss
+    def push(at: Shared, velocity: Shared, momentum: float, batch: Batch) -> Tensor:
+        own = None if scale is None else scale[: len(batch.x)]
+        return population.push_networks(at, velocity, momentum, *batch[:3], data.space, own)
 
-    kept = torch.ones_like(data.weight)
-    end = descend(gradients, (start, kept), settings.batches(data), settings, lr)
-    return end._replace(values=Moved(*end.values))
-
-
-class Moved(NamedTuple):
-    """Where a local run ended, and which part of its start weight decay kept.
-
-    `kept` follows the recursion of a parameter that is 1 at first and has no gradient.
-    """
-
-    shared: Shared  # leaves (C, ...)
-    kept: Tensor  # (C,)
-
-    def pushes(self, start: Params) -> Params:
-        """What gradients alone did to the canonical part: the end, less what was kept of the start."""
-        return {
-            name: torch.addcmul(end, per_client(self.kept, end), start[name], value=-1)
-            for name, end in self.shared.canonical.items()
-        }
+    return descend(push, networks, data, settings, lr)
 
 
 def descend_models(
     population: Population, shared: Shared, c: Tensor, data: LocalData, settings: LocalTraining, lr: float
-) -> tuple[Descent, Params]:
-    """A local run of all K canonical models, whichever way they are mixed, and its pushes (C, K, ...)."""
+) -> tuple[Met, Params, Params]:
+    """A local run of all K canonical models, whichever way they are mixed: the changes of the common part (C, ...),
+    and the canonical pushes (C, K, ...): the end, less what was kept of the start."""
 
-    def gradients(at: tuple[Shared, Tensor], batch: Batch) -> tuple[tuple[Shared, Tensor], Tensor]:
-        gradient, loss = population.theta_gradients(at[0], c, batch.x, batch.y, batch.weight)
-        return (gradient, torch.zeros_like(at[1])), loss
+    def push(at: Shared, velocity: Shared, momentum: float, batch: Batch) -> Tensor:
+        return population.push_models(at, velocity, momentum, c[: len(batch.x)], *batch[:3], data.space)
 
-    start = spread(shared, len(c))
-    end = descend(gradients, (start, torch.ones_like(data.weight)), settings.batches(data), settings, lr)
-    moved = Moved(*end.values)
-    return end._replace(values=moved), moved.pushes(start.canonical)
+    ends = shared.copies(len(c), data.space)
+    met = descend(push, ends, data, settings, lr)
+    kept = kept_of_start(data, settings, lr)
+    for name, theta in shared.canonical.items():
+        end = ends.canonical[name]
+        end.sub_(theta if kept is None else per_client(kept, end) * theta)
+    return met, changes(ends.common, shared.common), ends.canonical
 
 
 def descend_mixed_weights(
     population: Population, shared: Shared, c: Tensor, data: LocalData, settings: LocalTraining, lr: float
-) -> tuple[Descent, Params]:
+) -> tuple[Met, Params, Params]:
     """The same for mixed weights, exactly, at the cost of one model whatever K is (short cut 1).
 
     The gradient for theta_k is c_k G, so W = sum_k c_k theta_k moves by |c|^2 G: SGD with momentum and weight decay,
     being linear, takes W along exactly as if it were the parameter and its gradient |c|^2 G. The pushes (C, ...) are
     those of theta_k, but for its factor c_k.
     """
-    W = mixed_weights(shared.canonical, c)
     norm = c.square().sum(dim=1)
-    start = Shared(spread(shared.common, len(c)), W)
-    end = descend_networks(population, start, norm, data, settings, lr)
-    pushes = {name: push.div_(per_client(norm, push)) for name, push in end.values.pushes(W).items()}
-    return end, pushes
+    common = shared._replace(canonical={}).copies(len(c), data.space).common
+    W = Shared(common, mixed_weights(shared.canonical, c, data.space))
+    met = descend_networks(population, W, data, settings, lr, scale=norm)
+    kept = kept_of_start(data, settings, lr)
+    of_start = c if kept is None else kept[:, None] * c
+    for name, theta in shared.canonical.items():
+        W.canonical[name].flatten(1).addmm_(of_start, theta.flatten(1), alpha=-1).div_(norm[:, None])
+    return met, changes(W.common, shared.common), W.canonical
+
+
+def changes(ends: Params, start: Params) -> Params:
+    """ends - start, in place on the ends (C, ...)."""
+    return {name: end.sub_(start[name]) for name, end in ends.items()}

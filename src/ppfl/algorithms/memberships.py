@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..core.mixing import MembershipLoss
-from ..core.population import Population, Shared
+from ..core.population import Population
+from ..core.shared import Shared
 from .batches import Batch, LocalData
 
 
@@ -22,30 +24,54 @@ class MembershipSteps:
         """The gradient to use at each of `count` steps."""
         if self.batch_size is not None:
             for batch in self.data.steps(self.batch_size, steps=count, purpose="memberships"):
-                yield self._on([batch])
+                yield partial(self._on, partial(list, [batch]))
             return
-        full = self._cached() if self.population.caches_outputs else self._on(list(self.data.everything()))
+        full = self._on_everything()
         for _ in range(count):
             yield full
 
-    def _cached(self) -> MembershipLoss:
-        """Short cut 2: one forward pass of the K models, then steps that never touch the network again."""
-        blocks = [
-            (self.population.outputs(self.shared, batch.x), batch.y, batch.weight) for batch in self.data.everything()
-        ]
-        outputs = torch.cat([outputs for outputs, _, _ in blocks], dim=2)  # (C, K, N, ...)
-        y, weight = torch.cat([y for _, y, _ in blocks], dim=1), torch.cat([w for _, _, w in blocks], dim=1)
-        return self.population.membership_loss(outputs, y, weight)
-
-    def _on(self, batches: list[Batch]) -> MembershipLoss:
-        total = sum((batch.weight.sum(dim=1) for batch in batches), torch.zeros(())).clamp_min(1)
+    def _on_everything(self) -> MembershipLoss:
+        of_group = self._cached if self.population.caches_outputs else lambda data: partial(self._on, data.everything)
+        groups = [(which, of_group(data)) for which, data in self.data.groups()]
+        if len(groups) == 1:
+            return groups[0][1]
 
         def gradient(c: Tensor) -> tuple[Tensor, Tensor]:
-            slopes, losses = torch.zeros_like(c), torch.zeros_like(c[:, 0])
-            for batch in batches:
-                share = batch.weight.sum(dim=1) / total
-                slope, loss = self.population.membership_gradients(self.shared, c, batch.x, batch.y, batch.weight)
-                slopes, losses = slopes + share[:, None] * slope, losses + share * loss
-            return slopes, losses
+            slopes, losses = zip(*(of_group(c[which]) for which, of_group in groups), strict=True)
+            return torch.cat(slopes), torch.cat(losses)
 
         return gradient
+
+    def _cached(self, data: LocalData) -> MembershipLoss:
+        """Short cut 2: one forward pass of the K models, then steps that never touch the network again."""
+        blocks = [
+            (self.population.outputs(self.shared, batch.x, data.space), batch.y, batch.share * _part(batch, data))
+            for batch in data.everything()
+        ]
+        if len(blocks) == 1:
+            return self.population.membership_loss(*blocks[0])
+        clients = len(data.weight)
+        outputs = torch.cat([_for_all(outputs, clients) for outputs, _, _ in blocks], dim=3)  # (C, K, out, N)
+        y, share = (torch.cat([_for_all(block[at], clients) for block in blocks], dim=1) for at in (1, 2))
+        return self.population.membership_loss(outputs, y, share)
+
+    def _on(self, batches: Callable[[], Iterable[Batch]], c: Tensor) -> tuple[Tensor, Tensor]:
+        slopes, losses, total = torch.zeros_like(c), torch.zeros_like(c[:, 0]), torch.zeros_like(c[:, 0])
+        for batch in batches():
+            n = len(batch.x)
+            slope, loss = self.population.membership_gradients(self.shared, c[:n], *batch[:3], self.data.space)
+            slopes[:n] += batch.real[:, None] * slope
+            losses[:n] += batch.real * loss
+            total[:n] += batch.real
+        return slopes / total[:, None], losses / total
+
+
+def _part(batch: Batch, data: LocalData) -> Tensor:
+    """How much of its client's data a block holds, (C, 1)."""
+    return batch.real[:, None] / data.sizes[: len(batch.x), None].to(batch.real)
+
+
+def _for_all(leaf: Tensor, clients: int) -> Tensor:
+    """A block that only the first clients have samples in, with zeros for the others."""
+    missing = leaf.new_zeros(clients - len(leaf), *leaf.shape[1:])
+    return torch.cat([leaf, missing])

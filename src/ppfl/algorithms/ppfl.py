@@ -25,7 +25,8 @@ from torch import Tensor
 from ..core.draws import uniform as draw
 from ..core.errors import SettingError
 from ..core.objective import client_membership_gradient
-from ..core.population import Population, Shared
+from ..core.population import Population
+from ..core.shared import Shared
 from ..core.simplex import inside, mirror_step, uniform
 from .batches import LocalData
 from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
@@ -35,6 +36,7 @@ from .descent import (
     Positive,
     descend_mixed_weights,
     descend_models,
+    kept_of_start,
     per_client,
 )
 from .fedavg import mean
@@ -69,6 +71,7 @@ class PPFL(LocalTraining):
     """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default)."""
 
     name: ClassVar[str] = "ppfl"
+    by_client: ClassVar[tuple[str, ...]] = ("memberships",)
 
     order: Literal["alternating", "random"] = "alternating"
     block_probability: Annotated[float, Field(gt=0, lt=1)] = 0.5  # rho_1, of the theta block in random order
@@ -115,10 +118,11 @@ class PPFL(LocalTraining):
         )
         who = participants(problem, self.participation, round)
         own = {"membership": server.memberships[who]}
-        if task.memberships and self.penalty > 0 and bool(problem.affinity.degree.any()):
+        pulled = self.penalty > 0 and bool(problem.affinity.degree.any())
+        if task.memberships and pulled:
             degree, neighbours = problem.affinity.majorant(server.memberships)
             own |= {"degree": degree[who], "neighbours": neighbours[who]}
-        return Plan(who, task, server.shared, own)
+        return Plan(who, task, server.shared, own, private=not pulled)
 
     def merge(
         self, problem: Problem, server: PPFLServer, plan: Plan, totals: dict[str, Total], rows: dict[str, Tensor]
@@ -177,16 +181,19 @@ class PPFL(LocalTraining):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Mirror steps on the surrogate of Eq. (13), theta and the neighbours fixed."""
         weight = data.weight
-        nobody = torch.zeros_like(weight), torch.zeros_like(c)
-        degree, neighbours = own.get("degree", nobody[0]), own.get("neighbours", nobody[1])
-        scale = 1 / weight[:, None] if self.membership_scale == "own" else 1.0
+        scale = 1 / weight[:, None] if self.membership_scale == "own" else torch.ones_like(weight)[:, None]
+        alone = weight[:, None] * scale  # all there is to G where nobody pulls
         first: Tensor | None = None
         steps = (20 if population.caches_outputs else 1) if self.membership_steps is None else self.membership_steps
         for gradient_at in MembershipSteps(population, shared, data, self.membership_batch).steps(steps):
             slope, loss = gradient_at(c)
             first = loss if first is None else first
-            G = client_membership_gradient(slope, c, weight, degree, neighbours, self.penalty)
-            c = inside(mirror_step(c, G * scale, task.membership_lr))
+            if "degree" in own:
+                pull = own["degree"], own["neighbours"], self.penalty
+                G = client_membership_gradient(slope, c, weight, *pull) * scale
+            else:
+                G = slope * alone
+            c = inside(mirror_step(c, G, task.membership_lr))
         assert first is not None
         return c, first, data.sizes.to(weight)
 
@@ -194,17 +201,16 @@ class PPFL(LocalTraining):
         self, population: Population, task: Task, shared: Shared, c: Tensor, data: LocalData
     ) -> tuple[dict[str, Sum], Tensor, Tensor]:
         """Local SGD on theta with c fixed; theta_k ends at kept theta_k + push_k, and the push goes into a sum."""
-        p = data.weight[:, None]
-        if self.collapse and population.mix.name == "weights":
-            end, pushes = descend_mixed_weights(population, shared, c, data, self, task.lr)
-            push = Sum(p * c, pushes)
-        else:
-            end, pushes = descend_models(population, shared, c, data, self, task.lr)
-            push = Sum(p, pushes)
-        common = {name: value - shared.common[name] for name, value in end.values.shared.common.items()}
-        who_counts = p * c if self.averaging == "members" else p
-        sums = {"common": Sum(p, common), "kept": Sum(who_counts, end.values.kept - 1), "push": push}
-        return sums, end.loss, end.samples
+        collapse = self.collapse and population.collapses
+        descend = descend_mixed_weights if collapse else descend_models
+        met, common, pushes = descend(population, shared, c, data, self, task.lr)
+        kept = kept_of_start(data, self, task.lr)
+        sums = {
+            "common": Sum(None, common),
+            "kept": Sum(c if self.averaging == "members" else None, {} if kept is None else kept - 1),
+            "push": Sum(c if collapse else None, pushes),
+        }
+        return sums, *met
 
 
 def _moved(shared: Shared, totals: dict[str, Total]) -> Shared:
@@ -216,8 +222,8 @@ def _moved(shared: Shared, totals: dict[str, Total]) -> Shared:
     counted = torch.maximum(kept.weight, LEAST_SHARE / k * totals["common"].weight)  # (K,) or (1,)
 
     def canonical(theta: Tensor, push: Tensor) -> Tensor:  # push: (K, ...), or (1, K, ...) from K models a client
-        pushed = push if push.dim() == theta.dim() else push[0]
-        return theta * (1 + per_client(kept.value / counted, theta)) + pushed / per_client(counted, theta)
+        moved = theta + (push if push.dim() == theta.dim() else push[0]) / per_client(counted, theta)
+        return moved if isinstance(kept.value, dict) else moved + theta * per_client(kept.value / counted, theta)
 
     return Shared(
         {name: value + common[name] for name, value in shared.common.items()},

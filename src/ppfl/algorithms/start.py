@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ..core.draws import hashed, name_keys
-from ..core.population import Population, Shared
+from ..core.population import Population
+from ..core.shared import Shared
 from ..core.simplex import inside
 from .batches import LocalData
-from .descent import spread
 
 WIDTH = 256  # floats a client sends; distances between gradients are kept to about 10 %
 TRUST = 0.9  # the rest is spread evenly: a start that no later step could leave would be lock-in again
@@ -27,14 +27,20 @@ def gradient_sketch(population: Population, shared: Shared, data: LocalData, see
     """(C, s): the gradient of each client's mean loss for one canonical model, hashed to s = WIDTH numbers."""
     clients = len(data.weight)
     first = {name: theta[0] for name, theta in shared.canonical.items()}
-    total: Tensor | float = 0.0
+    networks = Shared(shared.common, first).copies(clients, data.space)
+    gradient = networks.room(data.space, "gradient")
+    sketches: Tensor | None = None
     for batch in data.everything():
-        networks = spread(Shared(shared.common, first), clients)
-        (_, G), _ = population.network_gradients(networks, batch.x, batch.y, batch.weight)
-        share = batch.weight.sum(dim=1) / data.sizes.to(batch.weight)
-        total = total + share[:, None] * torch.cat([G[name].flatten(1) for name in sorted(G)], dim=1)
-    assert isinstance(total, Tensor)
-    return count_sketch(total, seed)
+        n = len(batch.x)
+        G = gradient.first(n)
+        population.push_networks(networks.first(n), G, 0.0, *batch[:3], data.space)
+        share = batch.real / data.sizes[:n].to(batch.real)
+        rows = torch.cat([G.canonical[name].flatten(1) for name in sorted(G.canonical)], dim=1)
+        sketch = share[:, None] * count_sketch(rows, seed)
+        sketches = sketch.new_zeros(clients, sketch.shape[1]) if sketches is None else sketches
+        sketches[:n] += sketch
+    assert sketches is not None
+    return sketches
 
 
 def count_sketch(rows: Tensor, seed: int, width: int = WIDTH) -> Tensor:

@@ -5,7 +5,8 @@ from . import affinity, simplex
 from .errors import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError
 from .losses import LOSSES, Loss, loss_by_name
 from .mixing import MIXES
-from .population import Population, Shared
+from .population import Population
+from .shared import Shared
 
 __all__ = [
     "LOSSES",

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from .errors import ModelError
 from .mixing import MixedModule
 
+AFFINE = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding}
+RESHAPING = {nn.Flatten, nn.Unflatten, nn.Identity}
+
 
 def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[str, ...]:
     """The named submodules, checked; the whole network is the one named ''."""
@@ -28,6 +31,23 @@ def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[s
     if len(set(names)) < len(names) or not names:
         raise ModelError(f"canonical is {names!r}; name at least one submodule, each once")
     return names
+
+
+def are_affine(net: nn.Module, modules: tuple[str, ...]) -> bool:
+    """Whether the output of each of these submodules is affine in its parameters: then to mix them is to mix those.
+
+    >>> are_affine(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), ("2",))
+    True
+    """
+    return all(_is_affine(net.get_submodule(name)) for name in modules)
+
+
+def _is_affine(module: nn.Module) -> bool:
+    if type(module) is nn.Sequential:
+        learned = [child for child in module if any(True for _ in child.parameters())]
+        others = [child for child in module if child not in learned]
+        return len(learned) == 1 and _is_affine(learned[0]) and all(type(m) in RESHAPING for m in others)
+    return type(module) in AFFINE and not (isinstance(module, nn.Embedding) and module.max_norm is not None)
 
 
 def with_mixed_modules(net: nn.Module, modules: tuple[str, ...]) -> nn.Module:

@@ -1,7 +1,9 @@
-"""Gradients of many clients at once, by hand, for networks that are chains of linear layers and activations.
+"""Many clients' networks at once, by hand, where networks are chains of linear layers and activations.
 
 torch.func gives the same numbers for any network. For a chain, batched matrix products written out here skip its
-bookkeeping and the input gradient of the first layer, which nobody needs.
+bookkeeping and the input gradient of the first layer, add gradients straight onto velocities, and allocate nothing.
+A column is a sample, (width, B): then the K models of a client, which share their input, are one product, and
+reductions over a few outputs run along the samples.
 """
 
 from __future__ import annotations
@@ -12,20 +14,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-Params = dict[str, Tensor]
+from .shared import Params
+from .workspace import Workspace
 
 
 class Activation(NamedTuple):
-    """An elementwise function, and the slope that goes back through it, given its own output."""
+    """An elementwise function, in place, and how a slope goes back through it, in place, given its output."""
 
     apply: Callable[[Tensor], Tensor]
     back: Callable[[Tensor, Tensor], Tensor]  # slope at the output, output -> slope at the input
 
 
+_back = torch.ops.aten
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.ReLU: Activation(torch.relu_, lambda slope, out: torch.ops.aten.threshold_backward(slope, out, 0)),
-    nn.Tanh: Activation(torch.tanh_, lambda slope, out: torch.ops.aten.tanh_backward(slope, out)),
-    nn.Sigmoid: Activation(torch.sigmoid_, lambda slope, out: torch.ops.aten.sigmoid_backward(slope, out)),
+    nn.ReLU: Activation(torch.relu_, lambda g, out: _back.threshold_backward.grad_input(g, out, 0, grad_input=g)),
+    nn.Tanh: Activation(torch.tanh_, lambda g, out: _back.tanh_backward.grad_input(g, out, grad_input=g)),
+    nn.Sigmoid: Activation(torch.sigmoid_, lambda g, out: _back.sigmoid_backward.grad_input(g, out, grad_input=g)),
 }
 
 
@@ -35,15 +39,26 @@ class Layer(NamedTuple):
     activation: Activation | None
 
 
-def chain_of(net: nn.Module) -> tuple[Layer, ...] | None:
+class Chain(NamedTuple):
+    layers: tuple[Layer, ...]
+    flattens: bool  # takes samples of any shape, as vectors
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether samples x (N, ...) go through it."""
+        return x.dim() == 2 or (self.flattens and x.dim() > 2)
+
+
+def chain_of(net: nn.Module) -> Chain | None:
     """The layers of a network that takes vectors through a chain, or None where it is anything else.
 
-    >>> [layer.weight for layer in chain_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))]
+    >>> chain = chain_of(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+    >>> [layer.weight for layer in chain.layers]
     ['0.weight', '2.weight']
     >>> chain_of(nn.Conv2d(1, 1, 3)) is None
     True
     """
     layers: list[Layer] = []
+    flattens = False
     links = _links(net)
     linear = [id(module) for _, module in links if type(module) is nn.Linear]
     if len(set(linear)) < len(linear):
@@ -54,64 +69,88 @@ def chain_of(net: nn.Module) -> tuple[Layer, ...] | None:
             layers.append(Layer(f"{prefix}weight", f"{prefix}bias" if module.bias is not None else None, None))
         elif type(module) in ACTIVATIONS and layers and layers[-1].activation is None:
             layers[-1] = layers[-1]._replace(activation=ACTIVATIONS[type(module)])
-        elif type(module) is not nn.Flatten or (module.start_dim, module.end_dim) != (1, -1):  # nothing, to a vector
+        elif type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+            flattens = flattens or not layers  # later it does nothing to a vector
+        else:
             return None
-    return tuple(layers) or None
+    return Chain(tuple(layers), flattens) if layers else None
 
 
-Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]  # outputs (C, K, B, ...) -> slopes there, losses (C,)
+Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]  # outputs (C, K, out, B) -> slopes there, losses (C,)
 
 
-def chain_gradients(layers: tuple[Layer, ...], slopes: Slopes, models: Params, x: Tensor) -> tuple[Params, Tensor]:
-    """Gradients (C, K, ...) of each client's loss at its K models, leaves (C, K, ...), on x (C, B, d); losses (C,)."""
-    clients, k = models[layers[0].weight].shape[:2]
-    inputs, out = [x], x
-    for at, layer in enumerate(layers):
-        weight, bias = (models[name] if name is not None else None for name in (layer.weight, layer.bias))
-        out = _affine(out, _together(weight, at), _together(bias, at))
-        out = out if layer.activation is None else layer.activation.apply(out)
-        if at == 0:
-            out = _model_by_model(out, k)
-        inputs.append(out)
-    slope, losses = slopes(out.reshape(clients, k, *out.shape[1:]))
+def chain_outputs(chain: Chain, models: Params, x: Tensor, space: Workspace) -> Tensor:
+    """Outputs (C, K, out, B) of each client's K models, leaves (C, K, ...), on its x (C, B, ...)."""
+    last = _forward(chain, models, x.flatten(2), space)[-1]
+    return last.reshape(len(x), -1, *last.shape[1:])
+
+
+def push_chain(
+    chain: Chain,
+    models: Params,
+    velocity: Params,
+    momentum: float,
+    x: Tensor,
+    slopes: Slopes,
+    space: Workspace,
+    scales: Params | None = None,
+) -> Tensor:
+    """velocity <- momentum velocity + gradient, in place, leaves (C, K, ...); returns the losses (C,).
+
+    With momentum 0 velocity may hold anything. `scales` (C, 1, 1), for K = 1, multiply the gradients of the layers
+    whose weight they are named after.
+    """
+    x = x.flatten(2)
+    outs = _forward(chain, models, x, space)
+    slope, losses = slopes(outs[-1].view(len(x), -1, *outs[-1].shape[1:]))
     slope = slope.flatten(0, 1)
-    gradients: Params = {}
-    for at in reversed(range(len(layers))):
-        layer = layers[at]
+    scales = scales or {}
+    if scales and all(layer.weight in scales for layer in chain.layers):  # all alike: once, at the narrow end
+        slope, scales = slope * next(iter(scales.values())), {}
+    for at in reversed(range(len(chain.layers))):
+        layer = chain.layers[at]
         if layer.activation is not None:
-            slope = layer.activation.back(slope, inputs[at + 1])
+            slope = layer.activation.back(slope, outs[at])
+        pushed = slope * scales[layer.weight] if layer.weight in scales else slope
         if at == 0:
-            slope = _side_by_side(slope, k)
-        gradients[layer.weight] = torch.bmm(slope.transpose(1, 2), inputs[at]).reshape(models[layer.weight].shape)
+            pushed = pushed.reshape(len(x), -1, pushed.shape[2])  # K models side by side
+        inputs = x if at == 0 else outs[at - 1].transpose(1, 2)
+        onto = _as_products(velocity[layer.weight], at)
+        torch.baddbmm(onto, pushed, inputs, beta=momentum, out=onto)
         if layer.bias is not None:
-            gradients[layer.bias] = slope.sum(dim=1).reshape(models[layer.bias].shape)
+            onto = _as_products(velocity[layer.bias], at)
+            torch.add(pushed.sum(dim=2), onto, alpha=momentum, out=onto) if momentum else onto.copy_(pushed.sum(dim=2))
         if at > 0:
-            slope = torch.bmm(slope, models[layer.weight].flatten(0, 1))
-    return {name: gradients[name] for name in models}, losses  # trees match leaf by leaf, in order
+            weight = _as_products(models[layer.weight], at).transpose(1, 2)
+            slope = torch.bmm(weight, slope, out=_like(space, f"slope {at}", weight, slope))
+    return losses
 
 
-def _together(parameter: Tensor | None, at: int) -> Tensor | None:
-    """The first layers of a client's K models side by side, as they share their input; later ones one by one."""
-    if parameter is None:
-        return None
+def _forward(chain: Chain, models: Params, x: Tensor, space: Workspace) -> list[Tensor]:
+    """Every layer's output (C K, width, B) after its activation, x (C, B, d)."""
+    outs, columns = [], x.transpose(1, 2)
+    for at, layer in enumerate(chain.layers):
+        weight = _as_products(models[layer.weight], at)
+        out = _like(space, f"out {at}", weight, columns)
+        if layer.bias is None:
+            torch.bmm(weight, columns, out=out)
+        else:
+            torch.baddbmm(_as_products(models[layer.bias], at)[:, :, None], weight, columns, out=out)
+        if layer.activation is not None:
+            layer.activation.apply(out)
+        columns = out.view(-1, models[layer.weight].shape[2], out.shape[2])
+        outs.append(columns)
+    return outs
+
+
+def _as_products(parameter: Tensor, at: int) -> Tensor:
+    """(C, K, out, ...) for one product a client in the first layer, (C, K out, ...), for one a model in later ones."""
     return parameter.flatten(1, 2) if at == 0 else parameter.flatten(0, 1)
 
 
-def _model_by_model(out: Tensor, k: int) -> Tensor:
-    """(C, B, K h) to (C K, B, h)."""
-    clients, batch, _ = out.shape
-    return out.reshape(clients, batch, k, -1).transpose(1, 2).flatten(0, 1)
-
-
-def _side_by_side(slope: Tensor, k: int) -> Tensor:
-    """(C K, B, h) to (C, B, K h)."""
-    return slope.reshape(-1, k, *slope.shape[1:]).transpose(1, 2).flatten(2, 3)
-
-
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    assert weight is not None
-    transposed = weight.transpose(1, 2)
-    return torch.bmm(x, transposed) if bias is None else torch.baddbmm(bias[:, None], x, transposed)
+def _like(space: Workspace, name: str, a: Tensor, b: Tensor) -> Tensor:
+    """Room for the batched product a @ b."""
+    return space.take(name, (a.shape[0], a.shape[1], b.shape[2]), a)
 
 
 def _links(net: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:

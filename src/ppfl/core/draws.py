@@ -37,9 +37,15 @@ def name_keys(names: Iterable[str]) -> Tensor:
     return torch.from_numpy((np.frombuffer(digests, dtype=">u8") >> 1).astype(np.int64))
 
 
-def hashed(*keys: Key) -> Tensor:
-    """Keys to pseudo-random int64, broadcasting tensors against each other. Made on the CPU."""
-    state = torch.zeros((), dtype=torch.int64)
+def hashed(*keys: Key, after: Tensor | None = None) -> Tensor:
+    """Keys to pseudo-random int64, broadcasting tensors against each other. Made on the CPU.
+
+    `after` is what other keys before these were hashed to.
+
+    >>> bool(hashed(1, 2, 3) == hashed(3, after=hashed(1, 2)))
+    True
+    """
+    state = torch.zeros((), dtype=torch.int64) if after is None else after
     device = state.device
     for key in keys:
         if isinstance(key, Tensor):

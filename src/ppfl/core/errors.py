@@ -21,5 +21,9 @@ class SettingError(PPFLError):
     """A setting or experiment file with a wrong key or value."""
 
 
+class RankError(PPFLError):
+    """A process of a distributed run that is gone, so that the others cannot go on."""
+
+
 class CheckpointError(PPFLError):
     """A run folder or checkpoint that is incomplete, damaged or of another experiment."""

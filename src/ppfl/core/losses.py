@@ -33,6 +33,17 @@ class Loss(ABC):
     def mixed(self, outputs: Tensor, c: Tensor, target: Tensor) -> Tensor:
         """Loss (B,) of the mean prediction sum_k c_k g^-1(o_k), Eq. (7): outputs (K, B, ...), c (K,)."""
 
+    def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """d loss / d output and losses (C, B) of many clients' outputs (C, out, B), a column a sample; target (C, B).
+
+        The losses below write it out: with a canonical link it is g^-1(output) - y.
+        """
+        with torch.enable_grad():
+            at = columns.detach().requires_grad_()
+            losses = self.per_sample(at.transpose(1, 2).flatten(0, 1), target.flatten(0, 1))
+            (slope,) = torch.autograd.grad(losses.sum(), at)
+        return slope, losses.detach().reshape(target.shape[:2])
+
     @abstractmethod
     def score(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Contribution (B,) of each sample to the metric; prediction is a mean, after the link."""
@@ -70,11 +81,11 @@ class Classification(Loss):
         """-log sum_k c_k p_k(y), (B,)."""
         return -log_mix(self._log_likelihood(outputs, target), c)
 
-    def likelihoods(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """p_k(y) of many clients (C, K, B), each sample's divided by the largest, and the log of that one (C, B)."""
-        found: Tensor = torch.func.vmap(self._log_likelihood)(outputs, target)
-        top = found.amax(dim=1)
-        return (found - top[:, None]).exp(), top
+    def model_slopes(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """`slopes` of each of K models by itself: outputs (C, K, out, B), target (C, B), losses (C, K, B)."""
+        clients, k = outputs.shape[:2]
+        slopes, losses = self.slopes(outputs.flatten(0, 1), target.repeat_interleave(k, dim=0))
+        return slopes.reshape(outputs.shape), losses.reshape(clients, k, -1)
 
 
 class CrossEntropy(Classification):
@@ -91,6 +102,15 @@ class CrossEntropy(Classification):
             raise ModelError(_unfit(self.name, outputs[0], target, "outputs (B, classes) for labels (B,)"))
         label = target.long().expand(outputs.shape[:-1]).unsqueeze(-1)
         return outputs.log_softmax(-1).gather(-1, label).squeeze(-1)
+
+    def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """softmax(output) - 1_y."""
+        label = target.long()[:, None]
+        log_p = columns.log_softmax(1)
+        losses = log_p.gather(1, label)
+        slope = log_p.exp_()
+        slope.scatter_(1, label, torch.expm1(losses))
+        return slope, losses.neg_()[:, 0]
 
     def inverse_link(self, output: Tensor) -> Tensor:
         """Class probabilities."""
@@ -119,6 +139,11 @@ class Logistic(Classification):
         y = target.flatten()
         return F.logsigmoid((2 * y.to(outputs.dtype) - 1) * _scalar(outputs, y, self.name))
 
+    def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """sigmoid(output) - y."""
+        y = target.to(columns.dtype).reshape(columns.shape)
+        return columns.sigmoid() - y, F.softplus((1 - 2 * y) * columns)[:, 0]
+
     def inverse_link(self, output: Tensor) -> Tensor:
         """Probability of label 1."""
         return output.sigmoid()
@@ -142,6 +167,11 @@ class Squared(Loss):
     def per_sample(self, output: Tensor, target: Tensor) -> Tensor:
         """|output - y|^2 / 2, (B,)."""
         return self._errors(output, target).sum(1) / 2
+
+    def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """output - y."""
+        slope = columns - target.to(columns.dtype).reshape(*target.shape[:2], -1).transpose(1, 2)
+        return slope, slope.square().sum(1) / 2
 
     def inverse_link(self, output: Tensor) -> Tensor:
         """The output itself."""
@@ -182,6 +212,11 @@ class Poisson(Loss):
         y = target.flatten().to(output.dtype)
         o = _scalar(output[None], y, self.name)[0]
         return o.exp() - y * o
+
+    def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """exp(output) - y."""
+        y, rate = target.to(columns.dtype).reshape(columns.shape), columns.exp()
+        return rate - y, (rate - y * columns)[:, 0]
 
     def inverse_link(self, output: Tensor) -> Tensor:
         """The rate."""

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from .losses import Classification, Loss
+from .shared import Shared, mixed_weights, weighted_sum
 
 if TYPE_CHECKING:
-    from .population import Params, Population, Shared
+    from .population import Population
 
 
 MembershipLoss = Callable[[Tensor], tuple[Tensor, Tensor]]  # c (C, K) -> slopes (C, K), losses (C,)
@@ -26,37 +27,55 @@ class Mix(Protocol):
     caches_outputs: bool  # c enters after the K outputs, so they can be kept while c moves
     takes_any_part: bool  # ... wherever in the network the canonical part is
 
-    def losses(self, population: Population, shared: Shared, c: Tensor, x: Tensor, y: Tensor) -> Tensor: ...
-    def predictions(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor: ...
-    def losses_of_outputs(self, population: Population, c: Tensor, outputs: Tensor, y: Tensor) -> Tensor: ...
+    def run(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
+        """What one client's network gives: the mixed output (B, ...), or all K of them (K, B, ...)."""
+
+    def of_outputs(self, outputs: Tensor, c: Tensor) -> Tensor:
+        """The same, from the outputs (K, B, ...) of the canonical models."""
+
+    def losses(self, loss: Loss, ran: Tensor, c: Tensor, y: Tensor) -> Tensor: ...
+    def predictions(self, loss: Loss, ran: Tensor, c: Tensor) -> Tensor: ...
+    def slopes(self, loss: Loss, outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """d loss / d outputs of many clients' outputs (C, K, out, B), a column a sample, and the losses (C, B)."""
+
     def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
-        """sum_n share_n loss_n of every client as a function of c alone, from kept outputs (C, K, N, ...)."""
+        """sum_n share_n loss_n of every client as a function of c alone, from kept outputs (C, K, out, N)."""
 
 
-class Outputs:
+class OneOutput:
+    """Mixes that end in one ordinary output."""
+
+    def losses(self, loss: Loss, ran: Tensor, c: Tensor, y: Tensor) -> Tensor:
+        return loss.per_sample(ran, y)
+
+    def predictions(self, loss: Loss, ran: Tensor, c: Tensor) -> Tensor:
+        return loss.inverse_link(ran)
+
+
+class Outputs(OneOutput):
     """Fig. 2a: sum_k c_k I(theta_k) goes to the next layer, or to the loss."""
 
     name, caches_outputs, takes_any_part = "outputs", True, False
 
-    def losses(self, population: Population, shared: Shared, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return population.loss.per_sample(population.run_mixed_outputs(shared, c, x), y)
+    def run(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
+        return population.run_mixed_outputs(shared, c, x)
 
-    def predictions(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
-        return population.loss.inverse_link(population.run_mixed_outputs(shared, c, x))
+    def of_outputs(self, outputs: Tensor, c: Tensor) -> Tensor:
+        return weighted_sum(c, outputs)
 
-    def losses_of_outputs(self, population: Population, c: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
-        return population.loss.per_sample(weighted_sum(c, outputs), y)
+    def slopes(self, loss: Loss, outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        mixed = torch.bmm(c[:, None], outputs.flatten(2)).reshape(len(c), *outputs.shape[2:])
+        slope, losses = loss.slopes(mixed, y)
+        return c[:, :, None, None] * slope[:, None], losses
 
     def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
-        flat = outputs.flatten(2)  # (C, K, N out): the mix is linear in it, so two products make a step
+        flat = outputs.flatten(2)  # (C, K, out N): the mix is linear in it, so two products make a step
 
         def at(c: Tensor) -> tuple[Tensor, Tensor]:
-            mixed = torch.bmm(c[:, None], flat).reshape(len(c) * y.shape[1], *outputs.shape[3:])
-            with torch.enable_grad():
-                mixed.requires_grad_()
-                losses = loss.per_sample(mixed, y.flatten()).reshape(share.shape) * share
-                (slope,) = torch.autograd.grad(losses.sum(), mixed)
-            return torch.bmm(flat, slope.reshape(len(c), -1, 1)).squeeze(2), losses.detach().sum(dim=1)
+            mixed = torch.bmm(c[:, None], flat).reshape(len(c), *outputs.shape[2:])
+            slope, losses = loss.slopes(mixed, y)
+            row = slope.mul_(share[:, None]).reshape(len(c), 1, -1)
+            return torch.bmm(row, flat.transpose(1, 2)).squeeze(1), (losses * share).sum(dim=1)
 
         return at
 
@@ -66,22 +85,39 @@ class Predictions:
 
     name, caches_outputs, takes_any_part = "predictions", True, True
 
-    def losses(self, population: Population, shared: Shared, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return population.loss.mixed(population.outputs_one(shared, x), c, y)
+    def run(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
+        return population.outputs_one(shared, x)
 
-    def predictions(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
-        predictions = population.loss.inverse_link(population.outputs_one(shared, x))
-        return weighted_sum(c, predictions)
+    def of_outputs(self, outputs: Tensor, c: Tensor) -> Tensor:
+        return outputs
 
-    def losses_of_outputs(self, population: Population, c: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
-        return population.loss.mixed(outputs, c, y)
+    def losses(self, loss: Loss, ran: Tensor, c: Tensor, y: Tensor) -> Tensor:
+        return loss.mixed(ran, c, y)
+
+    def predictions(self, loss: Loss, ran: Tensor, c: Tensor) -> Tensor:
+        return weighted_sum(c, loss.inverse_link(ran))
+
+    def slopes(self, loss: Loss, outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        if isinstance(loss, Classification):  # each model by itself, times its part in the likelihood of the label
+            slopes, losses = loss.model_slopes(outputs, y)
+            joint = c.log()[:, :, None] - losses
+            return slopes.mul_(joint.softmax(1)[:, :, None]), -joint.logsumexp(1)
+
+        def of_client(outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            losses = loss.mixed(outputs.transpose(1, 2), c, y)
+            return losses.sum(), losses
+
+        slopes, (_, losses) = vmap(grad_and_value(of_client, has_aux=True))(outputs, c, y)
+        return slopes, losses
 
     def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
         if isinstance(loss, Classification):
-            return self._from_likelihoods(*loss.likelihoods(outputs, y), share)
+            _, losses = loss.model_slopes(outputs, y)
+            top = -losses.amin(dim=1)
+            return self._from_likelihoods((-losses - top[:, None]).exp(), top, share)
 
         def one(c: Tensor, outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
-            return (loss.mixed(outputs, c, y) * share).sum()
+            return (loss.mixed(outputs.transpose(1, 2), c, y) * share).sum()
 
         return lambda c: vmap(grad_and_value(one))(c, outputs, y, share)
 
@@ -91,42 +127,31 @@ class Predictions:
 
         def at(c: Tensor) -> tuple[Tensor, Tensor]:
             mixed = torch.bmm(c[:, None], likelihood).squeeze(1)  # (C, N)
-            slopes = -torch.bmm(likelihood, (share / mixed)[:, :, None]).squeeze(2)
-            return slopes, -(share * (mixed.log() + log_top)).sum(dim=1)
+            slopes = torch.bmm((share / mixed)[:, None], likelihood.transpose(1, 2)).squeeze(1)
+            return -slopes, -(share * (mixed.log() + log_top)).sum(dim=1)
 
         return at
 
 
-class Weights:
+_ENTERS_BEFORE = "mixed weights have no outputs to mix: c enters before the network runs"
+
+
+class Weights(OneOutput):
     """Fig. 2b and Eq. (8): one network with parameters sum_k c_k theta_k."""
 
     name, caches_outputs, takes_any_part = "weights", False, False
 
-    def losses(self, population: Population, shared: Shared, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return population.loss.per_sample(self._run(population, shared, c, x), y)
-
-    def predictions(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
-        return population.loss.inverse_link(self._run(population, shared, c, x))
-
-    def losses_of_outputs(self, population: Population, c: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
-        raise TypeError("mixed weights have no outputs to keep: c enters before the network runs")
-
-    def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
-        raise TypeError("mixed weights have no outputs to keep: c enters before the network runs")
-
-    def _run(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
+    def run(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
         return population.run_plain(shared.common, mixed_weights(shared.canonical, c), x)
 
+    def of_outputs(self, outputs: Tensor, c: Tensor) -> Tensor:
+        raise TypeError(_ENTERS_BEFORE)
 
-def mixed_weights(canonical: Params, c: Tensor) -> Params:
-    """W = sum_k c_k theta_k for c (K,), or W_i for each row of c (C, K)."""
-    return {name: weighted_sum(c, theta) for name, theta in canonical.items()}
+    def slopes(self, loss: Loss, outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        raise TypeError(_ENTERS_BEFORE)
 
-
-def weighted_sum(c: Tensor, values: Tensor) -> Tensor:
-    """sum_k c_k value_k over the first dimension of `values`, for c (K,) or for each row of c (C, K)."""
-    mixed: Tensor = torch.tensordot(c, values, dims=1)
-    return mixed
+    def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
+        raise TypeError(_ENTERS_BEFORE)
 
 
 class MixedModule(nn.Module):

@@ -1,35 +1,32 @@
 """A population: any network split into a common part and K canonical parts, mixed by a membership.
 
 All functions here are pure: parameters come in as `Shared`, nothing is stored in the network. Those named
-`*_one` speak of one client; the others of a chunk of clients, whose tensors have a leading dimension C.
+`*_one` speak of one client; the others of a chunk of clients, whose tensors have a leading dimension C. Given a
+workspace, networks that are chains of layers are run and differentiated by hand; without one, torch.func does it,
+and that is the reference.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
-from torch.utils import _pytree as pytree
+from torch.func import grad_and_value, vmap
 
-from .anatomy import canonical_modules, refuse_hidden_state, run_and_watch, with_mixed_modules
-from .chain import chain_gradients, chain_of
+from .anatomy import are_affine, canonical_modules, refuse_hidden_state, run_and_watch, with_mixed_modules
+from .chain import chain_of, chain_outputs, push_chain
 from .errors import ModelError
 from .losses import Loss, loss_by_name
-from .mixing import MIXES, MembershipLoss, Mix, weighted_sum
+from .mixing import MIXES, MembershipLoss, Mix
+from .network import Clients, Network
+from .shared import Params, Shared, mixed_weights, weighted_sum
 from .simplex import harden
+from .workspace import Workspace
 
-Params = dict[str, Tensor]
-
-
-class Shared(NamedTuple):
-    """theta: what all clients share. A chunk of clients in the middle of local work has (C, ...) leaves."""
-
-    common: Params
-    canonical: Params  # leaves (K, ...)
+AT_ONCE = 2048  # samples, or more of them where that is few numbers, that run through shared models in one product
+NUMBERS_AT_ONCE = 2**20
 
 
 class Population:
@@ -63,9 +60,12 @@ class Population:
         self.loss = loss_by_name(loss) if isinstance(loss, str) else loss
         self.canonical_modules = canonical_modules(net, canonical)
         self.mix: Mix = MIXES[mix]
-        self._mixed_net = with_mixed_modules(net, self.canonical_modules)
-        self._canonical_ends_net = self.canonical_modules == ("",)
+        # short cut 1 holds where the mixed output is that of the mixed weights, wherever the canonical part stands
+        self.collapses = mix == "weights" or (mix == "outputs" and are_affine(net, self.canonical_modules))
+        self.clients = Clients(net)
+        self._plain, self._mixed = Network(self.net), Network(with_mixed_modules(net, self.canonical_modules))
         self._chain = chain_of(net)
+        self._canonical_ends_net = self.canonical_modules == ("",)
 
     # ------------------------------------------------------------------ parameters
 
@@ -77,6 +77,14 @@ class Population:
         return Shared(
             common={name: value for name, value in values.items() if name not in canonical_names},
             canonical={name: torch.stack([draw[name] for draw in draws]) for name in canonical_names},
+        )
+
+    def bytes_of_local_run(self) -> int:
+        """Parameters a client moves in a local run, in bytes: one model's where K collapse to it."""
+        copies = 1 if self.collapses else self.k
+        return sum(
+            p.numel() * p.element_size() * (copies if self._is_canonical(name) else 1)
+            for name, p in self.net.named_parameters()
         )
 
     def _is_canonical(self, parameter: str) -> bool:
@@ -94,33 +102,35 @@ class Population:
 
     def to(self, device: torch.device | str) -> Population:
         """The same population with its buffers on `device`; parameters follow the data anyway."""
-        self.net.to(device)
-        self._mixed_net.to(device)
+        self._plain.to(device)
+        self._mixed.to(device)
         return self
 
     # ------------------------------------------------------------------ one client
 
     def outputs_one(self, shared: Shared, x: Tensor) -> Tensor:
         """Outputs of all K models, (K, B, ...); layers before the canonical part run once."""
+        if self.clients.one_by_one(x):
+            models = [{name: theta[k] for name, theta in shared.canonical.items()} for k in range(self.k)]
+            return torch.stack([self.run_plain(shared.common, theta, x) for theta in models])
         outputs: Tensor = vmap(lambda theta: self.run_plain(shared.common, theta, x))(shared.canonical)
         return outputs
 
     def losses_one(self, shared: Shared, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Per-sample losses (B,) of the client with membership c (K,)."""
-        return self.mix.losses(self, shared, c, x, y)
+        return self.mix.losses(self.loss, self.mix.run(self, shared, c, x), c, y)
 
-    def mean_loss_one(self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """f_i: the weighted mean over a batch; a batch of padding only has loss 0."""
-        return _weighted_mean(self.losses_one(shared, c, x, y), weight)
+    def mean_loss_one(self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        """f_i on a batch: sum_n share_n loss_n, where shares (B,) sum to 1 and padding has none."""
+        return (self.losses_one(shared, c, x, y) * share).sum()
 
     def predict_one(self, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
         """Mean predictions, after the inverse link."""
-        return self.mix.predictions(self, shared, c, x)
+        return self.mix.predictions(self.loss, self.mix.run(self, shared, c, x), c)
 
     def run_plain(self, common: Params, theta: Params, x: Tensor) -> Tensor:
         """Output of the network with one set of canonical parameters (no K)."""
-        output: Tensor = functional_call(self.net, {**common, **theta}, (x,))
-        return output
+        return self._plain({**common, **theta}, x)
 
     def run_mixed_outputs(self, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
         """Fig. 2a: the weighted sum of the canonical outputs is passed to the next layer."""
@@ -130,99 +140,175 @@ class Population:
         for name, value in shared.canonical.items():
             module = next(m for m in self.canonical_modules if name.startswith(m + "."))
             values[f"{module}.inner{name[len(module) :]}"] = value
-        values |= {f"{module}.membership": c for module in self.canonical_modules}
-        output: Tensor = functional_call(self._mixed_net, values, (x,))
-        return output
+        return self._mixed(values | {f"{module}.membership": c for module in self.canonical_modules}, x)
 
-    # ------------------------------------------------------------------ a chunk of clients
+    # ------------------------------------------------------------------ a chunk of clients: predictions and losses
 
     def predict(self, shared: Shared, c: Tensor, x: Tensor, *, own: bool = False, hard: bool = False) -> Tensor:
         """Mean predictions (C, B, ...) of clients with memberships c (C, K) on x (C, B, ...).
 
         own: every client has parameters of its own, leaves (C, ...). hard: the max rule, Section O3.1.
         """
-        predictions: Tensor = self._over_clients(self.predict_one, own, shared, harden(c) if hard else c, x)
+        predictions: Tensor = self.clients.each(self.predict_one, own, shared, harden(c) if hard else c, x)
         return predictions
 
     def mean_losses(
-        self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, weight: Tensor, *, own: bool = False
+        self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, share: Tensor, *, own: bool = False
     ) -> Tensor:
         """f_i of every client on its batch, (C,)."""
-        losses: Tensor = self._over_clients(self.mean_loss_one, own, shared, c, x, y, weight)
+        losses: Tensor = self.clients.each(self.mean_loss_one, own, shared, c, x, y, share)
         return losses
 
+    def judge(
+        self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, *, own: bool = False, space: Workspace | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean predictions (C, B, ...) and losses (C, B) of every client on its batch, from one run of its network."""
+
+        def of_run(ran: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return self.mix.predictions(self.loss, ran, c), self.mix.losses(self.loss, ran, c, y)
+
+        def of_client(shared: Shared, c: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return of_run(self.mix.run(self, shared, c, x), c, y)
+
+        if self.caches_outputs and not own:
+            outputs = self.outputs(shared, x, space).transpose(2, 3)
+            return vmap(lambda outputs, c, y: of_run(self.mix.of_outputs(outputs, c), c, y))(outputs, c, y)
+        if space is not None and self._by_hand(x) and (own or self.collapses):
+            outputs = self._outputs_of_networks(self._networks(shared, c, own, space), x, space)
+            return vmap(lambda out, y: (self.loss.inverse_link(out), self.loss.per_sample(out, y)))(outputs, y)
+        predictions, losses = self.clients.each(of_client, own, shared, c, x, y)
+        return predictions, losses
+
+    def outputs(self, shared: Shared, x: Tensor, space: Workspace | None = None) -> Tensor:
+        """Outputs (C, K, out, B), a column a sample, of the shared models on every client's x (C, B, ...)."""
+        clients, batch = x.shape[:2]
+        widest = max((len(theta[0]) for theta in shared.canonical.values()), default=1)
+        at_once = max(AT_ONCE, NUMBERS_AT_ONCE // (self.k * widest)) if self._by_hand(x) else AT_ONCE
+        found = [self._outputs_of_shared(shared, some, space) for some in torch.split(x.flatten(0, 1), at_once)]
+        together = found[0] if len(found) == 1 else torch.cat(found, dim=2)  # (K, out, C B)
+        return together.reshape(*together.shape[:2], clients, batch).permute(2, 0, 1, 3).contiguous()
+
+    def _outputs_of_shared(self, shared: Shared, x: Tensor, space: Workspace | None) -> Tensor:
+        """(K, out, B) for samples x (B, ...), whosever they are."""
+        if space is not None and self._by_hand(x[None]) and not shared.common:
+            assert self._chain is not None
+            models = {name: theta[None] for name, theta in shared.canonical.items()}
+            return chain_outputs(self._chain, models, x[None], space)[0].clone()
+        outputs = self.outputs_one(shared, self.clients.laid_out(x))
+        return outputs.reshape(*outputs.shape[:2], -1).transpose(1, 2)
+
+    def _outputs_of_networks(self, networks: Shared, x: Tensor, space: Workspace) -> Tensor:
+        """Outputs (C, B, out) of one plain network a client."""
+        assert self._chain is not None
+        models = {name: value[:, None] for name, value in networks.by_name().items()}
+        return chain_outputs(self._chain, models, x, space)[:, 0].transpose(1, 2)
+
+    def _networks(self, shared: Shared, c: Tensor, own: bool, space: Workspace) -> Shared:
+        """One plain network a client, leaves (C, ...): its own, or the mixed weights."""
+        if own:
+            return shared._replace(canonical={name: theta[:, 0] for name, theta in shared.canonical.items()})
+        return Shared(shared.spread(len(c)).common, mixed_weights(shared.canonical, c, space))
+
+    def _by_hand(self, x: Tensor) -> bool:
+        """Whether batches x (C, B, ...) go through a chain of layers."""
+        return self._chain is not None and self._chain.takes(x[0])
+
+    # ------------------------------------------------------------------ a chunk of clients: gradients
+
     def theta_gradients(
-        self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, weight: Tensor, *, own: bool = True
+        self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, share: Tensor, *, own: bool = True
     ) -> tuple[Shared, Tensor]:
         """Gradients of f_i for theta, leaves (C, ...), and the losses (C,); none for c (short cut 4)."""
-        whole_chain = self._chain is not None and not shared.common and self.caches_outputs
-        if whole_chain and own and len(x) > 1 and x.dim() == 3:
+        return self.clients.gradients(self.mean_loss_one, own, shared, c, x, y, share)
 
-            def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
-                found, losses = vmap(grad_and_value(self._loss_of_outputs))(outputs, c, y, weight)
-                return found, losses
-
-            assert self._chain is not None
-            gradients, losses = chain_gradients(self._chain, slopes, shared.canonical, x)
-            return Shared({}, gradients), losses
-        result = self._over_clients(grad_and_value(self.mean_loss_one), own, shared, c, x, y, weight)
-        return result[0], result[1]
-
-    def network_gradients(self, networks: Shared, x: Tensor, y: Tensor, weight: Tensor) -> tuple[Shared, Tensor]:
+    def network_gradients(self, networks: Shared, x: Tensor, y: Tensor, share: Tensor) -> tuple[Shared, Tensor]:
         """Gradients at one plain network a client, canonical leaves (C, ...) without K, and the losses (C,)."""
 
-        def loss_of_output(output: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            return _weighted_mean(self.loss.per_sample(output, y), weight)
+        def mean_loss(network: Shared, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+            return (self.loss.per_sample(self.run_plain(*network, x), y) * share).sum()
 
-        if self._chain is not None and len(x) > 1 and x.dim() == 3:
-            models = {name: value[:, None] for part in networks for name, value in part.items()}
+        return self.clients.gradients(mean_loss, True, networks, x, y, share)
 
-            def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
-                found, losses = vmap(grad_and_value(loss_of_output))(outputs[:, 0], y, weight)
-                return found[:, None], losses
+    def push_networks(
+        self,
+        networks: Shared,
+        velocity: Shared,
+        momentum: float,
+        x: Tensor,
+        y: Tensor,
+        share: Tensor,
+        space: Workspace | None,
+        scale: Tensor | None = None,
+    ) -> Tensor:
+        """velocity <- momentum velocity + gradient at one plain network a client, in place; returns the losses (C,).
 
-            gradients, losses = chain_gradients(self._chain, slopes, models, x)
-            return Shared(*({name: gradients[name][:, 0] for name in part} for part in networks)), losses
+        scale (C,) multiplies the gradients of the canonical part.
+        """
+        if space is None or not self._by_hand(x):
+            gradient, losses = self.network_gradients(networks, x, y, share)
+            if scale is not None:
+                for g in gradient.canonical.values():
+                    g.mul_(scale.reshape(-1, *(1 for _ in g.shape[1:])))
+            velocity.push(momentum, gradient)
+            return losses
 
-        def mean_loss(network: Shared, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            return loss_of_output(self.run_plain(*network, x), y, weight)
+        def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
+            slope, losses = self.loss.slopes(outputs[:, 0], y)
+            return slope.mul_(share[:, None])[:, None], (losses * share).sum(1)
 
-        result = self._over_clients(grad_and_value(mean_loss), True, networks, x, y, weight)
-        return result[0], result[1]
+        assert self._chain is not None
+        models, onto = ({n: v[:, None] for n, v in tree.by_name().items()} for tree in (networks, velocity))
+        scales = None if scale is None else dict.fromkeys(networks.canonical, scale[:, None, None])
+        return push_chain(self._chain, models, onto, momentum, x, slopes, space, scales)
+
+    def push_models(
+        self,
+        shared: Shared,
+        velocity: Shared,
+        momentum: float,
+        c: Tensor,
+        x: Tensor,
+        y: Tensor,
+        share: Tensor,
+        space: Workspace | None,
+    ) -> Tensor:
+        """The same for all K models of each client, mixed by c: leaves (C, ...), canonical ones (C, K, ...)."""
+        if space is None or not self._by_hand(x) or not self.caches_outputs or shared.common:
+            gradient, losses = self.theta_gradients(shared, c, x, y, share)
+            velocity.push(momentum, gradient)
+            return losses
+
+        def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
+            slope, losses = self.mix.slopes(self.loss, outputs, c, y)
+            return slope.mul_(share[:, None, None]), (losses * share).sum(1)
+
+        assert self._chain is not None
+        return push_chain(self._chain, shared.canonical, velocity.canonical, momentum, x, slopes, space)
+
+    # ------------------------------------------------------------------ memberships
 
     def membership_gradients(
-        self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, weight: Tensor
+        self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, share: Tensor, space: Workspace | None = None
     ) -> tuple[Tensor, Tensor]:
         """df_i/dc_i, (C, K), and the losses (C,); none for theta (short cut 4)."""
+        if space is not None and self.collapses and self._by_hand(x):  # df/dc_k = <G, theta_k>
+            networks = self._networks(shared, c, False, space)
+            G = networks.room(space, "gradient")
+            losses = self.push_networks(networks, G, 0.0, x, y, share, space)
+            products = [G.canonical[name].flatten(1) @ theta.flatten(1).T for name, theta in shared.canonical.items()]
+            return torch.stack(products).sum(0), losses
         slope_and_loss = grad_and_value(self.mean_loss_one, argnums=1)
-        result = self._over_clients(slope_and_loss, False, shared, c, x, y, weight)
-        return result[0], result[1]
-
-    # ------------------------------------------------------------------ membership steps on cached outputs
+        slopes, losses = self.clients.each(slope_and_loss, False, shared, c, x, y, share)
+        return slopes, losses
 
     @property
     def caches_outputs(self) -> bool:
         """Whether f_i depends on theta through the K outputs alone, so that they can be kept (short cut 2)."""
         return self.mix.caches_outputs and (self._canonical_ends_net or self.mix.takes_any_part)
 
-    def outputs(self, shared: Shared, x: Tensor) -> Tensor:
-        """Outputs (C, K, B, ...) of the shared models on every client's x (C, B, ...)."""
-        result: Tensor = self._over_clients(self.outputs_one, False, shared, x)
-        return result
-
-    def membership_loss(self, outputs: Tensor, y: Tensor, weight: Tensor) -> MembershipLoss:
-        """f_i as a function of c_i alone, from kept outputs (C, K, B, ...): the network is not touched again."""
-        return self.mix.membership_loss(self.loss, outputs, y, _shares(weight))
-
-    def _loss_of_outputs(self, outputs: Tensor, c: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """f_i of one client from the outputs (K, B, ...) of the canonical models."""
-        return _weighted_mean(self.mix.losses_of_outputs(self, c, outputs, y), weight)
-
-    def _over_clients(self, f: Callable[..., Any], own: bool, parameters: Any, *rows: Tensor) -> Any:
-        if len(rows[0]) == 1:  # vmap costs more than it gives for one client, and convolutions lose their fast path
-            first = pytree.tree_map(lambda leaf: leaf[0], parameters) if own else parameters
-            return pytree.tree_map(lambda leaf: leaf[None], f(first, *(row[0] for row in rows)))
-        return vmap(f, in_dims=(0 if own else None, *(0 for _ in rows)))(parameters, *rows)
+    def membership_loss(self, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
+        """f_i as a function of c_i alone, from kept outputs (C, K, out, B): the network is not touched again."""
+        return self.mix.membership_loss(self.loss, outputs, y, share)
 
     # ------------------------------------------------------------------ first contact with data
 
@@ -248,13 +334,5 @@ class Population:
                 "give its last layer one output or use the cross_entropy loss"
             )
         self._canonical_ends_net = self.canonical_modules == ("",) or ends
+        self.clients.look_at(self.net, x)
         return self
-
-
-def _weighted_mean(losses: Tensor, weight: Tensor) -> Tensor:
-    return (losses * _shares(weight)).sum()
-
-
-def _shares(weight: Tensor) -> Tensor:
-    """Weights that sum to 1; padding alone stays 0."""
-    return weight / weight.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)

@@ -2,6 +2,7 @@
 `loop` is one client at a time, the reference; `stacked` is many clients in one tensor operation."""
 
 from .chunks import ENGINES, Engine, Loop, Outcome, Stacked
+from .distributed import Distributed
 from .evaluate import Evaluation, evaluate
 from .fit import Fitted, Watch, engine_by_name, fit, follow
 from .train import Report, State, begin, pose, train
@@ -9,6 +10,7 @@ from .tune import with_chosen_lr
 
 __all__ = [
     "ENGINES",
+    "Distributed",
     "Engine",
     "Evaluation",
     "Fitted",

@@ -1,24 +1,30 @@
-"""A round on this machine: chunks of clients, one after the other.
+"""A round on this machine: clients in chunks.
 
-`loop` takes one client at a time and is what everything else is compared with; `stacked` takes many in one
-tensor operation. They differ in the chunks alone, so they give the same trajectory to rounding error.
+`loop` takes one client at a time, with plain autograd, and is what everything else is compared with; `stacked` takes
+many in one tensor operation, and several chunks at once in threads of one core each. They give the same trajectory to
+rounding error.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..algorithms.batches import LocalData, id_keys
+from ..algorithms.batches import LocalData, id_keys, like_sizes
 from ..algorithms.contract import Algorithm, Plan, Problem, Sum, Total, Tree
 from ..core.errors import SettingError
+from ..core.workspace import Workspace
 from ..data import Federation
+from .ranks import ALONE, Ranks, balanced
 
-WORKING_SET = 32 * 2**20  # bytes a chunk may touch in one step: about what the caches of a small machine hold
+SMALL_MODEL = 64 * 2**10  # bytes; below, operations are short, and threads would wait for each other's Python
+WORKING_SET = 48 * 2**20  # bytes a chunk may touch in one step: about what the caches of a small machine hold
 
 
 class Outcome(NamedTuple):
@@ -26,8 +32,10 @@ class Outcome(NamedTuple):
 
     clients: Tree  # all M, those that took part renewed
     totals: dict[str, Total]
-    rows: dict[str, Tensor]  # (S, ...), in the order of plan.who
+    who: Tensor  # (S,), the clients whose rows are here
+    rows: dict[str, Tensor]  # (S, ...), in the order of `who`
     loss: float  # mean over the samples met; nan where no client reported one
+    samples: float  # how many those are
     bytes_up: int  # all clients together
     bytes_down: int
 
@@ -36,114 +44,222 @@ class Engine(Protocol):
     """Decides where and how clients work; knows nothing of what they do."""
 
     name: str
+    ranks: Ranks  # the processes that share the clients
 
     def run(
         self, algorithm: Algorithm, problem: Problem, federation: Federation, plan: Plan, clients: Tree, round: int
     ) -> Outcome: ...
 
 
+class Round(NamedTuple):
+    """All that a chunk of clients needs to know, and where it puts what it has done."""
+
+    algorithm: Algorithm
+    problem: Problem
+    federation: Federation
+    plan: Plan
+    clients: Tree
+    round: int
+    renewed: Tree  # client states after the round
+    rows: dict[str, Tensor]
+
+    def run(self, chunks: Sequence[Tensor], space: Workspace | None) -> Tally:
+        """Chunks of positions in plan.who, one after the other."""
+        tally = Tally()
+        for chunk in chunks:
+            self._run_one(chunk, space, tally)
+        return tally
+
+    def _run_one(self, chunk: Tensor, space: Workspace | None, tally: Tally) -> None:
+        algorithm, problem, plan = self.algorithm, self.problem, self.plan
+        who = plan.who[chunk]
+        keys = id_keys(problem.ids)
+        data = LocalData(self.federation.train, problem.weights, keys, who, problem.seed, self.round, space)
+        own = {name: leaf[chunk] for name, leaf in plan.own.items()}
+        mine = pytree.tree_map(lambda leaf: leaf[who], self.clients)
+        with torch.no_grad():  # torch.func has its own tape; nothing else may build one
+            work = algorithm.work(problem.population, plan.task, plan.shared, own, mine, data)
+            pytree.tree_map(lambda all_, new: all_.index_copy_(0, who.to(all_.device), new), self.renewed, work.client)
+            for name, leaf in work.upload.rows.items():
+                if name not in self.rows:  # threads may both make it; one of them is kept
+                    self.rows.setdefault(name, leaf.new_empty(len(plan.who), *leaf.shape[1:]))
+                self.rows[name][chunk] = leaf
+            for name, sum_ in work.upload.sums.items():
+                tally.add(name, sum_, data.weight)
+            tally.lost += float((work.loss * work.samples).sum())
+            tally.met += float(work.samples.sum())
+        tally.up += bytes_of(work.upload)
+        tally.down += bytes_of(own) + len(chunk) * bytes_of(plan.shared)
+
+
+class Tally:
+    """Sums over chunks."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, Total] = {}
+        self.lost = self.met = 0.0
+        self.up = self.down = 0
+
+    def add(self, name: str, sum_: Sum, p: Tensor) -> None:
+        """sum_i p_i weight_i ⊗ value_i over a chunk."""
+        weight = p[:, None] if sum_.weight is None else p[:, None] * sum_.weight  # (C, r)
+        if name not in self.totals:
+            room = pytree.tree_map(lambda leaf: leaf.new_zeros(weight.shape[1], *leaf.shape[1:]), sum_.value)
+            self.totals[name] = Total(weight.new_zeros(weight.shape[1]), room)
+        total = self.totals[name]
+        total.weight.add_(weight.sum(dim=0))
+        for onto, leaf in zip(pytree.tree_leaves(total.value), pytree.tree_leaves(sum_.value), strict=True):
+            onto.view(len(onto), -1).addmm_(weight.T, leaf.reshape(len(leaf), -1))
+
+    def join(self, other: Tally) -> Tally:
+        """Both together, in this one."""
+        for name, total in other.totals.items():
+            self.totals[name] = pytree.tree_map(torch.add, self.totals[name], total) if name in self.totals else total
+        self.lost, self.met = self.lost + other.lost, self.met + other.met
+        self.up, self.down = self.up + other.up, self.down + other.down
+        return self
+
+
 class Loop:
     """One client at a time."""
 
-    name = "loop"
+    name, ranks = "loop", ALONE
 
     def run(
         self, algorithm: Algorithm, problem: Problem, federation: Federation, plan: Plan, clients: Tree, round: int
     ) -> Outcome:
+        this = _begin(algorithm, problem, federation, plan, clients, round)
         one_by_one = torch.arange(len(plan.who))[:, None].unbind()
-        return _run_chunks(algorithm, problem, federation, plan, clients, round, one_by_one)
+        return _outcome(this, this.run(one_by_one, space=None))
 
 
 class Stacked:
-    """Clients of like size side by side; `chunk` of them, or as many as the working set allows."""
+    """Clients of like size side by side.
 
-    name = "stacked"
+    chunk: how many, or (None) as many as the working set allows. threads: chunks at a time, each on a core of its own;
+    or (None) as many as torch may use cores, where models are large enough to gain from it.
+    """
 
-    def __init__(self, chunk: int | None = None) -> None:
+    name, ranks = "stacked", ALONE
+
+    def __init__(self, chunk: int | None = None, threads: int | None = None) -> None:
         if chunk is not None and chunk < 1:
             raise SettingError(f"chunk is {chunk}; a chunk has at least one client: set chunk >= 1 or leave it out")
-        self.chunk = chunk
+        if threads is not None and threads < 1:
+            raise SettingError(f"threads is {threads}; set threads >= 1, or leave it out for all cores")
+        self.chunk, self.threads = chunk, threads
+        self._crew: Crew | None = None
 
     def run(
         self, algorithm: Algorithm, problem: Problem, federation: Federation, plan: Plan, clients: Tree, round: int
     ) -> Outcome:
-        size = self.chunk or fitting_chunk(plan.shared, clients, federation, getattr(algorithm, "batch_size", None))
-        chunks = chunks_of_like_size(federation.train.sizes.cpu()[plan.who], size)
-        return _run_chunks(algorithm, problem, federation, plan, clients, round, chunks)
+        threads = self._threads_for(problem, federation)
+        sizes = federation.train.sizes.cpu()[plan.who]
+        batch = min(getattr(algorithm, "batch_size", None) or int(sizes.max()), int(sizes.max()))
+        size = self.chunk or even_chunk(len(plan.who), threads, fitting_chunk(problem, federation, batch))
+        chunks = chunks_of_like_size(sizes, batch, size)
+        this = _begin(algorithm, problem, federation, plan, clients, round)
+        if self._crew is None or self._crew.threads != threads:
+            self._crew = Crew(threads)
+        shares = balanced([int(sizes[chunk].sum()) for chunk in chunks], threads)
+        tallies = self._crew.run(this, [[chunks[at] for at in share] for share in shares if share])
+        return _outcome(this, _joined(tallies))
+
+    def _threads_for(self, problem: Problem, federation: Federation) -> int:
+        if federation.train.x.device.type != "cpu":
+            return 1
+        if self.threads is not None:
+            return self.threads
+        return torch.get_num_threads() if problem.population.bytes_of_local_run() >= SMALL_MODEL else 1
+
+
+class Crew:
+    """Threads of one core each, and a workspace for each: clients in parallel beat more cores for one client."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.spaces = [Workspace() for _ in range(threads)]
+        self._pool = _single_core_threads(threads) if threads > 1 else None
+
+    def run(self, this: Round, shares: Sequence[Sequence[Tensor]]) -> list[Tally]:
+        """Each share in a thread of its own; one share alone has all cores."""
+        if self._pool is None or len(shares) == 1:
+            return [this.run(share, space) for share, space in zip(shares, self.spaces, strict=False)]
+        return list(self._pool.map(this.run, shares, self.spaces))
 
 
 ENGINES: dict[str, type[Loop] | type[Stacked]] = {engine.name: engine for engine in (Loop, Stacked)}
 
 
-def fitting_chunk(shared: Tree, clients: Tree, federation: Federation, batch_size: int | None) -> int:
-    """How many clients fit in the working set: a model with gradient and velocity, and a batch, for each."""
-    model = _bytes(shared) + _bytes(clients) // federation.n_clients
-    sample = _bytes(federation.train.x) // len(federation.train.x)
-    longest = int(federation.train.sizes.max())
-    return max(1, WORKING_SET // (3 * model + sample * min(batch_size or longest, longest)))
+def fitting_chunk(problem: Problem, federation: Federation, batch: int) -> int:
+    """How many clients fit in the working set: a model with its velocity, and a batch, for each."""
+    model = problem.population.bytes_of_local_run()
+    sample = bytes_of(federation.train.x) // len(federation.train.x)
+    if problem.population.clients.one_by_one(federation.train.x):
+        return 1
+    return max(1, WORKING_SET // (2 * model + sample * batch))
 
 
-def chunks_of_like_size(sizes: Tensor, most: int) -> list[Tensor]:
-    """Positions in chunks of at most `most`, in each the smallest client at least half the largest: little padding.
+def even_chunk(clients: int, threads: int, most: int) -> int:
+    """A chunk of at most `most` that gives every thread as many chunks as any other.
 
-    >>> [chunk.tolist() for chunk in chunks_of_like_size(torch.tensor([3, 100, 60, 4, 90]), most=2)]
+    >>> even_chunk(100, threads=2, most=27)
+    25
+    """
+    turns = -(-clients // (threads * most))
+    return -(-clients // (threads * turns))
+
+
+def chunks_of_like_size(sizes: Tensor, batch: int, most: int) -> list[Tensor]:
+    """Positions in chunks of at most `most`, largest first, in each the smallest batch at least half the largest: a
+    client that has no batch left costs nothing, one whose batch is smaller than others' is padded.
+
+    >>> [chunk.tolist() for chunk in chunks_of_like_size(torch.tensor([3, 100, 60, 4, 90]), batch=50, most=2)]
     [[1, 4], [2], [3, 0]]
     """
-    ordered, largest_first = sizes.sort(descending=True, stable=True)
-    chunks, first = [], 0
-    while first < len(sizes):
-        alike = int((2 * ordered[first:] >= ordered[first]).sum())
-        last = first + min(most, alike)
-        chunks.append(largest_first[first:last])
-        first = last
-    return chunks
+    largest_first = sizes.argsort(descending=True, stable=True)
+    return [largest_first[run] for run in like_sizes(sizes[largest_first].clamp_max(batch), most)]
 
 
-def _run_chunks(
-    algorithm: Algorithm,
-    problem: Problem,
-    federation: Federation,
-    plan: Plan,
-    clients: Tree,
-    round: int,
-    chunks: Sequence[Tensor],
-) -> Outcome:
-    keys = id_keys(problem.ids)
-    renewed = pytree.tree_map(torch.clone, clients)
-    totals: dict[str, Total] = {}
-    rows: dict[str, Tensor] = {}
-    lost = met = 0.0
-    up = down = 0
-    for chunk in chunks:
-        who = plan.who[chunk]
-        data = LocalData(federation.train, problem.weights, keys, who, problem.seed, round)
-        own = {name: leaf[chunk] for name, leaf in plan.own.items()}
-        mine = pytree.tree_map(lambda leaf, who=who: leaf[who], clients)
-        with torch.no_grad():  # torch.func has its own tape; nothing else may build one
-            work = algorithm.work(problem.population, plan.task, plan.shared, own, mine, data)
-        pytree.tree_map(lambda all_, new, who=who: all_.index_copy_(0, who.to(all_.device), new), renewed, work.client)
-        for name, sum_ in work.upload.sums.items():
-            total = total_of(sum_)
-            totals[name] = pytree.tree_map(torch.add, totals[name], total) if name in totals else total
-        for name, leaf in work.upload.rows.items():
-            rows.setdefault(name, leaf.new_empty(len(plan.who), *leaf.shape[1:]))[chunk] = leaf
-        lost += float((work.loss * work.samples).sum())
-        met += float(work.samples.sum())
-        up += _bytes(work.upload)
-        down += _bytes(own) + len(chunk) * _bytes(plan.shared)
-    return Outcome(renewed, totals, rows, lost / met if met else float("nan"), up, down)
+def bytes_of(tree: Any) -> int:
+    """Bytes of the tensors in a tree, each counted once."""
+    tensors = {id(leaf): leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)}
+    return sum(leaf.numel() * leaf.element_size() for leaf in tensors.values())
 
 
-def total_of(sum_: Sum) -> Total:
-    """sum_i weight_i ⊗ value_i over a chunk."""
-    weight = sum_.weight  # (C, r)
-
-    def outer(leaf: Tensor) -> Tensor:
-        flat = weight.T @ leaf.reshape(len(leaf), -1)
-        return flat.reshape(weight.shape[1], *leaf.shape[1:])
-
-    return Total(weight.sum(dim=0), pytree.tree_map(outer, sum_.value))
+def _begin(
+    algorithm: Algorithm, problem: Problem, federation: Federation, plan: Plan, clients: Tree, round: int
+) -> Round:
+    id_keys(problem.ids)  # made before threads ask for it
+    everyone = len(plan.who) == problem.n_clients
+    renewed = pytree.tree_map(torch.empty_like if everyone else torch.clone, clients)
+    return Round(algorithm, problem, federation, plan, clients, round, renewed, {})
 
 
-def _bytes(tree: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+def _outcome(this: Round, tally: Tally) -> Outcome:
+    loss = tally.lost / tally.met if tally.met else float("nan")
+    return Outcome(this.renewed, tally.totals, this.plan.who, this.rows, loss, tally.met, tally.up, tally.down)
+
+
+def _joined(tallies: Sequence[Tally]) -> Tally:
+    first, *others = tallies
+    for other in others:
+        first.join(other)
+    return first
+
+
+def _single_core_threads(count: int) -> ThreadPoolExecutor:
+    """torch keeps a number of cores a thread, and one for threads to come, which is put back here."""
+    cores, ready = torch.get_num_threads(), threading.Barrier(count + 1)
+
+    def start() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread's first question settles its number; later ones of others do not touch it
+        ready.wait()
+
+    pool = ThreadPoolExecutor(count, thread_name_prefix="ppfl", initializer=start)
+    for _ in range(count):
+        pool.submit(int)
+    ready.wait()
+    torch.set_num_threads(cores)
+    return pool

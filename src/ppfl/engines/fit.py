@@ -21,7 +21,8 @@ from ..data.federation import Split
 from .chunks import ENGINES, Engine
 from .evaluate import Evaluation, evaluate, objective_value, stationarity_value
 from .output import Kept, OutputRule, draw_output_round, keep, output_probabilities
-from .train import Report, State, begin, pose, train
+from .ranks import ALONE, Ranks
+from .train import Report, State, begin, pose, train, whole
 from .tune import with_chosen_lr
 
 Record = dict[str, Any]
@@ -64,27 +65,34 @@ def follow(
     for now, report in train(algorithm, problem, federation, engine, state):
         record: Record = report._asdict()
         if now.round == problem.rounds or now.round % watch.every == 0:
-            record |= measure(algorithm, problem, federation, now, watch)
+            record |= measure(algorithm, problem, federation, now, watch, engine.ranks)
         kept = keep(watch.output, kept, now, _criterion(record), drawn)
         yield Moment(now, kept, record)
 
 
-def measure(algorithm: Algorithm, problem: Problem, federation: Federation, state: State, watch: Watch) -> Record:
+def measure(
+    algorithm: Algorithm,
+    problem: Problem,
+    federation: Federation,
+    state: State,
+    watch: Watch,
+    ranks: Ranks = ALONE,
+) -> Record:
     """Scores of the personal models on the clients' own test data, and F and stationarity on request."""
     personal = algorithm.personal(state.server, state.clients)
     record: Record = {}
     splits: tuple[Split, ...] = ("test", "validation")
     for split in splits:
         if split in federation.splits:
-            record |= _summary(evaluate(problem, personal, federation, split), split, problem)
+            record |= _summary(evaluate(problem, personal, federation, split, ranks=ranks), split, problem)
     penalty = getattr(algorithm, "penalty", 0.0)
     needs_objective = watch.objective or (watch.output == "best" and "validation" not in federation.splits)
     if needs_objective:
-        record["objective"] = objective_value(problem, personal, federation, penalty)
+        record["objective"] = objective_value(problem, personal, federation, penalty, ranks)
     if watch.stationarity and isinstance(algorithm, PPFL) and personal.memberships is not None:
         eta = algorithm.membership_lr
         record["stationarity"] = stationarity_value(
-            problem, personal.shared, personal.memberships, federation, penalty, eta
+            problem, personal.shared, personal.memberships, federation, penalty, eta, ranks
         )
     return record
 
@@ -102,8 +110,8 @@ def _summary(result: Evaluation, split: str, problem: Problem) -> Record:
         f"{prefix}{loss.metric_name}_worst_tenth": metric(result.worst_tenth(loss.metric_name == "accuracy")),
         f"{split}_loss": result.pooled_loss,
         f"{prefix}per_client": [
-            round(metric(float(score)), 6) if samples > 0 else None
-            for score, samples in zip(result.score, result.samples, strict=True)
+            round(value, 6) if samples > 0 else None
+            for value, samples in zip(loss.metric(result.score).tolist(), result.samples.tolist(), strict=True)
         ],
     }
 
@@ -195,17 +203,17 @@ def fit(
         raise SettingError(f"rounds is {rounds}; train for at least one round")
     algorithm = PPFL() if algorithm is None else algorithm
     problem = pose(population, federation, affinity, rounds, seed)
-    algorithm = with_chosen_lr(algorithm, problem, federation, engine_by_name(engine))
+    engine = engine_by_name(engine)
+    algorithm = with_chosen_lr(algorithm, problem, federation, engine)
     history: list[Record] = []
     moment = None
-    for moment in follow(
-        algorithm, problem, federation, engine_by_name(engine), watch or Watch(), begin(algorithm, problem)
-    ):
+    for moment in follow(algorithm, problem, federation, engine, watch or Watch(), begin(algorithm, problem)):
         history.append(moment.record)
         if on_round is not None:
             on_round(moment.record)
     assert moment is not None
-    return Fitted(problem, algorithm, moment.kept.state, history)
+    returned = whole(algorithm, moment.kept.state, federation, engine.ranks)
+    return Fitted(problem, algorithm, returned, history)
 
 
 def engine_by_name(engine: str | Engine) -> Engine:

@@ -6,11 +6,15 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
 from ..algorithms.contract import Algorithm, Problem, Tree
 from ..core.affinity import Affinity, nothing
 from ..core.population import Population
 from ..data import Federation
 from .chunks import Engine
+from .ranks import Ranks
 
 
 class State(NamedTuple):
@@ -42,6 +46,19 @@ def pose(population: Population, federation: Federation, affinity: Affinity | No
     return Problem(population, federation.ids, weights, pull.to(train.x.device), rounds, seed)
 
 
+def whole(algorithm: Algorithm, state: State, federation: Federation, ranks: Ranks) -> State:
+    """A state with every client's rows, wherever they are; all processes ask together."""
+    if ranks.size == 1:
+        return state
+
+    def gather(leaf: Tensor) -> Tensor:
+        return ranks.gather(leaf, federation.train.sizes)
+
+    rows = {name: gather(getattr(state.server, name)) for name in algorithm.by_client}
+    server = state.server._replace(**rows) if rows else state.server
+    return State(state.round, server, pytree.tree_map(gather, state.clients))
+
+
 def begin(algorithm: Algorithm, problem: Problem) -> State:
     """The state before the first round."""
     algorithm.check(problem)
@@ -57,7 +74,7 @@ def train(
         clock = time.perf_counter()
         plan = algorithm.plan(problem, state.server, state.round)
         outcome = engine.run(algorithm, problem, federation, plan, state.clients, state.round)
-        server = algorithm.merge(problem, state.server, plan, outcome.totals, outcome.rows)
+        server = algorithm.merge(problem, state.server, plan._replace(who=outcome.who), outcome.totals, outcome.rows)
         state = State(state.round + 1, server, outcome.clients)
         yield (
             state,

@@ -15,6 +15,7 @@ from ..algorithms.descent import LocalTraining
 from ..data import Federation
 from .chunks import Engine
 from .evaluate import objective_value
+from .ranks import Ranks
 from .train import State, begin, train
 
 TRIAL_ROUNDS = 6  # the first of them may be a survey
@@ -52,13 +53,13 @@ def _lr(exponent: int) -> float:
 
 def _loss_after_trial(method: Algorithm, problem: Problem, federation: Federation, engine: Engine) -> float:
     start = begin(method, problem)
-    now = _training_loss(method, problem, federation, start)
+    now = _training_loss(method, problem, federation, start, engine.ranks)
     for state, _ in train(method, problem, federation, engine, start):
-        before, now = now, _training_loss(method, problem, federation, state)
+        before, now = now, _training_loss(method, problem, federation, state, engine.ranks)
         if not now <= RISE * before:  # nor where it is nan
             return math.inf
     return now
 
 
-def _training_loss(method: Algorithm, problem: Problem, federation: Federation, state: State) -> float:
-    return objective_value(problem, method.personal(state.server, state.clients), federation, penalty=0.0)
+def _training_loss(method: Algorithm, problem: Problem, federation: Federation, state: State, ranks: Ranks) -> float:
+    return objective_value(problem, method.personal(state.server, state.clients), federation, 0.0, ranks)
