@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..core.errors import PPFLError
+from ..core.errors import PPFLError, RankError
+from ..engines.ranks import is_first_process
 from ..runs import Interrupted, find_runs, load_experiment, load_run, package_version, run
 from . import demo
 from .heatmap import membership_table
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments))
     except PPFLError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        if is_first_process() or isinstance(error, RankError):  # of many that fail alike, one says so
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -69,6 +71,7 @@ def run_command(
 ) -> None:
     """Run an experiment, one folder a seed."""
     experiment = load_experiment(file, settings or ())
+    quiet = quiet or not is_first_process()
     place = Path("runs") / experiment.name if out is None else out
     changes = [part for setting in settings or () for part in ("--set", setting)]
     with (

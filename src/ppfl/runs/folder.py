@@ -99,13 +99,6 @@ class RunFolder:
         """All settings, as the run has them."""
         return dict(read_json(self.experiment_file) | read_json(self.chosen_file))
 
-    def read_method(self) -> Algorithm:
-        """The method as it runs here."""
-        try:
-            return Experiment.model_validate(self.read_experiment()).algorithm
-        except ValidationError:
-            raise damaged(self.chosen_file, "does not hold the settings of a method") from None
-
     def resume(self, start: State, federation: Federation) -> tuple[State, Kept | None]:
         """Where to go on: from the checkpoint, or from `start` where none was reached; what came after is forgotten."""
         if read_json(self.clients_file) != _describe_clients(federation):
@@ -167,6 +160,14 @@ class RunFolder:
         for file in _items(self.memberships_folder):
             if file.suffix == PARTIAL or (file.stem.isdigit() and int(file.stem) > round):
                 file.unlink()
+
+
+def method_of(settings: Record, file: Path) -> Algorithm:
+    """The method of a run, from all its settings."""
+    try:
+        return Experiment.model_validate(settings).algorithm
+    except ValidationError:
+        raise damaged(file, "does not hold the settings of a method") from None
 
 
 def read_metrics(path: Path) -> list[Record]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ..algorithms.contract import Algorithm, Problem
-from ..core.errors import CheckpointError, SettingError
+from ..core.errors import CheckpointError, RankError, SettingError
 from ..data.federation import Federation
-from ..engines import State, begin, follow, pose, with_chosen_lr
+from ..engines import Distributed, State, begin, follow, pose, with_chosen_lr
 from ..engines.fit import Moment, measure
 from ..engines.output import Kept
+from ..engines.ranks import Ranks, launched_ranks
+from ..engines.train import whole
 from .experiment import Experiment
-from .folder import RunFolder
+from .folder import RunFolder, method_of
 from .provenance import describe_environment
 from .record import RunRecord, load_run
 from .storage import flatten
@@ -51,32 +55,43 @@ def run(
     A checkpoint is written every `checkpoint_every` rounds, or else about every ten seconds. With `resume`, seeds
     that are finished are left alone, others go on from their checkpoint and end with the same bits as a run never
     stopped.
+
+    In processes that torchrun started, each works on clients of its own, and the first one writes: it alone gets the
+    records. A checkpoint holds every client's state, so a run may go on with another number of processes.
     """
-    out = Path(out)
+    out, ranks = Path(out), launched_ranks(experiment.device)
     folders = {seed: RunFolder(out / f"seed-{seed}") for seed in experiment.seeds}
-    for seed, folder in folders.items():
-        folder.claim(experiment.for_seed(seed), resume=resume)
-    todo = {seed: folder for seed, folder in folders.items() if not folder.finished}
+
+    def unfinished() -> list[int]:
+        for seed, folder in folders.items():
+            folder.claim(experiment.for_seed(seed), resume=resume)
+        return [seed for seed, folder in folders.items() if not folder.finished]
+
+    todo = ranks.ask_first(unfinished)
     if todo:
         federation = _place(experiment.data.build(base), experiment.device)
-    for seed, folder in todo.items():
+    for seed in todo:
         try:
-            _Run(experiment.for_seed(seed), federation, folder).go(checkpoint_every, on_moment)
+            _Run(experiment.for_seed(seed), federation, folders[seed], ranks).go(checkpoint_every, on_moment)
         except OSError as error:
             raise CheckpointError(
-                f"{folder.path} cannot be written ({error.strerror}); make room there, or choose another --out"
+                f"{folders[seed].path} cannot be written ({error.strerror}); make room there, or choose another --out"
             ) from error
-    return [load_run(folder.path) for folder in folders.values()]
+    return [load_run(folder.path) for folder in folders.values()] if ranks.first else []
 
 
 class _Run:
     """One seed."""
 
-    def __init__(self, experiment: Experiment, federation: Federation, folder: RunFolder) -> None:
-        self.experiment, self.federation, self.folder = experiment, federation, folder
+    def __init__(self, experiment: Experiment, federation: Federation, folder: RunFolder, ranks: Ranks) -> None:
+        self.experiment, self.federation, self.folder, self.ranks = experiment, federation, folder, ranks
         (self.seed,) = experiment.seeds
-        self.engine, self.watch = experiment.build_engine(), experiment.watch.build()
+        here = experiment.build_engine()
+        self.engine = here if ranks.size == 1 else Distributed(here, ranks)
+        self.watch = experiment.watch.build()
         self.problem = self._pose()
+        self.resumes = ranks.ask_first(lambda: folder.started)
+        self.saved = 0  # the round of the last checkpoint
         self.algorithm = self._choose()
 
     def _pose(self) -> Problem:
@@ -87,45 +102,89 @@ class _Run:
 
     def _choose(self) -> Algorithm:
         """The method, with what is left to it chosen once, before the first round."""
-        if self.folder.started:
-            return self.folder.read_method()
+        if self.resumes:
+            return method_of(self.ranks.ask_first(self.folder.read_experiment), self.folder.chosen_file)
         return with_chosen_lr(self.experiment.algorithm, self.problem, self.federation, self.engine)
 
     def go(self, checkpoint_every: int | None, on_moment: OnMoment | None) -> None:
-        timer = _Timer(checkpoint_every)
-        start = begin(self.algorithm, self.problem)
-        resumed = self.folder.resume(start, self.federation) if self.folder.started else (start, None)
-        safe, environment = _Safe(*resumed), describe_environment()
+        timer, environment = _Timer(checkpoint_every), describe_environment()
+        safe = self._start()
         try:
             for moment in follow(self.algorithm, self.problem, self.federation, self.engine, self.watch, *safe):
                 _refuse_divergence(moment.state)
-                if not self.folder.started:  # now, as a run that fails at once should leave nothing behind
-                    self.folder.begin(self.experiment, self.algorithm, self.federation, environment)
-                self.folder.append(moment.record, self._memberships_to_keep(moment.state))
+                self._record(moment, environment)
                 safe = _Safe(moment.state, moment.kept)
-                if timer.is_due(moment.state.round):
-                    safe.save(self.folder)
+                if self.ranks.ask_first(partial(self._is_due, timer, moment.state.round)):
+                    self._save(safe)
                     timer.restart()
                 if on_moment is not None:
                     on_moment(self.seed, moment)
-            safe.save(self.folder)
+            self._save(safe)
             self._finish(safe)
         except KeyboardInterrupt:
-            safe.save(self.folder)
-            raise Interrupted(safe.state.round, self.problem.rounds, self.seed, self.folder.path.parent) from None
+            if self.ranks.size == 1:  # several would have to agree on a round first
+                self._save(safe)
+            raise Interrupted(self.saved, self.problem.rounds, self.seed, self.folder.path.parent) from None
+        except RankError as lost:
+            raise RankError(
+                f"{lost}; round {self.saved} is safe in {self.folder.path}: start all of them again with --resume"
+            ) from None
+
+    def _start(self) -> _Safe:
+        """The first state, or the one in the first process's checkpoint."""
+        start = begin(self.algorithm, self.problem)
+        if not self.resumes:
+            return _Safe(start, None)
+        found: list[_Safe] = []
+
+        def describe() -> dict[str, Any]:
+            found.append(_Safe(*self.folder.resume(start, self.federation)))
+            return found[0].describe()
+
+        described = self.ranks.ask_first(describe)
+        resumed = _Safe.of(described, start) if not found else found[0]
+        if self.ranks.size > 1:
+            resumed = pytree.tree_map_only(Tensor, self.ranks.from_first, resumed)
+        self.saved = resumed.state.round
+        return resumed
+
+    def _record(self, moment: Moment, environment: dict[str, str]) -> None:
+        memberships = self._memberships_to_keep(moment.state)
+        if self.ranks.first:
+            if not self.folder.started:  # now, as a run that fails at once should leave nothing behind
+                self.folder.begin(self.experiment, self.algorithm, self.federation, environment)
+            self.folder.append(moment.record, memberships)
+
+    def _is_due(self, timer: _Timer, round: int) -> bool:
+        """Whether to write a checkpoint; processes that die cannot do so on their way out, so there is one early."""
+        return timer.is_due(round) or (self.ranks.size > 1 and self.saved == 0)
+
+    def _save(self, safe: _Safe) -> None:
+        if safe.kept is None:
+            return
+        state = self._whole(safe.state)
+        kept = safe.kept._replace(state=state if safe.kept.state is safe.state else self._whole(safe.kept.state))
+        if self.ranks.first:
+            self.folder.save_checkpoint(state, kept)
+        self.saved = state.round
+
+    def _whole(self, state: State) -> State:
+        return whole(self.algorithm, state, self.federation, self.ranks)
 
     def _memberships_to_keep(self, state: State) -> Tensor | None:
         evaluated = state.round % self.watch.every == 0 or state.round == self.problem.rounds
-        return self._memberships(state) if evaluated else None
+        memberships = self._memberships(state) if evaluated else None
+        return None if memberships is None else self.ranks.gather(memberships, self.federation.train.sizes.cpu())
 
     def _memberships(self, state: State) -> Tensor | None:
         return self.algorithm.personal(state.server, state.clients).memberships
 
     def _finish(self, safe: _Safe) -> None:
         assert safe.kept is not None, "an experiment has at least one round"
-        returned = safe.kept.state
-        scores = measure(self.algorithm, self.problem, self.federation, returned, self.watch)
-        self.folder.finish(returned, self._memberships(returned), scores)
+        returned = self._whole(safe.kept.state)
+        scores = measure(self.algorithm, self.problem, self.federation, returned, self.watch, self.ranks)
+        if self.ranks.first:
+            self.folder.finish(returned, self._memberships(returned), scores)
 
 
 class _Safe(NamedTuple):
@@ -134,9 +193,16 @@ class _Safe(NamedTuple):
     state: State
     kept: Kept | None
 
-    def save(self, folder: RunFolder) -> None:
-        if self.kept is not None:
-            folder.save_checkpoint(self.state, self.kept)
+    def describe(self) -> dict[str, Any]:
+        """All but the tensors."""
+        kept = None if self.kept is None else [self.kept.state.round, self.kept.criterion]
+        return {"round": self.state.round, "kept": kept}
+
+    @classmethod
+    def of(cls, described: dict[str, Any], like: State) -> _Safe:
+        """What was described, with any tensors of the right shapes."""
+        kept = described["kept"] and Kept(like._replace(round=described["kept"][0]), described["kept"][1])
+        return cls(like._replace(round=described["round"]), kept)
 
 
 class _Timer:

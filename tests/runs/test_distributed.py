@@ -1,0 +1,136 @@
+"""Processes that torchrun starts: any number of them ends in the same state, and one that dies loses nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ppfl.engines.ranks import ALONE, balanced
+from ppfl.runs import load_experiment, run
+
+EXPERIMENT = """
+name = "ranks"
+rounds = {rounds}
+data = {{ name = "digits" }}
+model = {{ name = "perceptron", hidden = 8 }}
+population = {{ k = 3, mix = "{mix}" }}
+algorithm = {{ name = "ppfl", lr = 0.1, batch_size = 16, participation = {participation}, penalty = {penalty} }}
+affinity = {{ name = "labels" }}
+watch = {{ every = 2 }}
+"""
+QUIET = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def write(folder: Path, rounds: int, mix: str = "weights", participation: float = 1.0, penalty: float = 0.0) -> Path:
+    file = folder / "experiment.toml"
+    file.write_text(EXPERIMENT.format(rounds=rounds, mix=mix, participation=participation, penalty=penalty))
+    return file
+
+
+def launch(ranks: int, file: Path, out: Path, *options: str) -> subprocess.Popen:
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.Popen(
+        [sys.executable, *command, "-m", "ppfl", "run", str(file), "--out", str(out), *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | QUIET,
+    )  # fmt: skip
+
+
+def result(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "seed-0" / "result.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (2, {"mix": "weights"}),
+        (3, {"mix": "outputs", "penalty": 0.01}),  # rows are read by the server
+        (3, {"mix": "predictions", "participation": 0.04}),  # rounds in which a process has no client
+    ],
+)
+def test_any_number_of_processes_ends_in_the_same_state(ranks: int, settings: dict, tmp_path: Path) -> None:
+    file = write(tmp_path, 5, **settings)
+    run(load_experiment(file), tmp_path / "alone")
+    with launch(ranks, file, tmp_path / "many") as many:
+        _, said = many.communicate(timeout=120)
+    assert many.returncode == 0, said
+    alone, found = result(tmp_path / "alone"), result(tmp_path / "many")
+    assert alone.keys() == found.keys()
+    for name, value in alone.items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-5)
+    rounds = [
+        [json.loads(line) for line in (tmp_path / out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
+        for out in ("alone", "many")
+    ]
+    for one, other in zip(*rounds, strict=True):
+        assert {name: one[name] for name in ("bytes_up", "bytes_down", "participants")} == {
+            name: other[name] for name in ("bytes_up", "bytes_down", "participants")
+        }
+        assert one.get("per_client") == pytest.approx(other.get("per_client"))
+
+
+def process_of_rank(launcher: int, rank: int) -> int:
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise LookupError(f"no process of rank {rank}")
+
+
+def rounds_written(out: Path) -> int:
+    file = out / "seed-0" / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds a process of a rank through /proc")
+def test_a_process_that_dies_ends_the_run_with_one_clear_message_and_nothing_lost(tmp_path: Path) -> None:
+    file = write(tmp_path, 4000)
+    out = tmp_path / "out"
+    with launch(2, file, out, "--checkpoint-every", "5") as many:
+        until = time.monotonic() + 100
+        while rounds_written(out) < 20 and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(process_of_rank(many.pid, 1), signal.SIGKILL)
+        _, said = many.communicate(timeout=100)
+    assert many.returncode != 0
+    (message,) = (line for line in said.splitlines() if line.startswith("error: "))
+    assert "is safe in" in message and "--resume" in message
+    saved = int(message.split("; round ")[1].split()[0])
+    assert saved >= 5
+    lines = (out / "seed-0" / "metrics.jsonl").read_text().splitlines()[:saved]
+    with launch(2, file, out, "--resume") as again:
+        until = time.monotonic() + 100
+        while rounds_written(out) < saved + 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        again.send_signal(signal.SIGTERM)
+        again.communicate(timeout=100)
+    resumed = (out / "seed-0" / "metrics.jsonl").read_text().splitlines()
+    assert resumed[:saved] == lines
+    assert json.loads(resumed[saved])["round"] == saved + 1
+
+
+def test_what_the_first_process_refuses_ends_all_of_them_and_is_said_once(tmp_path: Path) -> None:
+    file = write(tmp_path, 2)
+    run(load_experiment(file), tmp_path / "out")
+    with launch(2, file, tmp_path / "out") as many:
+        _, said = many.communicate(timeout=100)
+    assert many.returncode != 0
+    (message,) = (line for line in said.splitlines() if line.startswith("error: "))
+    assert "use --resume" in message
+
+
+def test_shares_are_balanced_and_complete() -> None:
+    work = [7, 1, 9, 4, 4, 2, 8, 1]
+    shares = balanced(work, 3)
+    assert sorted(at for share in shares for at in share) == list(range(len(work)))
+    loads = [sum(work[at] for at in share) for share in shares]
+    assert max(loads) - min(loads) <= max(work)
+
+
+def test_one_process_alone_has_every_client() -> None:
+    assert ALONE.mine(torch.tensor([3, 1, 2])).all() and ALONE.first
