@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ppfl import Federation, affinity
 from ppfl.core.affinity import Affinity
-from ppfl.data import Samples
+from ppfl.data import Samples, logistic_population
 
 
 class Workload(NamedTuple):
@@ -49,17 +49,13 @@ def convolutions(clients: int = 20) -> Workload:
         return Workload(net, _random_federation([250] * clients, (3, 32, 32), classes=10), batch_size=50)
 
 
-def logistic(clients: int, samples: int = 10, dim: int = 20, kinds: int = 5) -> Workload:
-    """Very many small clients, each of one of a few kinds, alike where their labels are."""
+def logistic(clients: int) -> Workload:
+    """Very many small clients, mixtures of five kinds, alike where their labels are."""
+    federation = logistic_population(clients, samples=10, dim=20, k=5, test_points=0)
+    likeness = affinity.from_labels(federation.label_counts(), federation.ids)
     with _seeded():
-        coefficients = 2 * torch.randn(kinds, dim)
-        x = torch.randn(clients, samples, dim)
-        slope = coefficients[torch.randint(kinds, (clients,))]
-        y = torch.bernoulli(torch.einsum("mnd,md->mn", x, slope).sigmoid()).long()
-        federation = _federation(x.flatten(0, 1), y.flatten(), [samples] * clients)
-        likeness = affinity.from_labels(federation.label_counts(), federation.ids)
         # the penalty is a sum over all pairs, so that its pull on a client grows with M^2 in its own scale
-        return Workload(nn.Linear(dim, 1), federation, None, "logistic", likeness, penalty=0.1 / clients**2)
+        return Workload(nn.Linear(20, 1), federation, None, "logistic", likeness, penalty=0.1 / clients**2)
 
 
 WORKLOADS: dict[str, Callable[..., Workload]] = {

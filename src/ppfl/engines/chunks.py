@@ -7,9 +7,7 @@ rounding error.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -21,6 +19,7 @@ from ..algorithms.contract import Algorithm, Plan, Problem, Sum, Total, Tree
 from ..core.errors import SettingError
 from ..core.workspace import Workspace
 from ..data import Federation
+from .crew import Crew
 from .ranks import ALONE, Ranks, balanced
 
 SMALL_MODEL = 64 * 2**10  # bytes; below, operations are short, and threads would wait for each other's Python
@@ -162,7 +161,7 @@ class Stacked:
         if self._crew is None or self._crew.threads != threads:
             self._crew = Crew(threads)
         shares = balanced([int(sizes[chunk].sum()) for chunk in chunks], threads)
-        tallies = self._crew.run(this, [[chunks[at] for at in share] for share in shares if share])
+        tallies = self._crew.run(this.run, [[chunks[at] for at in share] for share in shares if share])
         return _outcome(this, _joined(tallies))
 
     def _threads_for(self, problem: Problem, federation: Federation) -> int:
@@ -171,21 +170,6 @@ class Stacked:
         if self.threads is not None:
             return self.threads
         return torch.get_num_threads() if problem.population.bytes_of_local_run() >= SMALL_MODEL else 1
-
-
-class Crew:
-    """Threads of one core each, and a workspace for each: clients in parallel beat more cores for one client."""
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self.spaces = [Workspace() for _ in range(threads)]
-        self._pool = _single_core_threads(threads) if threads > 1 else None
-
-    def run(self, this: Round, shares: Sequence[Sequence[Tensor]]) -> list[Tally]:
-        """Each share in a thread of its own; one share alone has all cores."""
-        if self._pool is None or len(shares) == 1:
-            return [this.run(share, space) for share, space in zip(shares, self.spaces, strict=False)]
-        return list(self._pool.map(this.run, shares, self.spaces))
 
 
 ENGINES: dict[str, type[Loop] | type[Stacked]] = {engine.name: engine for engine in (Loop, Stacked)}
@@ -246,20 +230,3 @@ def _joined(tallies: Sequence[Tally]) -> Tally:
     for other in others:
         first.join(other)
     return first
-
-
-def _single_core_threads(count: int) -> ThreadPoolExecutor:
-    """torch keeps a number of cores a thread, and one for threads to come, which is put back here."""
-    cores, ready = torch.get_num_threads(), threading.Barrier(count + 1)
-
-    def start() -> None:
-        torch.set_num_threads(1)
-        torch.get_num_threads()  # a thread's first question settles its number; later ones of others do not touch it
-        ready.wait()
-
-    pool = ThreadPoolExecutor(count, thread_name_prefix="ppfl", initializer=start)
-    for _ in range(count):
-        pool.submit(int)
-    ready.wait()
-    torch.set_num_threads(cores)
-    return pool

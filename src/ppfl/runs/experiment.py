@@ -90,7 +90,8 @@ class Experiment(Settings):
     rounds: PositiveInt
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     engine: Annotated[str, AfterValidator(_OneOf(dict(ENGINES)))] = "stacked"
-    chunk: PositiveInt | None = None
+    chunk: PositiveInt | None = None  # clients side by side, and ...
+    threads: PositiveInt | None = None  # ... how many such chunks at a time; None: what is fastest here
     device: str = "cpu"
     data: DataSettings
     model: ModelSettings
@@ -103,8 +104,9 @@ class Experiment(Settings):
     def _agrees_with_itself(self) -> Experiment:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds {list(self.seeds)} repeat; give each once")
-        if self.chunk is not None and self.engine != Stacked.name:
-            raise ValueError(f"chunk is for engine 'stacked', the engine is {self.engine!r}; leave chunk out")
+        for name in ("chunk", "threads"):
+            if getattr(self, name) is not None and self.engine != Stacked.name:
+                raise ValueError(f"{name} is for engine 'stacked', the engine is {self.engine!r}; leave {name} out")
         return self
 
     def for_seed(self, seed: int) -> Experiment:
@@ -113,7 +115,7 @@ class Experiment(Settings):
 
     def build_engine(self) -> Engine:
         """Where clients work."""
-        return engine_by_name(self.engine) if self.chunk is None else Stacked(self.chunk)
+        return Stacked(self.chunk, self.threads) if self.engine == Stacked.name else engine_by_name(self.engine)
 
     def build_population(self, federation: Federation, seed: int) -> Population:
         """The population, its initial values drawn from the seed."""

@@ -1,0 +1,116 @@
+"""What each idea behind the stacked engine is worth on this machine: the same work in two ways, by turns.
+
+.venv/bin/python bench/why.py
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tables import table
+from torch import nn
+
+TURNS = 15
+CLIENTS, BATCH, WIDE, HIDDEN, CLASSES = 25, 128, 784, 128, 10
+
+
+class Pair(NamedTuple):
+    idea: str
+    plain: Callable[[], object]
+    ours: Callable[[], object]
+
+
+def main() -> None:
+    rows = []
+    for pair in (*one_core(), *all_cores()):
+        before, after = seconds(pair)
+        rows.append((pair.idea, f"{1e3 * before:.2f}", f"{1e3 * after:.2f}", f"{before / after:.1f}"))
+    print(table(("idea", "plain ms", "ours ms", "times"), rows))
+
+
+def seconds(pair: Pair) -> tuple[float, float]:
+    """Medians, by turns."""
+    found: tuple[list[float], list[float]] = ([], [])
+    for _ in range(TURNS):
+        for into, work in zip(found, (pair.plain, pair.ours), strict=True):
+            clock = time.perf_counter()
+            work()
+            into.append(time.perf_counter() - clock)
+    return statistics.median(found[0]), statistics.median(found[1])
+
+
+def one_core() -> list[Pair]:
+    torch.set_num_threads(1)
+    return [gathers(), softmaxes(), thin_products(), velocities(), shuffles(), images()]
+
+
+def all_cores() -> list[Pair]:
+    torch.set_num_threads(max(2, torch.get_num_threads()))
+    return [threads()]
+
+
+def gathers() -> Pair:
+    x, rows = torch.randn(56_000, WIDE), torch.randperm(56_000)[: CLIENTS * BATCH * 4]
+    room = torch.empty(len(rows), WIDE)
+    return Pair("gather into warm memory", lambda: x[rows], lambda: torch.index_select(x, 0, rows, out=room))
+
+
+def softmaxes() -> Pair:
+    rows, columns = torch.randn(CLIENTS, BATCH, CLASSES), torch.randn(CLIENTS, CLASSES, BATCH)
+    return Pair("softmax along samples, a column each", lambda: rows.log_softmax(2), lambda: columns.log_softmax(1))
+
+
+def thin_products() -> Pair:
+    x, weight, bias = torch.randn(CLIENTS, BATCH, 150), torch.randn(CLIENTS, 2, 150), torch.randn(CLIENTS, 2)
+    return Pair(
+        "a linear model's outputs, a column a sample",
+        lambda: torch.baddbmm(bias[:, None], x, weight.transpose(1, 2)),
+        lambda: torch.baddbmm(bias[:, :, None], weight, x.transpose(1, 2)),
+    )
+
+
+def velocities() -> Pair:
+    x, slope = torch.randn(CLIENTS, BATCH, WIDE), torch.randn(CLIENTS, HIDDEN, BATCH)
+    velocity = torch.zeros(CLIENTS, HIDDEN, WIDE)
+    return Pair(
+        "gradient straight onto the velocity",
+        lambda: velocity.mul_(0.9).add_(torch.bmm(slope, x)),
+        lambda: torch.baddbmm(velocity, slope, x, beta=0.9, out=velocity),
+    )
+
+
+def shuffles() -> Pair:
+    draws = torch.randint(-(2**62), 2**62, (300, 500))
+    return Pair("order by one sort of numbers", lambda: draws.argsort(1), lambda: np.sort(draws.numpy(), axis=1))
+
+
+def images() -> Pair:
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4096, 10))
+    x, y = torch.randn(50, 3, 32, 32), torch.randint(10, (50,))
+    last = x.contiguous(memory_format=torch.channels_last)
+    return Pair(
+        "images with the channels last",
+        lambda: F.cross_entropy(net(x), y).backward(),
+        lambda: F.cross_entropy(net(last), y).backward(),
+    )
+
+
+def threads() -> Pair:
+    """The hidden layer of 50 clients: two cores for every product, or two threads of one core each."""
+    x, weight = torch.randn(2 * CLIENTS, BATCH, WIDE), torch.randn(2 * CLIENTS, HIDDEN, WIDE)
+    halves = [(w, a.transpose(1, 2)) for w, a in zip(weight.chunk(2), x.chunk(2), strict=True)]
+    pool = ThreadPoolExecutor(2, initializer=lambda: (torch.set_num_threads(1), torch.get_num_threads()))
+    return Pair(
+        "clients in two threads, not two cores for each",
+        lambda: [torch.mm(w, a.T) for w, a in zip(weight, x, strict=True)],
+        lambda: list(pool.map(lambda half: torch.bmm(*half), halves)),
+    )
+
+
+if __name__ == "__main__":
+    main()
