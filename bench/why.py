@@ -7,13 +7,19 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from methods import SEED, settings_of
 from tables import table
 from torch import nn
+from workloads import Workload, linear, perceptron
+
+from ppfl import FedAvg, Population
+from ppfl.engines import Evaluation, Stacked, State, begin, evaluate, pose, train
 
 TURNS = 15
 CLIENTS, BATCH, WIDE, HIDDEN, CLASSES = 25, 128, 784, 128, 10
@@ -26,10 +32,12 @@ class Pair(NamedTuple):
 
 
 def main() -> None:
-    rows = []
-    for pair in (*one_core(), *all_cores()):
-        before, after = seconds(pair)
-        rows.append((pair.idea, f"{1e3 * before:.2f}", f"{1e3 * after:.2f}", f"{before / after:.1f}"))
+    rows, cores = [], torch.get_num_threads()
+    for count, ideas in ((1, ON_ONE_CORE), (cores, ON_ALL_CORES)):
+        torch.set_num_threads(count)
+        for pair in (idea() for idea in ideas):
+            before, after = seconds(pair)
+            rows.append((pair.idea, f"{1e3 * before:.2f}", f"{1e3 * after:.2f}", f"{before / after:.1f}"))
     print(table(("idea", "plain ms", "ours ms", "times"), rows))
 
 
@@ -42,16 +50,6 @@ def seconds(pair: Pair) -> tuple[float, float]:
             work()
             into.append(time.perf_counter() - clock)
     return statistics.median(found[0]), statistics.median(found[1])
-
-
-def one_core() -> list[Pair]:
-    torch.set_num_threads(1)
-    return [gathers(), softmaxes(), thin_products(), velocities(), shuffles(), images()]
-
-
-def all_cores() -> list[Pair]:
-    torch.set_num_threads(max(2, torch.get_num_threads()))
-    return [threads()]
 
 
 def gathers() -> Pair:
@@ -111,6 +109,36 @@ def threads() -> Pair:
         lambda: list(pool.map(lambda half: torch.bmm(*half), halves)),
     )
 
+
+def evaluations(build: Callable[[], Workload]) -> Pair:
+    """What is not done: the evaluation of a round in a thread of its own while the next one goes on."""
+    workload = build()
+    federation = workload.federation.holdout(0.2)
+    method = FedAvg(**settings_of(workload))
+    problem = pose(Population(workload.net, k=1), federation, None, rounds=10**6, seed=SEED)
+    rounds = train(method, problem, federation, Stacked(), begin(method, problem))
+    next(rounds)
+    beside = ThreadPoolExecutor(1, initializer=lambda: (torch.set_num_threads(1), torch.get_num_threads()))
+    cores = torch.get_num_threads()
+    beside.submit(int).result()
+    torch.set_num_threads(cores)
+
+    def score(state: State) -> Evaluation:
+        return evaluate(problem, method.personal(state.server, state.clients), federation)
+
+    def after() -> None:
+        for _ in range(3):
+            score(next(rounds)[0])
+
+    def at_once() -> None:
+        for running in [beside.submit(score, next(rounds)[0]) for _ in range(3)]:
+            running.result()
+
+    return Pair(f"({build.__name__}) evaluation beside the next round", after, at_once)
+
+
+ON_ONE_CORE = (gathers, softmaxes, thin_products, velocities, shuffles, images)
+ON_ALL_CORES = (threads, partial(evaluations, perceptron), partial(evaluations, linear))
 
 if __name__ == "__main__":
     main()

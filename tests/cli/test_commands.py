@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ppfl.cli.compare import progress_of
 from ppfl.cli.demo import demo_experiments
 from ppfl.cli.heatmap import ROWS
 from ppfl.runs import load_run
@@ -173,3 +174,25 @@ def test_the_demo_compares_like_with_like():
 
     first, *others = demo_experiments(0).values()
     assert all(shared(other) == shared(first) for other in others)
+
+
+def test_compare_puts_methods_side_by_side(ppfl, experiment, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    both = experiment.read_text() + "\n[methods.PPFL]\n[methods.FedAvg]\nalgorithm.name = 'fedavg'\npopulation.k = 1\n"
+    experiment.with_name("both.toml").write_text(both)
+    done = ppfl("compare", experiment.with_name("both.toml"), "--set", "seeds=[0, 1]", "--jobs", "1")
+    assert done.code == 0, done.err
+    rows = {line.split()[0]: line for line in done.out.splitlines() if line.strip().startswith(("PPFL", "FedAvg"))}
+    for label in ("PPFL", "FedAvg"):
+        runs = [load_run(tmp_path / "runs" / "both" / label / f"seed-{seed}") for seed in (0, 1)]
+        mean = 100 * sum(run.scores["accuracy"] for run in runs) / 2
+        assert f"{mean:.2f} ± " in rows[label]
+        assert f"{label}, seed 1: round 4 of 4" in done.err
+    assert (tmp_path / "runs" / "both" / "report.html").read_text().count("FedAvg") > 1
+
+
+def test_progress_is_read_from_the_end_of_a_record(tmp_path):
+    assert progress_of(tmp_path).round == 0
+    lines = ['ut": 1}', '{"round": 1, "accuracy": 0.5, "accuracy_worst_tenth": 0.1}', '{"round": 2, "loss": 1.0}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"round": 3, "lo')
+    assert progress_of(tmp_path) == (2, "accuracy", 0.5)

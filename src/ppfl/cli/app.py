@@ -9,13 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 
 from ..core.errors import PPFLError, RankError
 from ..engines.ranks import is_first_process
 from ..runs import Interrupted, find_runs, load_experiment, load_run, package_version, run
+from ..runs.comparison import Task, load_comparison, refuse_twice, run_tasks, tasks_of
+from ..runs.load import load_settings
 from . import demo
+from .compare import comparison_table, show_tasks, tell
 from .heatmap import membership_table
 from .program import program
 from .progress import show_progress
@@ -30,6 +34,7 @@ app = typer.Typer(
 )
 
 STOPPED = 130  # 128 + SIGINT, as shells have it
+WIDE = 140  # columns, where no terminal says how many there are
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -92,6 +97,36 @@ def run_command(
         print(f"runs are in {place}; look at one with: {program()} show {shlex.quote(str(records[0].folder))}")
 
 
+@app.command("compare")
+def compare_command(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Comparisons or experiments in TOML.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of all methods.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/<name of the first>")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one a core")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Compare methods on the same data, seed by seed; what is finished already is not run again."""
+    from ..report import write_report  # here, as nothing else needs it
+
+    place = Path("runs") / load_settings(files[0])["name"] if out is None else out
+    tasks: list[Task] = []
+    for file in files:
+        tasks += tasks_of(load_comparison(file, settings or ()), place, file.parent)
+    refuse_twice(tasks)
+    changes = [part for setting in settings or () for part in ("--set", setting)]
+    with (
+        _resumable([program(), "compare", *map(str, files), *changes, "--out", str(place)]),
+        show_tasks(tasks, quiet=quiet),
+    ):
+        records = run_tasks(tasks, min(jobs or torch.get_num_threads(), len(tasks)), None if quiet else tell)
+    page = write_report([task.run_folder for task in tasks], place, title=f"Methods compared: {place.name}")
+    if not quiet:
+        Console(width=None if sys.stdout.isatty() else WIDE).print(comparison_table(records))
+        print(f"the report is {page}")
+
+
 @app.command()
 def show(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs.")],
@@ -123,7 +158,7 @@ def _resumable(command: Sequence[str]) -> Iterator[None]:
     """Ctrl-C ends in one line that says how to go on."""
     try:
         yield
-    except Interrupted as stop:
-        where = f"stopped after round {stop.round} of {stop.rounds}"
-        print(f"{where}; resume with: {shlex.join(command)}", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        where = f" after round {stop.round} of {stop.rounds}" if isinstance(stop, Interrupted) else ""
+        print(f"stopped{where}; resume with: {shlex.join(command)}", file=sys.stderr)
         raise typer.Exit(STOPPED) from None

@@ -17,13 +17,21 @@ from .explain import explain
 def load_experiment(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
     """The experiment of a TOML file; each override is "key.sub=value". Without a name, the file's is taken."""
     path = Path(path)
-    settings = {"name": path.stem, **_read(path)}
-    for override in overrides:
-        _override(settings, override)
+    settings = load_settings(path, overrides)
+    if "methods" in settings:
+        raise SettingError(f"{path} compares methods; run it with ppfl compare")
     try:
         return Experiment.model_validate(settings)
     except ValidationError as error:
         raise SettingError(f"{path}: {explain(error, settings)}") from None
+
+
+def load_settings(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """What a TOML file says, with overrides, as yet unchecked."""
+    settings = {"name": path.stem, **_read(path)}
+    for override in overrides:
+        _override(settings, override)
+    return settings
 
 
 def _read(path: Path) -> dict[str, Any]:

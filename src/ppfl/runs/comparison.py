@@ -1,0 +1,148 @@
+"""Several methods on the same data, start values, batches, rounds and evaluation: one file, one folder a method.
+
+A comparison is an experiment file with a table of methods. What stands outside it is common to all of them; what a
+method's own table says is put over it, key by key.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import ValidationError
+
+from ..core.errors import PPFLError, SettingError
+from .experiment import Experiment
+from .explain import explain
+from .load import load_settings
+from .record import RunRecord, load_run
+from .run import run
+
+
+class Task(NamedTuple):
+    """One seed of one method."""
+
+    label: str
+    experiment: Experiment  # with one seed
+    base: Path | None  # where relative data paths start
+    folder: Path  # of the method
+
+    @property
+    def seed(self) -> int:
+        return self.experiment.seeds[0]
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / f"seed-{self.seed}"
+
+
+def load_comparison(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Experiment]:
+    """The experiments of a comparison file by the names of their methods; of an experiment file, that one."""
+    path = Path(path)
+    settings = load_settings(path, overrides)
+    methods = settings.pop("methods", None)
+    if methods is None:
+        methods = {settings["name"]: {}}
+    if not isinstance(methods, dict) or not methods or not all(isinstance(own, dict) for own in methods.values()):
+        raise SettingError(f"{path}: methods is {methods!r}; write one table [methods.<name>] for each")
+    return {label: _experiment(path, label, merged(settings, own)) for label, own in methods.items()}
+
+
+def _experiment(path: Path, label: str, settings: dict[str, Any]) -> Experiment:
+    try:
+        return Experiment.model_validate(settings)
+    except ValidationError as error:
+        raise SettingError(f"{path}, method {label!r}: {explain(error, settings)}") from None
+
+
+def merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """`own` put over `common`, table by table.
+
+    >>> merged({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 4}})
+    {'a': 1, 'b': {'c': 2, 'd': 4}}
+    """
+    both = dict(common)
+    for key, value in own.items():
+        there = common.get(key)
+        both[key] = merged(there, value) if isinstance(there, dict) and isinstance(value, dict) else value
+    return both
+
+
+def tasks_of(experiments: dict[str, Experiment], out: Path, base: Path | None) -> list[Task]:
+    """Seed by seed, so that a first table is complete early."""
+    seeds = dict.fromkeys(seed for experiment in experiments.values() for seed in experiment.seeds)
+    return [
+        Task(label, experiment.for_seed(seed), base, out / folder_name(label))
+        for seed in seeds
+        for label, experiment in experiments.items()
+        if seed in experiment.seeds
+    ]
+
+
+def refuse_twice(tasks: list[Task]) -> None:
+    """Refuse methods whose runs would go to the same folder."""
+    seen: set[Path] = set()
+    for task in tasks:
+        if task.run_folder in seen:
+            raise SettingError(f"two methods are called {task.label!r}; give each a name of its own")
+        seen.add(task.run_folder)
+
+
+def folder_name(label: str) -> str:
+    """A label as a folder.
+
+    >>> folder_name("PPFL, mixed weights")
+    'PPFL-mixed-weights'
+    """
+    return "-".join("".join(letter if letter.isalnum() or letter in "._+" else " " for letter in label).split())
+
+
+def run_tasks(
+    tasks: list[Task], jobs: int, on_done: Callable[[Task], None] | None = None
+) -> dict[str, list[RunRecord]]:
+    """Run what is not finished yet, `jobs` at a time; one that fails stops no other, and is told in the end."""
+    failed = {}
+    for task, error in _finished(tasks, jobs):
+        if error is not None:
+            failed[task] = error
+        elif on_done is not None:
+            on_done(task)
+    if failed:
+        task, error = next(iter(failed.items()))
+        raise SettingError(
+            f"{len(failed)} of {len(tasks)} runs failed, the others are safe; {task.label}, seed {task.seed}: {error}"
+        )
+    records: dict[str, list[RunRecord]] = {}
+    for task in tasks:
+        records.setdefault(task.label, []).append(load_run(task.run_folder))
+    return records
+
+
+def _finished(tasks: list[Task], jobs: int) -> Iterator[tuple[Task, PPFLError | None]]:
+    """Tasks as they end, each with what went wrong."""
+    if jobs == 1:
+        for task in tasks:
+            yield task, _attempt(task)
+        return
+    cores = max(1, torch.get_num_threads() // jobs)
+    context = multiprocessing.get_context("spawn")  # a fork would copy threads that hold locks
+    with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(cores,)) as pool:
+        running: dict[Future[PPFLError | None], Task] = {pool.submit(_attempt, task): task for task in tasks}
+        try:
+            for done in as_completed(running):
+                yield running[done], done.result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _attempt(task: Task) -> PPFLError | None:
+    try:
+        run(task.experiment, task.folder, base=task.base, resume=True)
+    except PPFLError as error:
+        return error
+    return None
