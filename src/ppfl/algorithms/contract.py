@@ -88,6 +88,7 @@ class Algorithm(Protocol):
 
     name: ClassVar[str]
     by_client: ClassVar[tuple[str, ...]]  # fields of the server state that have a row a client, (M, ...)
+    search: ClassVar[dict[str, tuple[Any, ...]]]  # settings worth tuning, and values worth trying
 
     def check(self, problem: Problem) -> None:
         """Raise SettingError where the method cannot run on this problem."""

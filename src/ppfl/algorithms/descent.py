@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -20,10 +20,14 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+
 class LocalTraining(Settings):
     """Settings of a client's local run, shared by all methods that have one."""
 
     by_client: ClassVar[tuple[str, ...]] = ()
+    search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES}
 
     lr: Positive | Literal["auto"] = "auto"  # "auto": found by short trials on training loss before the run
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9

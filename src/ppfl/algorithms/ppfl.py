@@ -16,7 +16,7 @@ start, a short sketch of its first gradient.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -31,6 +31,7 @@ from ..core.simplex import inside, mirror_step, uniform
 from .batches import LocalData
 from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
 from .descent import (
+    LEARNING_RATES,
     LocalTraining,
     NonNegative,
     Positive,
@@ -72,6 +73,7 @@ class PPFL(LocalTraining):
 
     name: ClassVar[str] = "ppfl"
     by_client: ClassVar[tuple[str, ...]] = ("memberships",)
+    search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "membership_lr": (0.1, 0.3, 0.5, 1.0)}
 
     order: Literal["alternating", "random"] = "alternating"
     block_probability: Annotated[float, Field(gt=0, lt=1)] = 0.5  # rho_1, of the theta block in random order

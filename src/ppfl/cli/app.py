@@ -13,17 +13,20 @@ import torch
 import typer
 from rich.console import Console
 
-from ..core.errors import PPFLError, RankError
+from ..core.errors import PPFLError, RankError, SettingError
 from ..engines.ranks import is_first_process
 from ..runs import Interrupted, find_runs, load_experiment, load_run, package_version, run
-from ..runs.comparison import Task, load_comparison, refuse_twice, run_tasks, tasks_of
+from ..runs.comparison import Task, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
 from ..runs.load import load_settings
+from ..runs.toml import to_toml
+from ..runs.tuning import tune
 from . import demo
 from .compare import comparison_table, show_tasks, tell
 from .heatmap import membership_table
 from .program import program
 from .progress import show_progress
 from .tables import metrics_table, result_table, summary_line
+from .trials import tell_trial, trials_table
 
 app = typer.Typer(
     help="Population personalized federated learning: K shared models, and a membership for every client.",
@@ -125,6 +128,28 @@ def compare_command(
     if not quiet:
         Console(width=None if sys.stdout.isatty() else WIDE).print(comparison_table(records))
         print(f"the report is {page}")
+
+
+@app.command("tune")
+def tune_command(
+    file: Annotated[Path, typer.Argument(help="A comparison or an experiment in TOML.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of all methods.")
+    ] = None,
+    budget: Annotated[int, typer.Option(min=1, help="Trials for each method.")] = 8,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of a trial.", show_default="all")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="<FILE>-tuned.toml")] = None,
+) -> None:
+    """Find settings on validation data, with as many trials for one method as for any other."""
+    place = file.with_name(f"{file.stem}-tuned.toml") if out is None else out
+    if place.exists():
+        raise SettingError(f"{place} exists; choose another --out, or move it away")
+    experiments = load_comparison(file, settings or ())
+    found = tune(experiments, file.parent, budget, rounds, on_trial=tell_trial)
+    best = {label: trials[0].changes for label, trials in found.items()}
+    place.write_text(to_toml(tuned_settings(file, settings or (), best)) + "\n", encoding="utf-8")
+    Console(width=None if sys.stdout.isatty() else WIDE).print(trials_table(found))
+    print(f"the best of each are in {place}; compare them with: {program()} compare {shlex.quote(str(place))}")
 
 
 @app.command()

@@ -107,6 +107,7 @@ def _summary(result: Evaluation, split: str, problem: Problem) -> Record:
     return {
         f"{prefix}{loss.metric_name}": metric(result.pooled),
         f"{prefix}{loss.metric_name}_mean": metric(result.mean),
+        f"{prefix}{loss.metric_name}_sd": float(loss.metric(result.per_client).std(correction=0)),
         f"{prefix}{loss.metric_name}_worst_tenth": metric(result.worst_tenth(loss.metric_name == "accuracy")),
         f"{split}_loss": result.pooled_loss,
         f"{prefix}per_client": [

@@ -52,6 +52,15 @@ def load_comparison(path: str | Path, overrides: Iterable[str] = ()) -> dict[str
     return {label: _experiment(path, label, merged(settings, own)) for label, own in methods.items()}
 
 
+def tuned_settings(path: Path, overrides: Iterable[str], best: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The file's settings with what was found for each of its methods."""
+    settings = load_settings(path, overrides)
+    if "methods" not in settings:
+        ((_, changes),) = best.items()
+        return merged(settings, {"algorithm": changes})
+    return merged(settings, {"methods": {label: {"algorithm": changes} for label, changes in best.items()}})
+
+
 def _experiment(path: Path, label: str, settings: dict[str, Any]) -> Experiment:
     try:
         return Experiment.model_validate(settings)

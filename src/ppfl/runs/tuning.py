@@ -1,0 +1,89 @@
+"""Settings found on validation data, with the same number of trials for every method; test data are never looked at."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..algorithms.contract import Algorithm
+from ..core.draws import hashed
+from ..core.errors import SettingError
+from ..data.federation import Federation
+from ..engines import begin, follow, pose, with_chosen_lr
+from .experiment import Experiment
+
+VALIDATION = 0.2  # of each client's training samples, where the data settings hold none back
+
+
+class Trial(NamedTuple):
+    """Settings that differ from the method's own, and how its models did on validation data."""
+
+    changes: dict[str, Any]
+    metric: str
+    score: float  # nan where training diverged
+
+
+OnTrial = Callable[[str, Trial], None]
+
+
+def tune(
+    experiments: dict[str, Experiment],
+    base: Path | None,
+    budget: int,
+    rounds: int | None = None,
+    on_trial: OnTrial | None = None,
+) -> dict[str, list[Trial]]:
+    """`budget` trials for each method by name, best first; the settings as they stand are one of them."""
+    if budget < 1:
+        raise SettingError(f"budget is {budget}; a method needs at least one trial")
+    found: dict[str, list[Trial]] = {}
+    for label, experiment in experiments.items():
+        federation = without_test(experiment.data.build(base)).to(experiment.device)
+        trials = []
+        for changes in candidates(experiment.algorithm, budget, experiment.seeds[0]):
+            trial = attempt(experiment, federation, changes, rounds or experiment.rounds)
+            trials.append(trial)
+            if on_trial is not None:
+                on_trial(label, trial)
+        found[label] = sorted(trials, key=_badness)
+    return found
+
+
+def without_test(federation: Federation) -> Federation:
+    """Training and validation samples only."""
+    blind = replace(federation, test=None)
+    return blind if blind.validation is not None else blind.holdout(VALIDATION, seed=0, into="validation")
+
+
+def candidates(method: Algorithm, budget: int, seed: int) -> list[dict[str, Any]]:
+    """The method as it is, then draws without repetition from the grid it names in `search`."""
+    grid = method.search
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    order = hashed(seed, "tune", torch.arange(len(points))).argsort().tolist() if grid else []
+    drawn = [{k: v for k, v in points[at].items() if getattr(method, k) != v} for at in order]
+    return [{}, *(changes for changes in drawn if changes)][:budget]
+
+
+def attempt(experiment: Experiment, federation: Federation, changes: dict[str, Any], rounds: int) -> Trial:
+    """Train with these settings, and score the personal models on the clients' validation samples."""
+    algorithm = experiment.algorithm.model_copy(update=changes)  # type: ignore[attr-defined]
+    population = experiment.build_population(federation, experiment.seeds[0])
+    affinity = experiment.affinity.build(federation, algorithm)
+    problem = pose(population, federation, affinity, rounds, experiment.seeds[0])
+    engine, watch = experiment.build_engine(), replace(experiment.watch.build(), every=rounds)
+    algorithm = with_chosen_lr(algorithm, problem, federation, engine)
+    metric = problem.population.loss.metric_name
+    *_, last = follow(algorithm, problem, federation, engine, watch, begin(algorithm, problem))
+    return Trial(changes, metric, float(last.record[f"validation_{metric}"]))
+
+
+def _badness(trial: Trial) -> float:
+    if math.isnan(trial.score):
+        return math.inf
+    return -trial.score if trial.metric == "accuracy" else trial.score
