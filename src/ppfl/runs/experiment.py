@@ -93,6 +93,8 @@ class Experiment(Settings):
     chunk: PositiveInt | None = None  # clients side by side, and ...
     threads: PositiveInt | None = None  # ... how many such chunks at a time; None: what is fastest here
     device: str = "cpu"
+    # of the clients, kept out of training and scored in the end, before and after they adapt
+    newcomers: Annotated[float, Field(ge=0, lt=1)] = 0.0
     data: DataSettings
     model: ModelSettings
     population: PopulationSettings = PopulationSettings()

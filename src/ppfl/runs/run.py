@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -16,6 +17,7 @@ from ..core.errors import CheckpointError, RankError, SettingError
 from ..data.federation import Federation
 from ..engines import Distributed, State, begin, follow, pose, with_chosen_lr
 from ..engines.fit import Moment, measure
+from ..engines.newcomers import part_newcomers, welcome
 from ..engines.output import Kept
 from ..engines.ranks import Ranks, launched_ranks
 from ..engines.train import whole
@@ -84,8 +86,9 @@ class _Run:
     """One seed."""
 
     def __init__(self, experiment: Experiment, federation: Federation, folder: RunFolder, ranks: Ranks) -> None:
-        self.experiment, self.federation, self.folder, self.ranks = experiment, federation, folder, ranks
+        self.experiment, self.folder, self.ranks = experiment, folder, ranks
         (self.seed,) = experiment.seeds
+        self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
         here = experiment.build_engine()
         self.engine = here if ranks.size == 1 else Distributed(here, ranks)
         self.watch = experiment.watch.build()
@@ -184,7 +187,18 @@ class _Run:
         returned = self._whole(safe.kept.state)
         scores = measure(self.algorithm, self.problem, self.federation, returned, self.watch, self.ranks)
         if self.ranks.first:
-            self.folder.finish(returned, self._memberships(returned), scores)
+            self.folder.finish(returned, self._memberships(returned), scores | self._scores_of_newcomers(returned))
+
+    def _scores_of_newcomers(self, state: State) -> dict[str, float]:
+        if self.newcomers is None or self.newcomers.test is None:
+            return {}
+        engine, loss = self.experiment.build_engine(), self.problem.population.loss
+        found = welcome(self.algorithm, self.problem, state, self.newcomers, engine)
+        scores = {"newcomers_before": found.before, "newcomers": found.after}
+        return {
+            f"{name}_{loss.metric_name}": float(loss.metric(torch.tensor(score.pooled)))
+            for name, score in scores.items()
+        }
 
 
 class _Safe(NamedTuple):
