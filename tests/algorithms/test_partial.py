@@ -14,7 +14,6 @@ from ppfl.algorithms.descent import descend_networks
 from ppfl.algorithms.fedavg import one_model
 from ppfl.algorithms.partial import parameters_of
 from ppfl.algorithms.schedules import factor
-from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.core.workspace import Workspace
 from ppfl.engines import Loop, Stacked, begin, fit, pose
@@ -61,14 +60,6 @@ def lr_factor(t: int) -> float:
 def clients_of(method):
     problem = pose(Population(NET, k=1), FEDERATION, None, ROUNDS, SEED)
     return lambda t: participants(problem, method.participation, t).tolist()
-
-
-def deep_net() -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 3)
-        ).double()
 
 
 # ------------------------------------------------------------------ the papers' pseudocode
@@ -123,7 +114,10 @@ def test_relations(special, general, canonical: str, engine: str) -> None:
 
 
 def test_a_representation_of_several_layers_is_personal_as_a_whole() -> None:
-    assert_same_models(trained(LGFedAvg(**SMALL), deep_net()), trained(FedSim(**SMALL, personal_part="0"), deep_net()))
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), nn.ReLU())
+    net = nn.Sequential(body, nn.Linear(6, 3)).double()
+    assert_same_models(trained(LGFedAvg(**SMALL), net), trained(FedSim(**SMALL, personal_part="0"), net))
 
 
 @pytest.mark.parametrize(("method", "limit"), [(LGFedAvg, FedAvg), (FedPer, Local), (FedSim, Local)])
@@ -251,64 +245,3 @@ def test_convolutions_in_threads_are_the_loops(method) -> None:
     method = method.model_copy(update=part)
     one, other = (trained(method, net, federation, engine) for engine in (Loop(), Stacked(2, threads=2)))
     assert_same_models(one, other)
-
-
-# ------------------------------------------------------------------ names of parts
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.middle, self.decoder = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.decoder.weight = self.encoder.weight
-
-    def forward(self, x):
-        return self.decoder(self.middle(self.encoder(x)))
-
-
-class Rooted(nn.Sequential):
-    """With a parameter of its own beside its layers, which makes it no layer."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(4, 4), nn.Linear(4, 4))
-        self.shift = nn.Parameter(torch.zeros(4))
-
-
-@pytest.mark.parametrize(
-    ("net", "part", "expected"),
-    [
-        (deep_net(), "input", {"0.0.weight", "0.0.bias"}),
-        (deep_net(), "output", {"1.weight", "1.bias"}),
-        (deep_net(), "0", {"0.0.weight", "0.0.bias", "0.2.weight", "0.2.bias"}),
-        (deep_net(), ("0.2", "output"), {"0.2.weight", "0.2.bias", "1.weight", "1.bias"}),
-        (make_linear(), "input", {"weight", "bias"}),
-        (
-            nn.ModuleDict({"output": nn.Linear(1, 1), "then": nn.Linear(1, 1)}),
-            "output",
-            {"output.weight", "output.bias"},
-        ),
-        (Tied(), "output", {"encoder.weight", "decoder.bias"}),
-        (Rooted(), "input", {"0.weight", "0.bias"}),
-    ],
-    ids=["first", "last", "module", "several", "one-layer", "a-module-of-that-name", "tied", "rooted"],
-)
-def test_parts_are_named_as_the_network_names_them(net, part, expected) -> None:
-    assert parameters_of(net, part, "personal_part") == expected
-
-
-@pytest.mark.parametrize(
-    ("method", "setting"), [(FedSim(personal_part="head"), "personal_part"), (LGFedAvg(shared_part="1"), "shared_part")]
-)
-def test_an_unknown_part_is_answered_with_the_known_ones(method, setting: str) -> None:
-    with pytest.raises(SettingError, match=rf"{setting} names '(head|1)'.*'input', 'output', '0', '2'"):
-        trained(method)
-
-
-def test_more_than_one_model_is_refused() -> None:
-    with pytest.raises(SettingError, match="set k = 1"):
-        fit(Population(NET, k=2), FEDERATION, FedPer(lr=0.1), rounds=1)
-
-
-def test_two_measures_of_personal_work_are_refused() -> None:
-    with pytest.raises(ValueError, match="keep one of them"):
-        FedAlt(personal_epochs=1, personal_steps=1)

@@ -36,7 +36,8 @@ class Partial(LocalTraining):
     name: ClassVar[str]
 
     @abstractmethod
-    def personal_parameters(self, net: nn.Module) -> Names: ...
+    def personal_parameters(self, net: nn.Module) -> Names:
+        """Those that stay with a client."""
 
     def train(self, population: Population, networks: Shared, personal: Names, data: LocalData, lr: float) -> Met:
         """A client's local run, in place on its whole network: both parts at once."""
@@ -49,8 +50,8 @@ class Partial(LocalTraining):
     def init(self, problem: Problem) -> tuple[PartialServer, Shared]:
         personal = self.personal_parameters(problem.population.net)
         start = problem.population.initial(problem.seed)
-        everyone = Names(start.by_name())
-        return PartialServer(part_of(start, everyone - personal)), part_of(start, personal).spread(problem.n_clients)
+        shared = Names(start.by_name()) - personal
+        return PartialServer(part_of(start, shared)), part_of(start, personal).spread(problem.n_clients)
 
     def plan(self, problem: Problem, server: PartialServer, round: int) -> Plan:
         lr = self.step_size(round, problem.rounds)
