@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from ppfl.algorithms import PPFL, FedAvg, Local
+from ppfl.algorithms import PPFL, FedAlt, FedAvg, FedPer, FedRep, FedSim, LGFedAvg, Local
 from ppfl.core import affinity
 from ppfl.core.population import Population
 from ppfl.engines import Loop, Stacked, begin, pose, train
@@ -16,6 +16,12 @@ CASES = {
     "local": (Local(**SMALL), 1, "outputs"),
     "fedavg": (FedAvg(**SMALL), 1, "outputs"),
     "fedavg-some": (FedAvg(**SMALL, participation=0.5, local_steps=3), 1, "outputs"),
+    "lg-fedavg": (LGFedAvg(**SMALL), 1, "outputs"),
+    "fedper-some": (FedPer(**SMALL, participation=0.5), 1, "outputs"),
+    "fedrep": (FedRep(**SMALL, head_epochs=2), 1, "outputs"),
+    "fedalt-some": (FedAlt(**SMALL, personal_part="input", participation=0.5, local_steps=3), 1, "outputs"),
+    "fedsim": (FedSim(**SMALL, local_epochs=2), 1, "outputs"),
+    "fedsim-all-personal": (FedSim(**SMALL, personal_part=("0", "2")), 1, "outputs"),
     "ppfl-outputs": (PPFL(**SMALL, penalty=0.02), 3, "outputs"),
     "ppfl-predictions": (PPFL(**SMALL, penalty=0.02, membership_steps=4), 3, "predictions"),
     "ppfl-weights": (PPFL(**SMALL, penalty=0.02), 3, "weights"),

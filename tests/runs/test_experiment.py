@@ -65,6 +65,21 @@ def test_every_method_can_be_named(file, name):
     assert experiment.model_dump(mode="json")["algorithm"]["name"] == name
 
 
+@pytest.mark.parametrize("override", ['algorithm={name="nobody"}', "algorithm={lr=1}"])
+def test_an_unknown_method_is_answered_with_all_there_are(file, override):
+    with pytest.raises(SettingError) as error:
+        load_experiment(file, [override])
+    assert ", ".join(map(repr, ALGORITHMS)) in str(error.value)
+
+
+def test_parts_of_a_network_are_read_as_one_name_or_several(file):
+    table = 'algorithm={name="fedalt", personal_part=%s}'
+    for written, meant in (('"body"', "body"), ('["body.1", "output"]', ("body.1", "output")), ("[]", ())):
+        experiment = load_experiment(file, [table % written])
+        assert experiment.algorithm.personal_part == meant
+        assert Experiment.model_validate(json.loads(json.dumps(experiment.model_dump(mode="json")))) == experiment
+
+
 def test_an_override_is_an_edit_of_the_file(file):
     changed = load_experiment(file, ["population.k=2", "algorithm.order=random", "name=other", "watch.every=2"])
     file.write_text(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -83,8 +83,18 @@ def per_client(scalar: Tensor, like: Tensor) -> Tensor:
 Push = Callable[[Shared, Shared, float, Batch], Tensor]  # values, velocity, momentum, batch -> losses
 
 
-def descend(push: Push, values: Shared, data: LocalData, settings: LocalTraining, lr: float) -> Met:
-    """v <- mu v + g + wd x;  x <- x - lr v, in place on `values`, leaves (C, ...); `push` does mu v + g."""
+def descend(
+    push: Push,
+    values: Shared,
+    data: LocalData,
+    settings: LocalTraining,
+    lr: float,
+    only: Container[str] | None = None,
+) -> Met:
+    """v <- mu v + g + wd x;  x <- x - lr v, in place on `values`, leaves (C, ...); `push` does mu v + g.
+
+    Of the leaves `only` those with these names move; None: all of them.
+    """
     velocity = values.room(data.space, "velocity")
     lost, met = torch.zeros_like(data.weight), torch.zeros_like(data.weight)
     moving, momentum = -1, 0.0
@@ -92,7 +102,8 @@ def descend(push: Push, values: Shared, data: LocalData, settings: LocalTraining
         if len(batch.x) != moving:  # those who still have a step to take are the first ones
             moving = len(batch.x)
             x, v = values.first(moving), velocity.first(moving)
-            pairs = list(zip(x.leaves(), v.leaves(), strict=True))
+            speeds = v.by_name()
+            pairs = [(leaf, speeds[n]) for n, leaf in x.by_name().items() if only is None or n in only]
         losses = push(x, v, momentum, batch)
         for value, speed in pairs:
             if settings.weight_decay:
@@ -127,15 +138,16 @@ def descend_networks(
     settings: LocalTraining,
     lr: float,
     scale: Tensor | None = None,
+    only: Container[str] | None = None,
 ) -> Met:
     """A local run of one plain network a client, in place, canonical leaves (C, ...) without K; gradients of these
-    times `scale` (C,)."""
+    times `scale` (C,). `only`: the parameters that move, where not all do."""
 
     def push(at: Shared, velocity: Shared, momentum: float, batch: Batch) -> Tensor:
         own = None if scale is None else scale[: len(batch.x)]
         return population.push_networks(at, velocity, momentum, *batch[:3], data.space, own)
 
-    return descend(push, networks, data, settings, lr)
+    return descend(push, networks, data, settings, lr, only)
 
 
 def descend_models(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..algorithms.batches import id_keys
 from ..algorithms.contract import Algorithm, Problem, Tree
 from ..algorithms.descent import LocalTraining
 from ..core.draws import uniform
@@ -31,7 +32,7 @@ def part_newcomers(federation: Federation, fraction: float, seed: int) -> tuple[
     """Clients to train with, and newcomers, drawn by their ids."""
     if fraction == 0:
         return federation, None
-    new = [float(uniform(seed, "newcomers", client)) < fraction for client in federation.ids]
+    new = (uniform(seed, "newcomers", id_keys(federation.ids)) < fraction).tolist()
     known, unknown = (
         [c for c, is_new in zip(federation.ids, new, strict=True) if is_new == one] for one in (False, True)
     )
