@@ -11,7 +11,9 @@ from .metric import Metric, recorded_metric
 from .records import Run, algorithm_name
 
 _SPELLINGS = {"ppfl": "PPFL", "fedavg": "FedAvg", "fedprox": "FedProx", "local": "Local", "ifca": "IFCA"}
-_SPELLINGS |= {"cfl": "CFL", "fedem": "FedEM", "ditto": "Ditto", "apfl": "APFL", "pfedme": "pFedMe"}
+_SPELLINGS |= {"cfl": "CFL", "fedem": "FedEM", "ditto": "Ditto", "pfedme": "pFedMe", "centralized": "Centralized"}
+_SPELLINGS |= {"lg-fedavg": "LG-FedAvg", "fedper": "FedPer", "fedrep": "FedRep", "fedalt": "FedAlt", "fedsim": "FedSim"}
+_SPELLINGS |= {"finetune": "Fine-tuned"}
 
 
 class Method(NamedTuple):
