@@ -14,7 +14,7 @@ from typing import Any
 from cases import Case
 
 WORKER = Path(__file__).with_name("worker.py")
-TURN = 0.2  # seconds a turn lasts at least: fast rounds are taken many at a time
+TURN = 0.6  # seconds a turn lasts at least: fast rounds are taken many at a time
 PAUSE = 0.02  # until the threads of the one before are asleep
 
 

@@ -5,7 +5,7 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from torch import nn
 from workloads import Workload, linear, perceptron
 
 from ppfl import FedAvg, Population
-from ppfl.engines import Evaluation, Stacked, State, begin, evaluate, pose, train
+from ppfl.engines import Evaluation, Report, Stacked, State, begin, evaluate, pose, train
 
 TURNS = 15
 CLIENTS, BATCH, WIDE, HIDDEN, CLASSES = 25, 128, 784, 128, 10
@@ -99,15 +99,17 @@ def images() -> Pair:
 
 
 def threads() -> Pair:
-    """The hidden layer of 50 clients: two cores for every product, or two threads of one core each."""
-    x, weight = torch.randn(2 * CLIENTS, BATCH, WIDE), torch.randn(2 * CLIENTS, HIDDEN, WIDE)
-    halves = [(w, a.transpose(1, 2)) for w, a in zip(weight.chunk(2), x.chunk(2), strict=True)]
-    pool = ThreadPoolExecutor(2, initializer=lambda: (torch.set_num_threads(1), torch.get_num_threads()))
-    return Pair(
-        "clients in two threads, not two cores for each",
-        lambda: [torch.mm(w, a.T) for w, a in zip(weight, x, strict=True)],
-        lambda: list(pool.map(lambda half: torch.bmm(*half), halves)),
-    )
+    """A round of FedAvg on the perceptron: every core for one chunk after the other, or a chunk a core."""
+    one, many = (_rounds_on(perceptron(), Stacked(25, threads=n)) for n in (1, torch.get_num_threads()))
+    return Pair("(perceptron) a round with a chunk a core", lambda: next(one), lambda: next(many))
+
+
+def _rounds_on(workload: Workload, engine: Stacked) -> Iterator[tuple[State, Report]]:
+    method = FedAvg(**settings_of(workload))
+    problem = pose(Population(workload.net, k=1), workload.federation, None, rounds=10**6, seed=SEED)
+    rounds = train(method, problem, workload.federation, engine, begin(method, problem))
+    next(rounds)
+    return rounds
 
 
 def evaluations(build: Callable[[], Workload]) -> Pair:
@@ -116,8 +118,7 @@ def evaluations(build: Callable[[], Workload]) -> Pair:
     federation = workload.federation.holdout(0.2)
     method = FedAvg(**settings_of(workload))
     problem = pose(Population(workload.net, k=1), federation, None, rounds=10**6, seed=SEED)
-    rounds = train(method, problem, federation, Stacked(), begin(method, problem))
-    next(rounds)
+    rounds = _rounds_on(workload._replace(federation=federation), Stacked())
     beside = ThreadPoolExecutor(1, initializer=lambda: (torch.set_num_threads(1), torch.get_num_threads()))
     cores = torch.get_num_threads()
     beside.submit(int).result()

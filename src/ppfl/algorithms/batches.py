@@ -73,13 +73,19 @@ class LocalData:
         per_epoch = (self.sizes + size - 1) // size
         todo = self.count_steps(batch_size, epochs, steps)
         passes = int(((todo + per_epoch - 1) // per_epoch).max())
-        rows, first, stride = self._sequences(passes, None if batch_size is None else purpose)
+        visits = self._visits(passes, None if batch_size is None else purpose)
         for step in range(int(todo[0])):
             n = int((todo > step).sum())
             at = step % per_epoch[:n] * size
             real = (self.sizes[:n] - at).clamp_max_(size)
-            position = _rectangle(first[:n] + step // per_epoch[:n] * stride[:n] + at, real)
-            yield self._batch(position if rows is None else rows[position], real, whole=batch_size is None)
+            if visits is None:
+                where = _rectangle(self.start[:n] + at, real)
+            elif passes == 1:  # all are at the same place
+                where = visits[:n, 0, step * size : step * size + int(real.max())]
+            else:
+                epochs_before = torch.arange(n) * passes + step // per_epoch[:n]
+                where = visits.reshape(-1)[_rectangle(epochs_before * visits.shape[2] + at, real)]
+            yield self._batch(where, real, whole=batch_size is None)
 
     def everything(self, block: int = 2048) -> Iterator[Batch]:
         """All samples of every client, in blocks of at most `block` a client."""
@@ -88,22 +94,19 @@ class LocalData:
             real = (self.sizes[:n] - first).clamp_max_(block)
             yield self._batch(_rectangle(self.start[:n] + first, real), real, whole=int(real[0]) == int(self.sizes[0]))
 
-    def _sequences(self, epochs: int, purpose: str | None) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Rows of the data in the order they are visited, where in them each client's begin (C,), and how far each
-        client's epochs are apart (C,). No rows where whole batches are visited as they lie.
+    def _visits(self, epochs: int, purpose: str | None) -> Tensor | None:
+        """(C, epochs, N): rows of the data in the order they are visited, one of the client's own where it has no more;
+        None where whole batches are visited as they lie.
         """
         if purpose is None:
-            return None, self.start, torch.zeros_like(self.start)
+            return None
         state = hashed(self._seed, purpose, self._round, self._keys)
-        parts, first, stride, length = [], torch.empty_like(self.start), torch.empty_like(self.start), 0
+        visits = self.start[:, None, None].repeat(1, epochs, int(self.sizes[0]))
         for which in like_sizes(self.sizes):  # rectangles of little padding
-            longest = int(self.sizes[which.start])
+            longest, sizes = int(self.sizes[which.start]), self.sizes[which]
             draws = hashed(torch.arange(epochs)[:, None], torch.arange(longest), after=state[which, None, None])
-            order = shuffles(draws, self.sizes[which]).add_(self.start[which, None, None])
-            first[which], stride[which] = length + torch.arange(len(order)) * (epochs * longest), longest
-            parts.append(order.reshape(-1))
-            length += order.numel()
-        return torch.cat(parts), first, stride
+            visits[which, :, :longest] += shuffles(draws, sizes).clamp_max_(sizes[:, None, None] - 1)
+        return visits
 
     def _batch(self, where: Tensor, real: Tensor, whole: bool) -> Batch:
         """The samples at these rows (C, B), of which the first `real` (C,) of each client are no padding."""
