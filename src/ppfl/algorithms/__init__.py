@@ -1,20 +1,26 @@
 """One file a method, and the contract they all keep: `init, plan, work, merge, personal` as pure functions."""
 
+from .centralized import Centralized
 from .contract import Algorithm, Personal, Plan, Problem, Sum, Total, Upload, Work
+from .ditto import Ditto
 from .fedavg import FedAvg
 from .local import Local
+from .pfedme import PFedMe
 from .ppfl import PPFL
 
-ALGORITHMS: dict[str, type[FedAvg] | type[Local] | type[PPFL]] = {
-    method.name: method for method in (Local, FedAvg, PPFL)
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    method.name: method for method in (Local, FedAvg, PPFL, Centralized, PFedMe, Ditto)
 }
 
 __all__ = [
     "ALGORITHMS",
     "PPFL",
     "Algorithm",
+    "Centralized",
+    "Ditto",
     "FedAvg",
     "Local",
+    "PFedMe",
     "Personal",
     "Plan",
     "Problem",
