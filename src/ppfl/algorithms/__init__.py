@@ -4,12 +4,13 @@ from .centralized import Centralized
 from .contract import Algorithm, Personal, Plan, Problem, Sum, Total, Upload, Work
 from .ditto import Ditto
 from .fedavg import FedAvg
+from .finetune import FineTune
 from .local import Local
 from .pfedme import PFedMe
 from .ppfl import PPFL
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    method.name: method for method in (Local, FedAvg, PPFL, Centralized, PFedMe, Ditto)
+    method.name: method for method in (Local, FedAvg, PPFL, Centralized, FineTune, PFedMe, Ditto)
 }
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Centralized",
     "Ditto",
     "FedAvg",
+    "FineTune",
     "Local",
     "PFedMe",
     "Personal",
