@@ -4,7 +4,20 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from ppfl.algorithms import PPFL, FedAlt, FedAvg, FedPer, FedRep, FedSim, LGFedAvg, Local
+from ppfl.algorithms import (
+    PPFL,
+    Centralized,
+    Ditto,
+    FedAlt,
+    FedAvg,
+    FedPer,
+    FedRep,
+    FedSim,
+    FineTune,
+    LGFedAvg,
+    Local,
+    PFedMe,
+)
 from ppfl.core import affinity
 from ppfl.core.population import Population
 from ppfl.engines import Loop, Stacked, begin, pose, train
@@ -27,6 +40,15 @@ CASES = {
     "ppfl-weights": (PPFL(**SMALL, penalty=0.02), 3, "weights"),
     "ppfl-random-some": (PPFL(**SMALL, order="random", participation=0.5, membership_batch=3), 3, "predictions"),
     "ppfl-uniform": (PPFL(**SMALL, start="uniform"), 3, "outputs"),
+    "centralized": (Centralized(**SMALL), 1, "outputs"),
+    "centralized-some": (Centralized(**SMALL, participation=0.5), 1, "weights"),
+    "ditto": (Ditto(**SMALL), 1, "outputs"),
+    "ditto-some": (Ditto(**SMALL, participation=0.5, local_steps=3), 1, "outputs"),
+    "pfedme": (PFedMe(**SMALL, mu=1.0, outer_lr=0.2), 1, "outputs"),
+    "pfedme-some": (PFedMe(**SMALL, mu=1.0, outer_lr=0.2, beta=1.5, participation=0.5), 1, "outputs"),
+    "finetune": (FineTune(method=FedAvg(**SMALL), steps=3), 1, "outputs"),
+    "finetune-ppfl": (FineTune(method=PPFL(**SMALL, penalty=0.02, participation=0.5), epochs=2), 3, "weights"),
+    "finetune-ditto": (FineTune(method=Ditto(**SMALL, participation=0.5), lr=0.1), 1, "outputs"),
 }
 ENGINES = {"loop": Loop(), "stacked": Stacked(), "chunks-of-2": Stacked(2), "threads": Stacked(2, threads=2)}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from ppfl.algorithms import ALGORITHMS, PPFL, FedAvg
+from ppfl.algorithms import ALGORITHMS, PPFL, FedAvg, FineTune
 from ppfl.core import SettingError
 from ppfl.core.affinity import Dense, Factored, Sparse, Uniform
 from ppfl.data import synthetic_groups
@@ -78,6 +78,47 @@ def test_parts_of_a_network_are_read_as_one_name_or_several(file):
         experiment = load_experiment(file, [table % written])
         assert experiment.algorithm.personal_part == meant
         assert Experiment.model_validate(json.loads(json.dumps(experiment.model_dump(mode="json")))) == experiment
+
+
+NESTED = """[algorithm]
+name = "finetune"
+steps = 5
+
+[algorithm.method]
+name = "fedavg"
+lr = 0.2
+"""
+
+
+@pytest.fixture
+def nested(file: Path) -> Path:
+    file.write_text(TEXT[: TEXT.index("[algorithm]")] + NESTED)
+    return file
+
+
+def test_a_method_within_a_method_is_a_table_within_its_table(nested):
+    experiment = load_experiment(nested, ["algorithm.method.momentum=0.5"])
+    assert experiment.algorithm == FineTune(steps=5, method=FedAvg(lr=0.2, momentum=0.5))
+    assert Experiment.model_validate(json.loads(json.dumps(experiment.model_dump(mode="json")))) == experiment
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("algorithm.method.lr=-1", ["algorithm.method.lr is -1", "greater than 0"]),
+        ("algorithm.method.name=fedagv", ["algorithm.method.name is 'fedagv'", "did you mean 'fedavg'?"]),
+        ("algorithm.method.name=finetune", ["algorithm.method.name is 'finetune'", "use one of 'local'"]),
+        ("algorithm.method.momentm=0", ["unknown key 'algorithm.method.momentm'", "did you mean 'momentum'?"]),
+        ("algorithm.method={lr=1}", ["[algorithm.method] has no name", "'ppfl'"]),
+        ("algorithm.step=1", ["unknown key 'algorithm.step'", "did you mean 'steps'?"]),
+        ("algorithm.epochs=1", ["[algorithm]: epochs and steps"]),
+    ],
+)
+def test_a_wrong_setting_within_is_named_with_its_table(nested, override, parts):
+    with pytest.raises(SettingError) as error:
+        load_experiment(nested, [override])
+    for part in parts:
+        assert part in str(error.value)
 
 
 def test_an_override_is_an_edit_of_the_file(file):

@@ -8,6 +8,8 @@ of clients, a chunk of one being the plain loop.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import reduce
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -87,8 +89,11 @@ class Algorithm(Protocol):
     """The contract. All functions are pure; `self` holds settings only."""
 
     name: ClassVar[str]
-    by_client: ClassVar[tuple[str, ...]]  # fields of the server state that have a row a client, (M, ...)
     search: ClassVar[dict[str, tuple[Any, ...]]]  # settings worth tuning, and values worth trying
+
+    @property
+    def by_client(self) -> tuple[str, ...]:
+        """Fields of the server state that have a row a client, (M, ...); dotted where they are deeper in it."""
 
     def check(self, problem: Problem) -> None:
         """Raise SettingError where the method cannot run on this problem."""
@@ -107,6 +112,20 @@ class Algorithm(Protocol):
     ) -> Tree: ...
 
     def personal(self, server: Tree, clients: Tree) -> Personal: ...
+
+
+def field_of(state: Tree, path: str) -> Tensor:
+    """A field of a tree of NamedTuples, by its dotted name."""
+    leaf: Tensor = reduce(getattr, path.split("."), state)
+    return leaf
+
+
+def with_fields(state: Tree, fields: Mapping[str, Tensor]) -> Tree:
+    """The tree with other values in the fields of these dotted names."""
+    for path, leaf in fields.items():
+        name, _, deeper = path.partition(".")
+        state = state._replace(**{name: with_fields(getattr(state, name), {deeper: leaf}) if deeper else leaf})
+    return state
 
 
 def participants(problem: Problem, fraction: float, round: int) -> Tensor:

@@ -90,15 +90,17 @@ def descend(
     settings: LocalTraining,
     lr: float,
     only: Container[str] | None = None,
+    batches: Iterable[Batch] | None = None,
 ) -> Met:
     """v <- mu v + g + wd x;  x <- x - lr v, in place on `values`, leaves (C, ...); `push` does mu v + g.
 
-    Of the leaves `only` those with these names move; None: all of them.
+    One step a batch: the round's, where no others are given. Of the leaves `only` those with these names move; None:
+    all of them.
     """
     velocity = values.room(data.space, "velocity")
     lost, met = torch.zeros_like(data.weight), torch.zeros_like(data.weight)
     moving, momentum = -1, 0.0
-    for batch in settings.batches(data):
+    for batch in settings.batches(data) if batches is None else batches:
         if len(batch.x) != moving:  # those who still have a step to take are the first ones
             moving = len(batch.x)
             x, v = values.first(moving), velocity.first(moving)
@@ -113,6 +115,21 @@ def descend(
         met[:moving].add_(batch.real)
         momentum = settings.momentum
     return Met(lost / met.clamp_min(1), met)
+
+
+def pulled(push: Push, anchor: Shared, strength: float) -> Push:
+    """The push of f + strength/2 |x - anchor|^2 from that of f, anchor (C, ...); the losses stay those of f."""
+    if strength == 0:
+        return push
+    anchors = anchor.leaves()
+
+    def push_and_pull(at: Shared, velocity: Shared, momentum: float, batch: Batch) -> Tensor:
+        losses = push(at, velocity, momentum, batch)
+        for v, x, a in zip(velocity.leaves(), at.leaves(), anchors, strict=True):
+            v.add_(x, alpha=strength).sub_(a[: len(x)], alpha=strength)
+        return losses
+
+    return push_and_pull
 
 
 def kept_of_start(data: LocalData, settings: LocalTraining, lr: float) -> Tensor | None:
@@ -131,6 +148,17 @@ def kept_of_start(data: LocalData, settings: LocalTraining, lr: float) -> Tensor
     return torch.tensor(after, dtype=torch.float64)[steps].to(data.weight)
 
 
+def network_push(population: Population, data: LocalData, scale: Tensor | None = None) -> Push:
+    """The push of one plain network a client, canonical leaves (C, ...) without K; gradients of these times `scale`
+    (C,)."""
+
+    def push(at: Shared, velocity: Shared, momentum: float, batch: Batch) -> Tensor:
+        own = None if scale is None else scale[: len(batch.x)]
+        return population.push_networks(at, velocity, momentum, *batch[:3], data.space, own)
+
+    return push
+
+
 def descend_networks(
     population: Population,
     networks: Shared,
@@ -140,14 +168,8 @@ def descend_networks(
     scale: Tensor | None = None,
     only: Container[str] | None = None,
 ) -> Met:
-    """A local run of one plain network a client, in place, canonical leaves (C, ...) without K; gradients of these
-    times `scale` (C,). `only`: the parameters that move, where not all do."""
-
-    def push(at: Shared, velocity: Shared, momentum: float, batch: Batch) -> Tensor:
-        own = None if scale is None else scale[: len(batch.x)]
-        return population.push_networks(at, velocity, momentum, *batch[:3], data.space, own)
-
-    return descend(push, networks, data, settings, lr, only)
+    """A local run of one plain network a client, in place. `only`: the parameters that move, where not all do."""
+    return descend(network_push(population, data, scale), networks, data, settings, lr, only)
 
 
 def descend_models(

@@ -111,8 +111,9 @@ class Population:
     def outputs_one(self, shared: Shared, x: Tensor) -> Tensor:
         """Outputs of all K models, (K, B, ...); layers before the canonical part run once."""
         if self.clients.one_by_one(x):
-            models = [{name: theta[k] for name, theta in shared.canonical.items()} for k in range(self.k)]
-            return torch.stack([self.run_plain(shared.common, theta, x) for theta in models])
+            models = zip(*shared.canonical.values(), strict=True)  # a client's own may be fewer than K
+            named = (dict(zip(shared.canonical, model, strict=True)) for model in models)
+            return torch.stack([self.run_plain(shared.common, theta, x) for theta in named])
         outputs: Tensor = vmap(lambda theta: self.run_plain(shared.common, theta, x))(shared.canonical)
         return outputs
 

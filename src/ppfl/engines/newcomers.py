@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..algorithms.batches import id_keys
-from ..algorithms.contract import Algorithm, Problem, Tree
+from ..algorithms.contract import Algorithm, Problem, Tree, field_of, with_fields
 from ..algorithms.descent import LocalTraining
 from ..core.draws import uniform
 from ..core.errors import SettingError
@@ -71,5 +71,4 @@ def _with_everyone(algorithm: Algorithm) -> Algorithm:
 
 def _with_rows(algorithm: Algorithm, server: Any, rows_of: Any) -> Tree:
     """A server state with what another one knows client by client."""
-    rows = {name: getattr(rows_of, name) for name in algorithm.by_client}
-    return server._replace(**rows) if rows else server
+    return with_fields(server, {name: field_of(rows_of, name) for name in algorithm.by_client})

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..algorithms.contract import Algorithm, Problem, Tree
+from ..algorithms.contract import Algorithm, Problem, Tree, field_of, with_fields
 from ..core.affinity import Affinity, nothing
 from ..core.population import Population
 from ..data import Federation
@@ -54,8 +54,7 @@ def whole(algorithm: Algorithm, state: State, federation: Federation, ranks: Ran
     def gather(leaf: Tensor) -> Tensor:
         return ranks.gather(leaf, federation.train.sizes)
 
-    rows = {name: gather(getattr(state.server, name)) for name in algorithm.by_client}
-    server = state.server._replace(**rows) if rows else state.server
+    server = with_fields(state.server, {name: gather(field_of(state.server, name)) for name in algorithm.by_client})
     return State(state.round, server, pytree.tree_map(gather, state.clients))
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from ..algorithms.contract import Algorithm, Problem
 from ..algorithms.descent import LocalTraining
+from ..algorithms.finetune import FineTune
 from ..data import Federation
 from .chunks import Engine
 from .evaluate import objective_value
@@ -28,6 +29,9 @@ Method = TypeVar("Method", bound=Algorithm)
 
 def with_chosen_lr(algorithm: Method, problem: Problem, federation: Federation, engine: Engine) -> Method:
     """The algorithm as it is, or with the lr that trains fastest where it says "auto"."""
+    if isinstance(algorithm, FineTune):
+        inner = with_chosen_lr(algorithm.method, problem, federation, engine)
+        return algorithm.model_copy(update={"method": inner})
     if not isinstance(algorithm, LocalTraining) or algorithm.lr != "auto":
         return algorithm
     short = problem._replace(rounds=TRIAL_ROUNDS)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler, NonNegativeInt, PositiveInt, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from ..algorithms import ALGORITHMS, Algorithm
+from ..algorithms import Algorithm
+from ..algorithms.choice import Method
 from ..core.losses import LOSSES
 from ..core.mixing import MIXES
 from ..core.population import Population
@@ -29,34 +29,6 @@ class _OneOf:
         if name not in self.registry:
             raise ValueError(f"use one of {', '.join(map(repr, self.registry))}")
         return name
-
-
-class Method:
-    """A table whose `name` says which method's settings the other keys are.
-
-    The methods' settings have no key `name`: it is what they are, not how they are set.
-    """
-
-    registry = ALGORITHMS
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        choices: dict[Any, CoreSchema] = {
-            name: core_schema.no_info_before_validator_function(_without_name, handler.generate_schema(method))
-            for name, method in self.registry.items()
-        }
-        dump = core_schema.plain_serializer_function_ser_schema(
-            lambda method: {"name": method.name, **method.model_dump(mode="json")}
-        )
-        return core_schema.tagged_union_schema(choices, _name_of, serialization=dump)
-
-
-def _name_of(table: Any) -> str | None:
-    name = table.get("name") if isinstance(table, dict) else getattr(table, "name", None)
-    return None if name is None else str(name)
-
-
-def _without_name(table: Any) -> Any:
-    return {key: value for key, value in table.items() if key != "name"} if isinstance(table, dict) else table
 
 
 class PopulationSettings(Settings):

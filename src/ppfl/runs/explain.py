@@ -10,7 +10,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from .experiment import Experiment, Method
+from ..algorithms.choice import Method
+from .experiment import Experiment
 
 Location = Sequence[int | str]
 
@@ -114,9 +115,8 @@ def _settings_at(location: Location) -> list[type[BaseModel]]:
 
 
 def _variants(field: FieldInfo) -> list[type[BaseModel]]:
-    if any(isinstance(hint, Method) for hint in field.metadata):
-        return list(Method.registry.values())
-    return _models(field.annotation)
+    choice = next((hint for hint in field.metadata if isinstance(hint, Method)), None)
+    return _models(field.annotation) if choice is None else list(choice.registry.values())
 
 
 def _models(hint: Any) -> list[type[BaseModel]]:
