@@ -1,8 +1,8 @@
-"""Centralized: what SGD on pooled data does, as a round a step (Parallel SGD; FedAvg with E = 1).
+"""Centralized: what SGD on pooled data does, a round a step (FedSGD of McMahan et al., 2017; FedAvg with E = 1).
 
 v <- momentum v + sum_{i in S} p_i g_i / sum_{i in S} p_i + weight_decay theta;  theta <- theta - lr v,
 with g_i the gradient of f_i on one batch. A client's own velocity would not outlive its one step, so it is the
-server that has it. On whole batches this is gradient descent on sum_i p_i f_i, to the last digit.
+server that has it. With whole batches and everyone in S this is gradient descent on sum_i p_i f_i.
 What leaves a client: its weighted gradient, in a sum.
 """
 
