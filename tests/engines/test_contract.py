@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from ppfl.algorithms import PPFL, FedAvg, Local
+from ppfl.algorithms import CFL, IFCA, PPFL, FedAvg, FedEM, Local
 from ppfl.core import affinity
 from ppfl.core.population import Population
 from ppfl.engines import Loop, Stacked, begin, pose, train
@@ -21,6 +21,12 @@ CASES = {
     "ppfl-weights": (PPFL(**SMALL, penalty=0.02), 3, "weights"),
     "ppfl-random-some": (PPFL(**SMALL, order="random", participation=0.5, membership_batch=3), 3, "predictions"),
     "ppfl-uniform": (PPFL(**SMALL, start="uniform"), 3, "outputs"),
+    "ifca": (IFCA(**SMALL), 3, "outputs"),
+    "ifca-some": (IFCA(**SMALL, participation=0.5, local_steps=3, momentum=0.9), 2, "weights"),
+    "fedem": (FedEM(**SMALL), 3, "predictions"),
+    "fedem-some": (FedEM(**SMALL, participation=0.5, local_steps=3), 2, "predictions"),
+    "cfl": (CFL(**SMALL, eps1=10, eps2=0), 3, "outputs"),  # cuts whatever it can
+    "cfl-some": (CFL(**SMALL, eps1=10, eps2=0, participation=0.5, local_steps=3), 2, "predictions"),
 }
 ENGINES = {"loop": Loop(), "stacked": Stacked(), "chunks-of-2": Stacked(2), "threads": Stacked(2, threads=2)}
 
