@@ -61,6 +61,14 @@ def test_a_workspace_changes_no_batch() -> None:
         assert all(a.equal(b) for a, b in zip(plain, reused, strict=True))
 
 
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_rows_say_where_samples_stand(batch_size: int | None) -> None:
+    data = local([2, 1, 4])
+    for batch in [*data.steps(batch_size, epochs=2), *data.everything(block=3)]:
+        assert FEDERATION.train.x[batch.rows].equal(batch.x)
+        assert FEDERATION.train.y[batch.rows].equal(batch.y)
+
+
 def test_clients_of_a_chunk_come_largest_first() -> None:
     with pytest.raises(AssertionError, match="largest first"):
         local([0, 1])

@@ -5,11 +5,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ppfl.algorithms import (
+    CFL,
+    IFCA,
     PPFL,
     Centralized,
     Ditto,
     FedAlt,
     FedAvg,
+    FedEM,
     FedPer,
     FedRep,
     FedSim,
@@ -49,6 +52,12 @@ CASES = {
     "finetune": (FineTune(method=FedAvg(**SMALL), steps=3), 1, "outputs"),
     "finetune-ppfl": (FineTune(method=PPFL(**SMALL, penalty=0.02, participation=0.5), epochs=2), 3, "weights"),
     "finetune-ditto": (FineTune(method=Ditto(**SMALL, participation=0.5), lr=0.1), 1, "outputs"),
+    "ifca": (IFCA(**SMALL), 3, "outputs"),
+    "ifca-some": (IFCA(**SMALL, participation=0.5, local_steps=3, momentum=0.9), 2, "weights"),
+    "fedem": (FedEM(**SMALL), 3, "predictions"),
+    "fedem-some": (FedEM(**SMALL, participation=0.5, local_steps=3), 2, "predictions"),
+    "cfl": (CFL(**SMALL, eps1=10, eps2=0), 3, "outputs"),  # cuts whatever it can
+    "cfl-some": (CFL(**SMALL, eps1=10, eps2=0, participation=0.5, local_steps=3), 2, "predictions"),
 }
 ENGINES = {"loop": Loop(), "stacked": Stacked(), "chunks-of-2": Stacked(2), "threads": Stacked(2, threads=2)}
 

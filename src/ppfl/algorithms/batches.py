@@ -24,6 +24,7 @@ class Batch(NamedTuple):
     y: Tensor  # (C, B)
     share: Tensor  # (C, B), of each sample in its client's mean: sums to 1, and is 0 for padding
     real: Tensor  # (C,), samples that are no padding
+    rows: Tensor  # (C, B), where in the data each sample stands, for what is kept sample by sample
 
 
 class LocalData:
@@ -114,7 +115,8 @@ class LocalData:
         count = real.to(x.dtype if x.is_floating_point() else torch.float32)
         share = (torch.arange(where.shape[1]) < real[:, None]) / count[:, None]
         where = where.to(x.device)
-        return Batch(self._inputs(where, whole), self.samples.y[where], share.to(x.device), count.to(x.device))
+        inputs, targets = self._inputs(where, whole), self.samples.y[where]
+        return Batch(inputs, targets, share.to(x.device), count.to(x.device), where)
 
     def _inputs(self, where: Tensor, whole: bool) -> Tensor:
         """x of these samples (C, B): a copy, or a view where they are all there is and lie side by side."""

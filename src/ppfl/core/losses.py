@@ -44,6 +44,12 @@ class Loss(ABC):
             (slope,) = torch.autograd.grad(losses.sum(), at)
         return slope, losses.detach().reshape(target.shape[:2])
 
+    def model_slopes(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """`slopes` of each of K models by itself: outputs (C, K, out, B), target (C, B), losses (C, K, B)."""
+        clients, k = outputs.shape[:2]
+        slopes, losses = self.slopes(outputs.flatten(0, 1), target.repeat_interleave(k, dim=0))
+        return slopes.reshape(outputs.shape), losses.reshape(clients, k, -1)
+
     @abstractmethod
     def score(self, prediction: Tensor, target: Tensor) -> Tensor:
         """Contribution (B,) of each sample to the metric; prediction is a mean, after the link."""
@@ -80,12 +86,6 @@ class Classification(Loss):
     def mixed(self, outputs: Tensor, c: Tensor, target: Tensor) -> Tensor:
         """-log sum_k c_k p_k(y), (B,)."""
         return -log_mix(self._log_likelihood(outputs, target), c)
-
-    def model_slopes(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """`slopes` of each of K models by itself: outputs (C, K, out, B), target (C, B), losses (C, K, B)."""
-        clients, k = outputs.shape[:2]
-        slopes, losses = self.slopes(outputs.flatten(0, 1), target.repeat_interleave(k, dim=0))
-        return slopes.reshape(outputs.shape), losses.reshape(clients, k, -1)
 
 
 class CrossEntropy(Classification):

@@ -286,6 +286,33 @@ class Population:
         assert self._chain is not None
         return push_chain(self._chain, shared.canonical, velocity.canonical, momentum, x, slopes, space)
 
+    def push_weighted_models(
+        self,
+        shared: Shared,
+        velocity: Shared,
+        momentum: float,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        space: Workspace | None,
+    ) -> Tensor:
+        """The same for K models that are not mixed: sum_k sum_n weights_kn loss_kn, with weights (C, K, B)."""
+        if space is None or not self._by_hand(x) or shared.common:
+            gradient, losses = self.clients.gradients(self._weighted_loss_one, True, shared, x, y, weights)
+            velocity.push(momentum, gradient)
+            return losses
+
+        def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
+            slope, losses = self.loss.model_slopes(outputs, y)
+            return slope.mul_(weights[:, :, None]), (losses * weights).sum((1, 2))
+
+        assert self._chain is not None
+        return push_chain(self._chain, shared.canonical, velocity.canonical, momentum, x, slopes, space)
+
+    def _weighted_loss_one(self, shared: Shared, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        losses = [self.loss.per_sample(output, y) for output in self.outputs_one(shared, x)]
+        return (torch.stack(losses) * weights).sum()
+
     # ------------------------------------------------------------------ memberships
 
     def membership_gradients(

@@ -1,0 +1,172 @@
+"""CFL, clustered federated learning (Sattler, Mueller and Samek, 2020): one cluster, cut in two where it disagrees.
+
+FedAvg within every cluster c, and where it has come to rest while single clients have not,
+|sum_{i in c} p_i d_i| / sum_{i in c} p_i < eps1  and  max_{i in c} |d_i| > eps2,  with d_i = theta_i - theta_c,
+the cluster is cut in two by the cosines between its clients' d_i, if the most alike clients on different sides are
+unlike enough: sqrt((1 - cos) / 2) > gamma. Both sides go on from their cluster's model. Clusters never merge.
+
+The paper's eps are lengths, which depend on the network, the data and the steps. Here they are in units of the mean
+length of the clients' first changes, and lengths are taken per step size: else a schedule that shortens the steps
+would look like rest. So eps1 says how much of the first pace a cluster may still have, and eps2 how much of it its
+fastest client must have. Neither is safe for all problems: with short steps a cluster may never come to rest, and
+clients with little data of one kind may keep moving apart, so that they are cut though they agree. Set them, and k,
+by what is known of the clients.
+
+The population's k bounds the number of clusters, so that states have one shape. Whether to cut needs the clients'
+lengths only. So changes leave one by one in a cut's own round, which follows the one that called for it, and in
+which all clients take part, since every member has to be on one side.
+
+What leaves a client: its change, in a sum, with its cluster as K numbers; the length of its change, as a row; in the
+round of a cut the change itself, as rows. What is sent: the models in use to all, of which each needs one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from pydantic import Field
+from scipy.cluster.hierarchy import linkage, to_tree
+from scipy.spatial.distance import squareform
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ..core.population import Population
+from ..core.shared import Shared
+from .batches import LocalData
+from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
+from .descent import LocalTraining, NonNegative
+from .ifca import moved_by_clusters, train_in_clusters
+
+
+class CFLServer(NamedTuple):
+    shared: Shared
+    cluster: Tensor  # (M,)
+    used: Tensor  # (), how many clusters there are
+    first_pace: Tensor  # (), mean length of the first changes per step size; 0 before the first round
+    cut: Tensor  # (), bool: whether the next round is one of cuts
+
+
+class Task(NamedTuple):
+    lr: float
+    cut: bool
+
+
+class CFL(LocalTraining):
+    """Recursive bipartition into at most as many clusters as the population has canonical models."""
+
+    name: ClassVar[str] = "cfl"
+    by_client: ClassVar[tuple[str, ...]] = ("cluster",)
+
+    eps1: NonNegative = 0.2  # 0: never cut
+    eps2: NonNegative = 0.7
+    gamma: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    # "single" makes the most alike clients on different sides as unlike as can be, the paper's optimal bipartition;
+    # "complete", as in the authors' code, is not chained from one side to the other by a few clients between them
+    linkage: Literal["complete", "single"] = "complete"
+
+    def check(self, problem: Problem) -> None:
+        """Any population will do: k is a bound that need not be reached."""
+
+    # ------------------------------------------------------------------ server
+
+    def init(self, problem: Problem) -> tuple[CFLServer, dict[str, Tensor]]:
+        device = problem.weights.device
+        server = CFLServer(
+            shared=problem.population.initial(problem.seed),
+            cluster=torch.zeros(problem.n_clients, dtype=torch.long, device=device),
+            used=torch.tensor(1, device=device),
+            first_pace=problem.weights.new_zeros(()),
+            cut=torch.tensor(False, device=device),
+        )
+        return server, {}
+
+    def plan(self, problem: Problem, server: CFLServer, round: int) -> Plan:
+        task = Task(self.step_size(round, problem.rounds), bool(server.cut))
+        who = participants(problem, 1.0 if task.cut else self.participation, round)
+        used = int(server.used)
+        models = server.shared._replace(canonical={n: theta[:used] for n, theta in server.shared.canonical.items()})
+        return Plan(who, task, models, {"cluster": server.cluster[who]})
+
+    def merge(
+        self, problem: Problem, server: CFLServer, plan: Plan, totals: dict[str, Total], rows: dict[str, Tensor]
+    ) -> CFLServer:
+        server = server._replace(shared=moved_by_clusters(server.shared, totals["change"]))
+        pace = rows["length"] / plan.task.lr
+        if not server.first_pace > 0:
+            p = problem.weights[plan.who]
+            return server._replace(first_pace=(p @ pace) / p.sum())
+        if plan.task.cut:
+            disagreeing = self._disagreeing(server, plan, totals["change"], pace)
+            return self._cut(problem, server, disagreeing, rows)._replace(cut=torch.zeros_like(server.cut))
+        due = int(server.used) < problem.population.k and bool(self._disagreeing(server, plan, totals["change"], pace))
+        return server._replace(cut=torch.full_like(server.cut, due))
+
+    def personal(self, server: CFLServer, clients: Any) -> Personal:
+        k = len(next(iter(server.shared.canonical.values())))
+        return Personal(server.shared, one_hot(server.cluster, k).to(server.first_pace), own=False)
+
+    def _disagreeing(self, server: CFLServer, plan: Plan, change: Total, pace: Tensor) -> list[int]:
+        """Clusters at rest whose clients are not, the one with the fastest client first."""
+        together = _lengths(change.value) / (change.weight * plan.task.lr)  # (K,)
+        of_client = server.cluster[plan.who]
+        fastest = torch.zeros_like(together).scatter_reduce(0, of_client, pace, "amax")
+        members = torch.bincount(of_client, minlength=len(together))
+        at_odds = (together < self.eps1 * server.first_pace) & (fastest > self.eps2 * server.first_pace)
+        found: list[int] = (at_odds & (members > 1)).nonzero()[:, 0].tolist()
+        return sorted(found, key=lambda k: -float(fastest[k]))
+
+    def _cut(self, problem: Problem, server: CFLServer, clusters: list[int], rows: dict[str, Tensor]) -> CFLServer:
+        """These clusters in two each, as long as there are models for them. All clients are in the rows."""
+        cluster, used = server.cluster.clone(), int(server.used)
+        canonical = {name: theta.clone() for name, theta in server.shared.canonical.items()}
+        changes = [leaf.flatten(1) for name, leaf in rows.items() if name != "length"]
+        for k in clusters:
+            members = (server.cluster == k).nonzero()[:, 0]
+            likeness = _cosines([leaf[members] for leaf in changes])
+            leaves = self._other_side(likeness, [problem.ids[i] for i in members.tolist()])
+            across = likeness[leaves][:, ~leaves].max()
+            if used == problem.population.k or not ((1 - across) / 2).clamp_min(0).sqrt() > self.gamma:
+                continue
+            cluster[members[leaves]] = used
+            for theta in canonical.values():
+                theta[used] = theta[k]
+            used += 1
+        shared = server.shared._replace(canonical=canonical)
+        return server._replace(shared=shared, cluster=cluster, used=torch.full_like(server.used, used))
+
+    def _other_side(self, likeness: Tensor, ids: list[str]) -> Tensor:
+        """Who leaves (C,) bool: of the two sides the one without the first client by name, so that no order counts."""
+        distance = (1 - likeness).double().cpu().numpy()
+        tree = to_tree(linkage(squareform(distance, checks=False), method=self.linkage))
+        side = torch.zeros(len(ids), dtype=torch.bool, device=likeness.device)
+        side[tree.get_left().pre_order()] = True
+        return ~side if side[ids.index(min(ids))] else side
+
+    # ------------------------------------------------------------------ client
+
+    def work(
+        self,
+        population: Population,
+        task: Task,
+        shared: Shared,
+        own: dict[str, Tensor],
+        client: Any,
+        data: LocalData,
+    ) -> Work:
+        met, change = train_in_clusters(population, shared, own["cluster"], data, self, task.lr)
+        rows = {f"change of {name}": leaf for name, leaf in change.by_name().items()} if task.cut else {}
+        membership = one_hot(own["cluster"], population.k).to(data.weight)
+        return Work(client, Upload({"change": Sum(membership, change)}, {"length": _lengths(change), **rows}), *met)
+
+
+def _lengths(rows: Shared) -> Tensor:
+    """Euclidean, of each row of leaves (R, ...) over all leaves, (R,)."""
+    return torch.stack([leaf.flatten(1).square().sum(1) for leaf in rows.leaves()]).sum(0).sqrt()
+
+
+def _cosines(parts: list[Tensor]) -> Tensor:
+    """(R, R), between rows that are laid out in several parts (R, ...); 0 with a row of zeros."""
+    products = torch.stack([part @ part.T for part in parts]).sum(0)
+    length = products.diagonal().sqrt()
+    return (products / (length[:, None] * length).clamp_min(torch.finfo(length.dtype).tiny)).clamp(-1, 1)
