@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from ppfl.algorithms import ALGORITHMS
 from ppfl.runs import load_experiment
+from ppfl.runs.comparison import load_comparison
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -38,3 +40,14 @@ def test_shipped_experiments_are_valid(file: Path) -> None:
 def test_local_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_comparison_in_the_docs_is_one(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "methods.md").read_text(), re.DOTALL)
+    (tmp_path / "methods.toml").write_text(example)
+    assert list(load_comparison(tmp_path / "methods.toml")) == ["FedAvg", "PPFL2"]
+
+
+def test_every_method_is_in_the_docs() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text()
+    assert all(f"`{name}`" in page for name in ALGORITHMS)
