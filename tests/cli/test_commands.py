@@ -68,11 +68,17 @@ def test_a_terminal_sees_the_run_live(experiment, tmp_path):
     assert re.search(r"seed 0.*4/4.*loss .*accuracy", seen, re.DOTALL)
 
 
+def hear_ctrl_c():
+    """Where tests run in the background, a shell has told them to ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_says_how_to_go_on(ppfl, experiment, tmp_path):
     out = tmp_path / "out"
     options = ["--out", str(out), "--set", "rounds=100000", "--set", "watch.every=100000"]
     command = [sys.executable, "-m", "ppfl", "run", str(experiment), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, preexec_fn=hear_ctrl_c) as process:
         metrics = out / "seed-0" / "metrics.jsonl"
         while not (metrics.is_file() and metrics.read_text().count("\n") > 3):
             assert process.poll() is None
