@@ -49,13 +49,12 @@ class LocalData:
         self.sizes = samples.sizes.cpu()[clients]  # (C,)
         assert bool((self.sizes.diff() <= 0).all()), "the clients of a chunk come largest first"
         self._side_by_side = bool((self.sizes == self.sizes[0]).all() and (self.start.diff() == self.sizes[0]).all())
-        self._keys, self._seed, self._round = keys[clients], seed, round
         self._all, self._draw = (weights, keys), (seed, round)
 
     def groups(self) -> list[tuple[slice, LocalData]]:
         """The clients in groups of like size, for passes over all samples with little padding."""
         return [
-            (which, LocalData(self.samples, self._all[0], self._all[1], self._clients[which], *self._draw, self.space))
+            (which, LocalData(self.samples, *self._all, self._clients[which], *self._draw, self.space))
             for which in like_sizes(self.sizes)
         ]
 
@@ -101,7 +100,8 @@ class LocalData:
         """
         if purpose is None:
             return None
-        state = hashed(self._seed, purpose, self._round, self._keys)
+        (_, keys), (seed, round) = self._all, self._draw
+        state = hashed(seed, purpose, round, keys[self._clients])
         visits = self.start[:, None, None].repeat(1, epochs, int(self.sizes[0]))
         for which in like_sizes(self.sizes):  # rectangles of little padding
             longest, sizes = int(self.sizes[which.start]), self.sizes[which]

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.population import Population
 from ..core.shared import Shared
 from .batches import LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
+from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work
 from .descent import LocalTraining, network_push
 from .fedavg import mean, one_model, one_model_only, with_k
 
@@ -38,10 +38,6 @@ class Centralized(LocalTraining):
     def init(self, problem: Problem) -> tuple[CentralizedServer, dict[str, Tensor]]:
         shared = problem.population.initial(problem.seed)
         return CentralizedServer(shared, shared.map(torch.zeros_like)), {}
-
-    def plan(self, problem: Problem, server: CentralizedServer, round: int) -> Plan:
-        lr = self.step_size(round, problem.rounds)
-        return Plan(participants(problem, self.participation, round), lr, server.shared, {})
 
     def work(self, population: Population, task: float, shared: Shared, own: Any, client: Any, data: LocalData) -> Work:
         (batch,) = self.batches(data)

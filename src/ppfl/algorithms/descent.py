@@ -14,6 +14,7 @@ from ..core.population import Population
 from ..core.settings import Settings
 from ..core.shared import Params, Shared, mixed_weights
 from .batches import Batch, LocalData
+from .contract import Plan, Problem, participants
 from .schedules import ScheduleName, factor
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -55,6 +56,11 @@ class LocalTraining(Settings):
     def trial(self, lr: float) -> Self:
         """The same method for a short run that tells whether `lr` is a good one."""
         return self.model_copy(update={"lr": lr, "schedule": "constant"})
+
+    def plan(self, problem: Problem, server: Any, round: int) -> Plan:
+        """The round of a method that sends its shared state to all who take part, and whose task is its step."""
+        who = participants(problem, self.participation, round)
+        return Plan(who, self.step_size(round, problem.rounds), server.shared, {})
 
     def batches(self, data: LocalData) -> Iterable[Batch]:
         """The batches of one round: one epoch where nothing else is said."""

@@ -14,7 +14,7 @@ from ..core.errors import SettingError
 from ..core.population import Population
 from ..core.shared import Params, Shared
 from .batches import LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
+from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work
 from .descent import LocalTraining, descend_networks
 
 
@@ -32,10 +32,6 @@ class FedAvg(LocalTraining):
 
     def init(self, problem: Problem) -> tuple[FedAvgServer, dict[str, Tensor]]:
         return FedAvgServer(problem.population.initial(problem.seed)), {}
-
-    def plan(self, problem: Problem, server: FedAvgServer, round: int) -> Plan:
-        lr = self.step_size(round, problem.rounds)
-        return Plan(participants(problem, self.participation, round), lr, server.shared, {})
 
     def work(self, population: Population, task: float, shared: Shared, own: Any, client: Any, data: LocalData) -> Work:
         start = one_model(shared)

@@ -19,14 +19,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ..core.errors import SettingError
 from ..core.population import Population
 from ..core.shared import Shared
 from ..core.simplex import entropy, uniform
 from .batches import Batch, LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
+from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work
 from .descent import LocalTraining, NonNegative, descend
 from .fedavg import mean
 from .model_losses import losses_of_models
@@ -59,10 +58,6 @@ class FedEM(LocalTraining):
         pi = uniform(problem.n_clients, problem.population.k, dtype=like.dtype, device=like.device)
         return FedEMServer(problem.population.initial(problem.seed, distinct=True)), FedEMClient(pi)
 
-    def plan(self, problem: Problem, server: FedEMServer, round: int) -> Plan:
-        lr = self.step_size(round, problem.rounds)
-        return Plan(participants(problem, self.participation, round), lr, server.shared, {})
-
     def work(
         self, population: Population, task: float, shared: Shared, own: Any, client: FedEMClient, data: LocalData
     ) -> Work:
@@ -81,7 +76,7 @@ class FedEM(LocalTraining):
     def merge(
         self, problem: Problem, server: FedEMServer, plan: Plan, totals: dict[str, Total], rows: Any
     ) -> FedEMServer:
-        return FedEMServer(pytree.tree_map(torch.add, server.shared, mean(totals["change"])))
+        return FedEMServer(server.shared.map(torch.add, mean(totals["change"])))
 
     def personal(self, server: FedEMServer, clients: FedEMClient) -> Personal:
         return Personal(server.shared, clients.membership, own=False)

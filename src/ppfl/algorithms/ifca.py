@@ -22,7 +22,7 @@ from ..core.errors import SettingError
 from ..core.population import Population
 from ..core.shared import Shared
 from .batches import LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
+from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work
 from .descent import LocalTraining, Met, descend_networks, per_client
 from .model_losses import losses_of_models
 
@@ -53,10 +53,6 @@ class IFCA(LocalTraining):
         first = torch.zeros(problem.n_clients, dtype=torch.long, device=problem.weights.device)
         membership = one_hot(first, problem.population.k).to(problem.weights)
         return IFCAServer(problem.population.initial(problem.seed, distinct=True)), IFCAClient(membership)
-
-    def plan(self, problem: Problem, server: IFCAServer, round: int) -> Plan:
-        lr = self.step_size(round, problem.rounds)
-        return Plan(participants(problem, self.participation, round), lr, server.shared, {})
 
     def work(
         self, population: Population, task: float, shared: Shared, own: Any, client: IFCAClient, data: LocalData

@@ -12,13 +12,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..core.errors import SettingError
 from ..core.population import Population
 from ..core.shared import Shared
 from .batches import LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
+from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work
 from .descent import LocalTraining, Met, descend_networks
 from .fedavg import mean, one_model, one_model_only, with_k
 
@@ -53,10 +52,6 @@ class Partial(LocalTraining):
         shared = Names(start.by_name()) - personal
         return PartialServer(part_of(start, shared)), part_of(start, personal).spread(problem.n_clients)
 
-    def plan(self, problem: Problem, server: PartialServer, round: int) -> Plan:
-        lr = self.step_size(round, problem.rounds)
-        return Plan(participants(problem, self.participation, round), lr, server.shared, {})
-
     def work(
         self, population: Population, task: float, shared: Shared, own: Any, client: Shared, data: LocalData
     ) -> Work:
@@ -73,7 +68,7 @@ class Partial(LocalTraining):
     ) -> PartialServer:
         change: Shared = mean(totals["change"])
         change = change._replace(canonical=with_k(change.canonical))
-        return PartialServer(pytree.tree_map(torch.add, server.shared, change))
+        return PartialServer(server.shared.map(torch.add, change))
 
     def personal(self, server: PartialServer, clients: Shared) -> Personal:
         if not clients.leaves():

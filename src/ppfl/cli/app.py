@@ -18,6 +18,7 @@ from ..engines.ranks import is_first_process
 from ..runs import Interrupted, find_runs, load_experiment, load_run, package_version, run
 from ..runs.comparison import Task, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
 from ..runs.load import load_settings
+from ..runs.storage import write_text
 from ..runs.toml import to_toml
 from ..runs.tuning import tune
 from . import demo
@@ -123,7 +124,8 @@ def compare_command(
         _resumable([program(), "compare", *map(str, files), *changes, "--out", str(place)]),
         show_tasks(tasks, quiet=quiet),
     ):
-        records = run_tasks(tasks, min(jobs or torch.get_num_threads(), len(tasks)), None if quiet else tell)
+        live = sys.stderr.isatty()
+        records = run_tasks(tasks, min(jobs or torch.get_num_threads(), len(tasks)), None if quiet or live else tell)
     page = write_report([task.run_folder for task in tasks], place, title=f"Methods compared: {place.name}")
     if not quiet:
         Console(width=None if sys.stdout.isatty() else WIDE).print(comparison_table(records))
@@ -147,7 +149,7 @@ def tune_command(
     experiments = load_comparison(file, settings or ())
     found = tune(experiments, file.parent, budget, rounds, on_trial=tell_trial)
     best = {label: trials[0].changes for label, trials in found.items()}
-    place.write_text(to_toml(tuned_settings(file, settings or (), best)) + "\n", encoding="utf-8")
+    write_text(place, to_toml(tuned_settings(file, settings or (), best)) + "\n")
     Console(width=None if sys.stdout.isatty() else WIDE).print(trials_table(found))
     print(f"the best of each are in {place}; compare them with: {program()} compare {shlex.quote(str(place))}")
 

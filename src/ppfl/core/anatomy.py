@@ -87,3 +87,17 @@ def refuse_hidden_state(net: nn.Module) -> None:
             )
     if not any(True for _ in net.parameters()):
         raise ModelError("the network has no parameters; give it at least one layer to train")
+
+
+def refuse_outputs(loss: str, output: Tensor, n_classes: int | None) -> None:
+    """Refuse outputs (B, ...) that a loss cannot be taken of."""
+    if loss == "cross_entropy" and n_classes is not None and output.shape[-1] < n_classes:
+        raise ModelError(
+            f"the network has {output.shape[-1]} outputs but the labels go up to {n_classes - 1}; "
+            f"give its last layer {n_classes} outputs"
+        )
+    if loss == "logistic" and output[0].numel() != 1:
+        raise ModelError(
+            f"the logistic loss needs one output a sample, the network has {output[0].numel()}; "
+            "give its last layer one output or use the cross_entropy loss"
+        )

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
-from .anatomy import are_affine, canonical_modules, refuse_hidden_state, run_and_watch, with_mixed_modules
+from .anatomy import (
+    are_affine,
+    canonical_modules,
+    refuse_hidden_state,
+    refuse_outputs,
+    run_and_watch,
+    with_mixed_modules,
+)
 from .chain import chain_of, chain_outputs, push_chain
 from .errors import ModelError
 from .losses import Loss, loss_by_name
@@ -152,13 +159,6 @@ class Population:
         """
         predictions: Tensor = self.clients.each(self.predict_one, own, shared, harden(c) if hard else c, x)
         return predictions
-
-    def mean_losses(
-        self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, share: Tensor, *, own: bool = False
-    ) -> Tensor:
-        """f_i of every client on its batch, (C,)."""
-        losses: Tensor = self.clients.each(self.mean_loss_one, own, shared, c, x, y, share)
-        return losses
 
     def judge(
         self, shared: Shared, c: Tensor, x: Tensor, y: Tensor, *, own: bool = False, space: Workspace | None = None
@@ -351,16 +351,7 @@ class Population:
                 f"the network cannot run on the data (samples of shape {tuple(x.shape[1:])}, {x.dtype}): "
                 f"{str(error).splitlines()[0]}; change the network's input or the data's shape"
             ) from None
-        if self.loss.name == "cross_entropy" and n_classes is not None and output.shape[-1] < n_classes:
-            raise ModelError(
-                f"the network has {output.shape[-1]} outputs but the labels go up to {n_classes - 1}; "
-                f"give its last layer {n_classes} outputs"
-            )
-        if self.loss.name == "logistic" and output[0].numel() != 1:
-            raise ModelError(
-                f"the logistic loss needs one output a sample, the network has {output[0].numel()}; "
-                "give its last layer one output or use the cross_entropy loss"
-            )
+        refuse_outputs(self.loss.name, output, n_classes)
         self._canonical_ends_net = self.canonical_modules == ("",) or ends
         self.clients.look_at(self.net, x)
         return self
