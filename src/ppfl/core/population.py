@@ -23,7 +23,8 @@ from .anatomy import (
     run_and_watch,
     with_mixed_modules,
 )
-from .chain import chain_of, chain_outputs, push_chain
+from .by_hand import ByHand
+from .chain import chain_of
 from .errors import ModelError
 from .losses import Loss, loss_by_name
 from .mixing import MIXES, MembershipLoss, Mix
@@ -71,7 +72,8 @@ class Population:
         self.collapses = mix == "weights" or (mix == "outputs" and are_affine(net, self.canonical_modules))
         self.clients = Clients(net)
         self._plain, self._mixed = Network(self.net), Network(with_mixed_modules(net, self.canonical_modules))
-        self._chain = chain_of(net)
+        chain = chain_of(net)
+        self._hand = None if chain is None else ByHand(chain, self.loss, self.mix)
         self._canonical_ends_net = self.canonical_modules == ("",)
 
     # ------------------------------------------------------------------ parameters
@@ -174,8 +176,8 @@ class Population:
         if self.caches_outputs and not own:
             outputs = self.outputs(shared, x, space).transpose(2, 3)
             return vmap(lambda outputs, c, y: of_run(self.mix.of_outputs(outputs, c), c, y))(outputs, c, y)
-        if space is not None and self._by_hand(x) and (own or self.collapses):
-            outputs = self._outputs_of_networks(self._networks(shared, c, own, space), x, space)
+        if space is not None and (hand := self._by_hand(x)) and (own or self.collapses):
+            outputs = hand.outputs_of_networks(self._networks(shared, c, own, space), x, space)
             return vmap(lambda out, y: (self.loss.inverse_link(out), self.loss.per_sample(out, y)))(outputs, y)
         predictions, losses = self.clients.each(of_client, own, shared, c, x, y)
         return predictions, losses
@@ -191,18 +193,10 @@ class Population:
 
     def _outputs_of_shared(self, shared: Shared, x: Tensor, space: Workspace | None) -> Tensor:
         """(K, out, B) for samples x (B, ...), whosever they are."""
-        if space is not None and self._by_hand(x[None]) and not shared.common:
-            assert self._chain is not None
-            models = {name: theta[None] for name, theta in shared.canonical.items()}
-            return chain_outputs(self._chain, models, x[None], space)[0].clone()
+        if space is not None and (hand := self._by_hand(x[None])) and not shared.common:
+            return hand.outputs_of_shared(shared, x, space)
         outputs = self.outputs_one(shared, self.clients.laid_out(x))
         return outputs.reshape(*outputs.shape[:2], -1).transpose(1, 2)
-
-    def _outputs_of_networks(self, networks: Shared, x: Tensor, space: Workspace) -> Tensor:
-        """Outputs (C, B, out) of one plain network a client."""
-        assert self._chain is not None
-        models = {name: value[:, None] for name, value in networks.by_name().items()}
-        return chain_outputs(self._chain, models, x, space)[:, 0].transpose(1, 2)
 
     def _networks(self, shared: Shared, c: Tensor, own: bool, space: Workspace) -> Shared:
         """One plain network a client, leaves (C, ...): its own, or the mixed weights."""
@@ -210,9 +204,9 @@ class Population:
             return shared._replace(canonical={name: theta[:, 0] for name, theta in shared.canonical.items()})
         return Shared(shared.spread(len(c)).common, mixed_weights(shared.canonical, c, space))
 
-    def _by_hand(self, x: Tensor) -> bool:
-        """Whether batches x (C, B, ...) go through a chain of layers."""
-        return self._chain is not None and self._chain.takes(x[0])
+    def _by_hand(self, x: Tensor) -> ByHand | None:
+        """For batches x (C, B, ...) that go through a chain of layers."""
+        return self._hand if self._hand is not None and self._hand.chain.takes(x[0]) else None
 
     # ------------------------------------------------------------------ a chunk of clients: gradients
 
@@ -245,22 +239,14 @@ class Population:
 
         scale (C,) multiplies the gradients of the canonical part.
         """
-        if space is None or not self._by_hand(x):
-            gradient, losses = self.network_gradients(networks, x, y, share)
-            if scale is not None:
-                for g in gradient.canonical.values():
-                    g.mul_(scale.reshape(-1, *(1 for _ in g.shape[1:])))
-            velocity.push(momentum, gradient)
-            return losses
-
-        def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
-            slope, losses = self.loss.slopes(outputs[:, 0], y)
-            return slope.mul_(share[:, None])[:, None], (losses * share).sum(1)
-
-        assert self._chain is not None
-        models, onto = ({n: v[:, None] for n, v in tree.by_name().items()} for tree in (networks, velocity))
-        scales = None if scale is None else dict.fromkeys(networks.canonical, scale[:, None, None])
-        return push_chain(self._chain, models, onto, momentum, x, slopes, space, scales)
+        if space is not None and (hand := self._by_hand(x)):
+            return hand.push_networks(networks, velocity, momentum, x, y, share, space, scale)
+        gradient, losses = self.network_gradients(networks, x, y, share)
+        if scale is not None:
+            for g in gradient.canonical.values():
+                g.mul_(scale.reshape(-1, *(1 for _ in g.shape[1:])))
+        velocity.push(momentum, gradient)
+        return losses
 
     def push_models(
         self,
@@ -274,17 +260,11 @@ class Population:
         space: Workspace | None,
     ) -> Tensor:
         """The same for all K models of each client, mixed by c: leaves (C, ...), canonical ones (C, K, ...)."""
-        if space is None or not self._by_hand(x) or not self.caches_outputs or shared.common:
-            gradient, losses = self.theta_gradients(shared, c, x, y, share)
-            velocity.push(momentum, gradient)
-            return losses
-
-        def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
-            slope, losses = self.mix.slopes(self.loss, outputs, c, y)
-            return slope.mul_(share[:, None, None]), (losses * share).sum(1)
-
-        assert self._chain is not None
-        return push_chain(self._chain, shared.canonical, velocity.canonical, momentum, x, slopes, space)
+        if space is not None and (hand := self._by_hand(x)) and self.caches_outputs and not shared.common:
+            return hand.push_models(shared, velocity, momentum, c, x, y, share, space)
+        gradient, losses = self.theta_gradients(shared, c, x, y, share)
+        velocity.push(momentum, gradient)
+        return losses
 
     def push_weighted_models(
         self,
@@ -297,17 +277,11 @@ class Population:
         space: Workspace | None,
     ) -> Tensor:
         """The same for K models that are not mixed: sum_k sum_n weights_kn loss_kn, with weights (C, K, B)."""
-        if space is None or not self._by_hand(x) or shared.common:
-            gradient, losses = self.clients.gradients(self._weighted_loss_one, True, shared, x, y, weights)
-            velocity.push(momentum, gradient)
-            return losses
-
-        def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
-            slope, losses = self.loss.model_slopes(outputs, y)
-            return slope.mul_(weights[:, :, None]), (losses * weights).sum((1, 2))
-
-        assert self._chain is not None
-        return push_chain(self._chain, shared.canonical, velocity.canonical, momentum, x, slopes, space)
+        if space is not None and (hand := self._by_hand(x)) and not shared.common:
+            return hand.push_weighted_models(shared, velocity, momentum, x, y, weights, space)
+        gradient, losses = self.clients.gradients(self._weighted_loss_one, True, shared, x, y, weights)
+        velocity.push(momentum, gradient)
+        return losses
 
     def _weighted_loss_one(self, shared: Shared, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         losses = [self.loss.per_sample(output, y) for output in self.outputs_one(shared, x)]
