@@ -13,7 +13,8 @@ BELOW = {  # folder -> the folders of ours it may import
     "engines": {"core", "data", "algorithms"},
     "runs": {"core", "data", "algorithms", "engines"},
     "report": {"core", "data", "algorithms", "engines", "runs"},
-    "cli": {"core", "data", "algorithms", "engines", "runs", "report"},
+    "paper": {"core", "data", "algorithms", "engines", "runs"},
+    "cli": {"core", "data", "algorithms", "engines", "runs", "report", "paper"},
 }
 BEHIND_ONE_DOOR = {"flwr": "federation", "plotly": "report", "typer": "cli", "rich": "cli"}
 

@@ -202,3 +202,27 @@ def test_progress_is_read_from_the_end_of_a_record(tmp_path):
     lines = ['ut": 1}', '{"round": 1, "accuracy": 0.5, "accuracy_worst_tenth": 0.1}', '{"round": 2, "loss": 1.0}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"round": 3, "lo')
     assert progress_of(tmp_path) == (2, "accuracy", 0.5)
+
+
+def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, snapshot):
+    small = ["rounds=2", "seeds=[0]", "data.n_clients=6", "data.dim=4", "data.max_size=60", "data.test_points=10"]
+    changes = [part for change in small for part in ("--set", change)]
+    chosen = ("--case", "synthetic", "--method", "K = 1", "--method", "K = 2")
+    out = tmp_path / "out"
+    first = ppfl("reproduce", "k-sweep", *chosen, *changes, "--jobs", 1, "--out", out)
+    assert first.code == 0, first.err
+    page = (out / "k-sweep.md").read_text()
+    assert "| K = 1 |" in page and "| K = 2 |" in page and "| K = 3 |" not in page
+    assert "ppfl reproduce k-sweep --case synthetic" in page
+    assert all(word in first.out for word in ("K = 1", "K = 2", "paper", str(out / "k-sweep.md")))
+    assert (out / "synthetic" / "report.html").is_file()
+    runs = snapshot(out / "synthetic" / "K-2" / "seed-0")
+    assert ppfl("reproduce", "k-sweep", *chosen, *changes, "--jobs", 1, "--out", out).code == 0
+    assert snapshot(out / "synthetic" / "K-2" / "seed-0") == runs
+
+
+def test_reproduce_asks_for_missing_data_before_it_runs(ppfl, tmp_path, monkeypatch):
+    monkeypatch.setenv("PPFL_DATA", str(tmp_path))
+    failed = ppfl("reproduce", "k-sweep", "--out", tmp_path / "out")
+    assert failed.code == 2 and "mnist" in failed.err and "--case synthetic" in failed.err
+    assert not (tmp_path / "out").exists()

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from ..core.errors import PPFLError, RankError, SettingError
 from ..engines.ranks import is_first_process
-from ..runs import Interrupted, find_runs, load_experiment, load_run, package_version, run
+from ..paper import STUDIES, load_study, sheets_of
+from ..runs import Interrupted, RunRecord, find_runs, load_experiment, load_run, package_version, run
 from ..runs.comparison import Task, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
 from ..runs.load import load_settings
 from ..runs.storage import write_text
@@ -26,6 +27,7 @@ from .compare import comparison_table, show_tasks, tell
 from .heatmap import membership_table
 from .program import program
 from .progress import show_progress
+from .reproduce import refuse_missing_data, sheet_table, tasks_of_study, write_study
 from .tables import metrics_table, result_table, summary_line
 from .trials import tell_trial, trials_table
 
@@ -38,6 +40,7 @@ app = typer.Typer(
 )
 
 STOPPED = 130  # 128 + SIGINT, as shells have it
+WIDEST = 200
 WIDE = 140  # columns, where no terminal says how many there are
 
 
@@ -120,12 +123,8 @@ def compare_command(
         tasks += tasks_of(load_comparison(file, settings or ()), place, file.parent)
     refuse_twice(tasks)
     changes = [part for setting in settings or () for part in ("--set", setting)]
-    with (
-        _resumable([program(), "compare", *map(str, files), *changes, "--out", str(place)]),
-        show_tasks(tasks, quiet=quiet),
-    ):
-        live = sys.stderr.isatty()
-        records = run_tasks(tasks, min(jobs or torch.get_num_threads(), len(tasks)), None if quiet or live else tell)
+    with _resumable([program(), "compare", *map(str, files), *changes, "--out", str(place)]):
+        records = _run_live(tasks, jobs, quiet=quiet)
     page = write_report([task.run_folder for task in tasks], place, title=f"Methods compared: {place.name}")
     if not quiet:
         Console(width=None if sys.stdout.isatty() else WIDE).print(comparison_table(records))
@@ -154,6 +153,39 @@ def tune_command(
     print(f"the best of each are in {place}; compare them with: {program()} compare {shlex.quote(str(place))}")
 
 
+@app.command("reproduce")
+def reproduce_command(
+    name: Annotated[str, typer.Argument(metavar="STUDY", help=f"One of {', '.join(STUDIES)}.")],
+    cases: Annotated[list[str] | None, typer.Option("--case", help="A data set of the study; may be repeated.")] = None,
+    methods: Annotated[list[str] | None, typer.Option("--method", help="A method; may be repeated.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help='Change a setting, such as "seeds=[0]".')
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/<study>")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one a core")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run one of the paper's studies and show ours beside the paper's; what is finished already is not run again.
+
+    Data come from the folder in PPFL_DATA.
+    """
+    study = load_study(name, settings or (), cases or (), methods or ())
+    place = Path("runs") / study.runs if out is None else out
+    options = {"--case": cases, "--method": methods, "--set": settings}
+    chosen = [part for option, values in options.items() for value in values or () for part in (option, value)]
+    command = [program(), "reproduce", name, *chosen, *(["--out", str(out)] if out else [])]
+    refuse_missing_data(study)
+    tasks = tasks_of_study(study, place)
+    with _resumable(command):
+        records = {case: _run_live(of_case, jobs, quiet=quiet) for case, of_case in tasks.items()}
+    page = write_study(study, tasks, records, place, shlex.join(["ppfl", *command[1:]]))
+    if not quiet:
+        console = Console(width=None if sys.stdout.isatty() else WIDEST)
+        for sheet in sheets_of(study, records):
+            console.print(sheet_table(sheet))
+        print(f"written to {page}")
+
+
 @app.command()
 def show(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs.")],
@@ -178,6 +210,13 @@ def demo_command(
     """Compare Local, FedAvg and PPFL on handwritten digits; takes less than a minute and needs no download."""
     with _resumable([program(), "demo", "--out", str(out), "--seed", str(seed)]):
         demo.run_demo(out, seed)
+
+
+def _run_live(tasks: list[Task], jobs: int | None, *, quiet: bool) -> dict[str, list[RunRecord]]:
+    """Run them with a live table on a terminal, else a line for each that ends."""
+    with show_tasks(tasks, quiet=quiet):
+        silent = quiet or sys.stderr.isatty()
+        return run_tasks(tasks, min(jobs or torch.get_num_threads(), len(tasks)), None if silent else tell)
 
 
 @contextmanager

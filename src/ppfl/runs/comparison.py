@@ -42,14 +42,16 @@ class Task(NamedTuple):
 
 def load_comparison(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Experiment]:
     """The experiments of a comparison file by the names of their methods; of an experiment file, that one."""
-    path = Path(path)
-    settings = load_settings(path, overrides)
-    methods = settings.pop("methods", None)
-    if methods is None:
-        methods = {settings["name"]: {}}
+    return experiments_of(load_settings(Path(path), overrides), str(path))
+
+
+def experiments_of(settings: dict[str, Any], where: str) -> dict[str, Experiment]:
+    """The experiments that a comparison's settings describe; `where` they were found is said with what is wrong."""
+    common = {key: value for key, value in settings.items() if key != "methods"}
+    methods = settings.get("methods", {settings["name"]: {}})
     if not isinstance(methods, dict) or not methods or not all(isinstance(own, dict) for own in methods.values()):
-        raise SettingError(f"{path}: methods is {methods!r}; write one table [methods.<name>] for each")
-    return {label: _experiment(path, label, merged(settings, own)) for label, own in methods.items()}
+        raise SettingError(f"{where}: methods is {methods!r}; write one table [methods.<name>] for each")
+    return {label: _experiment(where, label, merged(common, own)) for label, own in methods.items()}
 
 
 def tuned_settings(path: Path, overrides: Iterable[str], best: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -61,11 +63,11 @@ def tuned_settings(path: Path, overrides: Iterable[str], best: dict[str, dict[st
     return merged(settings, {"methods": {label: {"algorithm": changes} for label, changes in best.items()}})
 
 
-def _experiment(path: Path, label: str, settings: dict[str, Any]) -> Experiment:
+def _experiment(where: str, label: str, settings: dict[str, Any]) -> Experiment:
     try:
         return Experiment.model_validate(settings)
     except ValidationError as error:
-        raise SettingError(f"{path}, method {label!r}: {explain(error, settings)}") from None
+        raise SettingError(f"{where}, method {label!r}: {explain(error, settings)}") from None
 
 
 def merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def load_settings(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """What a TOML file says, with overrides, as yet unchecked."""
     settings = {"name": path.stem, **_read(path)}
     for override in overrides:
-        _override(settings, override)
+        set_by_text(settings, override)
     return settings
 
 
@@ -45,7 +45,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
 
 
-def _override(settings: dict[str, Any], override: str) -> None:
+def set_by_text(settings: dict[str, Any], override: str) -> None:
+    """Change settings in place by "key.sub=value".
+
+    >>> settings = {"population": {"k": 2}}
+    >>> set_by_text(settings, "population.k=4")
+    >>> settings
+    {'population': {'k': 4}}
+    """
     key, equals, text = override.partition("=")
     *tables, last = key.strip().split(".")
     if not equals or not all((*tables, last)):

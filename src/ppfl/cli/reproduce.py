@@ -1,0 +1,85 @@
+"""`ppfl reproduce`: a study of the paper, run, and shown beside what the paper reports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from ..core.errors import DataError, SettingError
+from ..paper import Sheet, Study, sheets_of
+from ..runs import RunRecord, package_version
+from ..runs.comparison import Task, folder_name, tasks_of
+from ..runs.storage import write_text
+
+
+def tasks_of_study(study: Study, out: Path) -> dict[str, list[Task]]:
+    """Every seed of every method by case, each case in a folder of its own."""
+    return {case.name: tasks_of(case.experiments, out / folder_name(case.name), _base()) for case in study.cases}
+
+
+def refuse_missing_data(study: Study) -> None:
+    """Ask for all data before anything runs."""
+    there: list[str] = []
+    missing: dict[str, DataError] = {}
+    for case in study.cases:
+        try:
+            next(iter(case.experiments.values())).data.build(_base())
+            there.append(case.name)
+        except DataError as error:
+            missing[case.name] = error
+    for name, reason in missing.items():
+        rest = f"; or leave it out with --case {' --case '.join(there)}" if there else ""
+        raise SettingError(f"{study.name}, {name}: {reason}{rest}")
+
+
+def _base() -> Path | None:
+    """Where relative files of a study start."""
+    data = os.environ.get("PPFL_DATA")
+    return Path(data) if data else None
+
+
+def write_study(
+    study: Study, tasks: dict[str, list[Task]], records: dict[str, dict[str, list[RunRecord]]], out: Path, command: str
+) -> Path:
+    """The study's page in Markdown with its pictures, and a report for each case; returns the page's path."""
+    from ..report import write_report  # here, as nothing else needs it
+
+    for case, of_case in tasks.items():
+        write_report([task.run_folder for task in of_case], out / folder_name(case), f"{study.title}: {case}")
+    page = out / f"{study.name}.md"
+    write_text(page, as_markdown(study, sheets_of(study, records), command, []))
+    return page
+
+
+def sheet_table(sheet: Sheet) -> Table:
+    """A sheet for a terminal."""
+    table = Table(
+        box=SIMPLE_HEAD, title=sheet.title, caption=sheet.note, title_justify="left", caption_justify="left",
+        padding=(0, 1, 0, 0),
+    )  # fmt: skip
+    for at, name in enumerate(sheet.columns):
+        table.add_column(name, justify="right" if at else "left", no_wrap=at == 0)
+    for row in sheet.rows:
+        table.add_row(*row)
+    return table
+
+
+def as_markdown(study: Study, sheets: Sequence[Sheet], command: str, pictures: Sequence[Path]) -> str:
+    """The study's page, with the command that made it."""
+    return "\n\n".join(_parts(study, sheets, command, pictures)) + "\n"
+
+
+def _parts(study: Study, sheets: Sequence[Sheet], command: str, pictures: Sequence[Path]) -> Iterator[str]:
+    yield f"# {study.title}"
+    made = f"{datetime.now(UTC):%Y-%m-%d}, ppfl {package_version('ppfl')}, torch {package_version('torch')}"
+    yield f"```\n{command}\n```\n\n{made}, {os.cpu_count()} cores."
+    yield "Accuracies are in per cent, ± standard deviation over seeds; MB are per client over all rounds."
+    for sheet in sheets:
+        yield sheet.markdown()
+    for picture in pictures:
+        yield f"![{picture.stem}]({picture.name})"

@@ -1,0 +1,83 @@
+"""Ours beside the paper's: what a sheet says is what the runs recorded."""
+
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+import torch
+
+from ppfl.core.errors import SettingError
+from ppfl.paper import Cost, cost_to_reach, load_study, paper_figures, sheets_of
+from ppfl.paper.costs import mean_cost
+from ppfl.runs import RunRecord
+
+TRUTH = torch.eye(2)[[0, 0, 1, 1]]
+
+
+def a_run(accuracies: dict[int, float], seed: int = 0, memberships: dict[int, torch.Tensor] | None = None) -> RunRecord:
+    """Ten rounds of a second, each client of four sending 3 bytes and receiving 5."""
+    rows = [{"round": t, "seconds": 1.0, "bytes_up": 12, "bytes_down": 20} for t in range(1, 11)]
+    rows = [row | ({"accuracy": accuracies[row["round"]]} if row["round"] in accuracies else {}) for row in rows]
+    last = accuracies[max(accuracies)]
+    return RunRecord(
+        folder=Path("x"),
+        experiment={"name": "x", "seeds": [seed], "algorithm": {"name": "ppfl"}},
+        versions={},
+        ids=("a", "b", "c", "d"),
+        truth=TRUTH,
+        metrics=rows,
+        memberships=None,
+        memberships_by_round=memberships or {},
+        scores={"accuracy": last, "accuracy_mean": last, "accuracy_worst_tenth": last},
+        finished=True,
+    )
+
+
+def test_a_cost_is_that_of_all_rounds_up_to_the_first_that_is_good_enough() -> None:
+    run = a_run({2: 0.5, 4: 0.8, 6: 0.7, 8: 0.9})
+    assert cost_to_reach(run, 0.75) == Cost(4, 4.0, 12.0, 20.0)
+    assert cost_to_reach(run, 0.9) == Cost(8, 8.0, 24.0, 40.0)
+    assert cost_to_reach(run, 0.91) is None
+
+
+def test_seeds_share_a_cost_only_if_all_get_there() -> None:
+    fast, slow = a_run({2: 0.9}), a_run({2: 0.1, 8: 0.9})
+    found = mean_cost([fast, slow], 0.9)
+    assert found is not None and found.rounds == 5
+    assert mean_cost([fast, a_run({8: 0.2})], 0.9) is None
+
+
+def test_a_score_stands_beside_the_papers() -> None:
+    study = load_study("table1", cases=["mnist"], methods=["FedAvg", "PPFL1"])
+    scores = {"FedAvg": (0.95, 0.97), "PPFL1": (0.99, 0.991)}
+    runs = {label: [a_run({10: s}, seed) for seed, s in enumerate(of)] for label, of in scores.items()}
+    (sheet,) = sheets_of(study, {"mnist": runs})
+    for row in sheet.rows:
+        cells, figure = dict(zip(sheet.columns, row, strict=True)), paper_figures("table1", "mnist")[row[0]]
+        ours = [100 * s for s in scores[row[0]]]
+        assert cells["ours"] == f"{fmean(ours):.2f} ± {stdev(ours):.2f}"
+        assert cells["paper"] == f"{figure.accuracy:.2f} ± {figure.sd:.2f}"
+        assert float(cells["difference"]) == pytest.approx(fmean(ours) - figure.accuracy, abs=0.005)
+        assert cells["s"] == "10.0"
+    lines = sheet.markdown().splitlines()
+    assert {line.count("|") for line in lines if line.startswith("|")} == {len(sheet.columns) + 1}
+
+
+def test_costs_are_shown_for_every_target() -> None:
+    study = load_study("communication", cases=["mnist"], methods=["FedAvg"])
+    sheets = sheets_of(study, {"mnist": {"FedAvg": [a_run({10: 0.97})]}})
+    reached = [dict(zip(sheet.columns, sheet.rows[0], strict=True))["rounds"] for sheet in sheets]
+    assert reached == ["10" if target <= 0.97 else "–" for target in study.cases[0].targets]
+
+
+def test_recovery_is_told_by_round_and_averaged_over_seeds() -> None:
+    study = load_study("membership-recovery", cases=["mnist"], methods=["PPFL1"])
+    right, wrong = TRUTH[:, [1, 0]], TRUTH[[0, 2, 0, 2]]
+    runs = [a_run({10: 1.0}, 0, {1: wrong, 10: right}), a_run({10: 1.0}, 1, {1: right, 10: right})]
+    (sheet,) = sheets_of(study, {"mnist": {"PPFL1": runs}})
+    assert sheet.rows == (("1", "75.0%", "0.250"), ("10", "100.0%", "0.000"))
+
+
+def test_a_target_is_a_share() -> None:
+    with pytest.raises(SettingError, match="targets"):
+        load_study("table1", ["targets=[98]"])
