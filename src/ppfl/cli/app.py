@@ -126,7 +126,12 @@ def compare_command(
     ):
         live = sys.stderr.isatty()
         records = run_tasks(tasks, min(jobs or torch.get_num_threads(), len(tasks)), None if quiet or live else tell)
-    page = write_report([task.run_folder for task in tasks], place, title=f"Methods compared: {place.name}")
+    page = write_report(
+        [task.run_folder for task in tasks],
+        place,
+        title=f"Methods compared: {place.name}",
+        labels=[task.label for task in tasks],
+    )
     if not quiet:
         Console(width=None if sys.stdout.isatty() else WIDE).print(comparison_table(records))
         print(f"the report is {page}")
