@@ -184,17 +184,19 @@ def test_the_demo_compares_like_with_like():
 
 def test_compare_puts_methods_side_by_side(ppfl, experiment, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    both = experiment.read_text() + "\n[methods.PPFL]\n[methods.FedAvg]\nalgorithm.name = 'fedavg'\npopulation.k = 1\n"
+    fedavg = "\n[methods.FedAvg]\nalgorithm.name = 'fedavg'\npopulation.k = 1\n"
+    both = experiment.read_text() + "\n[methods.PPFL]\n[methods.PPFL-3]\npopulation.k = 3\n" + fedavg
     experiment.with_name("both.toml").write_text(both)
     done = ppfl("compare", experiment.with_name("both.toml"), "--set", "seeds=[0, 1]", "--jobs", "1")
     assert done.code == 0, done.err
     rows = {line.split()[0]: line for line in done.out.splitlines() if line.strip().startswith(("PPFL", "FedAvg"))}
-    for label in ("PPFL", "FedAvg"):
+    page = (tmp_path / "runs" / "both" / "report.html").read_text()
+    for label in ("PPFL", "PPFL-3", "FedAvg"):
         runs = [load_run(tmp_path / "runs" / "both" / label / f"seed-{seed}") for seed in (0, 1)]
         mean = 100 * sum(run.scores["accuracy"] for run in runs) / 2
         assert f"{mean:.2f} ± " in rows[label]
         assert f"{label}, seed 1: round 4 of 4" in done.err
-    assert (tmp_path / "runs" / "both" / "report.html").read_text().count("FedAvg") > 1
+        assert f'<th scope="row">{label}</th>' in page
 
 
 def test_progress_is_read_from_the_end_of_a_record(tmp_path):

@@ -149,6 +149,24 @@ def test_seeds_of_an_experiment_are_one_method_and_settings_are_not(make_run: Ma
     assert len({method.label for method in methods}) == 2
 
 
+def test_labels_say_which_runs_are_a_method_and_what_it_is_called(make_run: Make) -> None:
+    """Also where the records alone would say otherwise."""
+    runs = [make_run("ppfl", seed=0), make_run("ppfl", seed=1), make_run("ppfl", seed=2, level=0.5), make_run("local")]
+    labels = ["PPFL1", "PPFL2", "PPFL1", "Alone, with a name that is longer than any chart has room for"]
+    methods = ranked(runs, ACCURACY, labels)
+    assert {method.label: len(method.runs) for method in methods} == {"PPFL1": 2, "PPFL2": 1, labels[3]: 1}
+    page, _ = render(runs, "t", labels)
+    assert {content(row[0]) for row in table(page, 0)[1:]} == set(labels)
+    heads = [cell.get("title") for cell in table(page, 1)[0]]
+    assert set(labels) <= set(heads)
+    assert "Local" not in page
+
+
+def test_labels_must_be_as_many_as_runs(make_run: Make) -> None:
+    with pytest.raises(SettingError, match="1 labels for 2 runs"):
+        render([make_run("ppfl"), make_run("local")], "t", ["PPFL"])
+
+
 def test_a_method_is_the_mean_of_its_seeds(make_run: Make) -> None:
     runs = [make_run("ppfl", level=level, seed=seed) for seed, level in enumerate((0.8, 0.9, 0.7))]
     (method,) = ranked(runs, ACCURACY)
@@ -215,7 +233,8 @@ def test_a_hundred_clients_and_five_methods_fit_in_half_a_megabyte(make_run: Mak
 
 def test_write_report_writes_both_files(make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppfl.runs.load_run", lambda folder: make_run(folder.name))
-    page = write_report([Path("ppfl"), Path("fedavg")], tmp_path / "new" / "out", "Title")
+    page = write_report([Path("ppfl"), Path("fedavg")], tmp_path / "new" / "out", "Title", ["Ours", "Theirs"])
+    assert {content(row[0]) for row in table(page.read_text(encoding="utf-8"), 0)[1:]} == {"Ours", "Theirs"}
     assert page == tmp_path / "new" / "out" / "report.html"
     parsed(page.read_text(encoding="utf-8"))
     parsed((page.parent / "memberships.svg").read_text(encoding="utf-8"))

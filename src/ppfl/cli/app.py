@@ -125,7 +125,8 @@ def compare_command(
     changes = [part for setting in settings or () for part in ("--set", setting)]
     with _resumable([program(), "compare", *map(str, files), *changes, "--out", str(place)]):
         records = _run_live(tasks, jobs, quiet=quiet)
-    page = write_report([task.run_folder for task in tasks], place, title=f"Methods compared: {place.name}")
+    folders, labels = [task.run_folder for task in tasks], [task.label for task in tasks]
+    page = write_report(folders, place, f"Methods compared: {place.name}", labels)
     if not quiet:
         Console(width=None if sys.stdout.isatty() else WIDE).print(comparison_table(records))
         print(f"the report is {page}")

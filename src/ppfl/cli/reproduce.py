@@ -47,12 +47,16 @@ def write_study(
     study: Study, tasks: dict[str, list[Task]], records: dict[str, dict[str, list[RunRecord]]], out: Path, command: str
 ) -> Path:
     """The study's page in Markdown with its pictures, and a report for each case; returns the page's path."""
-    from ..report import write_report  # here, as nothing else needs it
+    from ..report import write_curves, write_report  # here, as nothing else needs it
 
+    pictures = []
     for case, of_case in tasks.items():
-        write_report([task.run_folder for task in of_case], out / folder_name(case), f"{study.title}: {case}")
+        title, place = f"{study.title}: {case}", folder_name(case)
+        write_report([task.run_folder for task in of_case], out / place, title, [task.label for task in of_case])
+        pictures.append(out / f"{study.name}-{place}.svg")
+        write_curves(records[case], pictures[-1], title)
     page = out / f"{study.name}.md"
-    write_text(page, as_markdown(study, sheets_of(study, records), command, []))
+    write_text(page, as_markdown(study, sheets_of(study, records), command, pictures))
     return page
 
 

@@ -56,7 +56,7 @@ def telling_clients(drawn: Portrait) -> list[int]:
 
 def _layers(rounds: Sequence[int], shares: Tensor, x_axis: Axis, y_axis: Axis) -> list[Markup]:
     """shares: (T, K). Bands on top of each other that fill the height."""
-    kept = [at for at, _ in thinned([(i, 0.0) for i in range(len(rounds))], _MOST_ROUNDS)]
+    kept = thinned(range(len(rounds)), _MOST_ROUNDS)
     xs = [x_axis.at(rounds[at]) for at in kept]
     if len(xs) == 1:
         xs, kept = [x_axis.start, x_axis.end], kept * 2

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .markup import Markup, element, join, words
+from .markup import Markup, element, join, shortened_apart, words
 from .methods import Method
 from .metric import Metric
 from .palette import model_colour
@@ -12,6 +12,7 @@ from .portrait import Portrait, letter
 from .results import NOTHING
 
 MOST_CLIENTS = 200
+_LONGEST_NAME = 22
 
 
 def client_table(methods: Sequence[Method], metric: Metric, drawn: Portrait | None) -> Markup:
@@ -26,7 +27,7 @@ def client_table(methods: Sequence[Method], metric: Metric, drawn: Portrait | No
         heads += [_model_head(j, column) for j, column in enumerate(drawn.columns)]
         if drawn.truth is not None:
             heads.append(element("th", words("truth"), scope="col"))
-    heads += [element("th", words(methods[at].label), scope="col", class_="number") for at in scored]
+    heads += _method_heads([methods[at] for at in scored], class_="number")
     rows = []
     for id_ in ids[:MOST_CLIENTS]:
         cells = [element("th", words(id_), scope="row")]
@@ -59,9 +60,17 @@ def settings_table(methods: Sequence[Method]) -> Markup:
             else [element("td", words(value)) for value in values]
         )
         rows.append(element("tr", element("th", words(key), scope="row"), *cells))
-    heads = [element("th", words(label), scope="col") for label in ("setting", *(m.label for m in methods))]
+    heads = [element("th", words("setting"), scope="col"), *_method_heads(methods)]
     table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
     return element("div", table, class_="wide settings")
+
+
+def _method_heads(methods: Sequence[Method], **more: str) -> list[Markup]:
+    names = shortened_apart([method.label for method in methods], _LONGEST_NAME)
+    return [
+        element("th", words(name), scope="col", title=method.label, **more)
+        for method, name in zip(methods, names, strict=True)
+    ]
 
 
 def _settings(method: Method) -> dict[str, Any]:

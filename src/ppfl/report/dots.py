@@ -6,7 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 from .drawing import LETTER, Axis, axis, drawing, hint, marks, text
-from .markup import Markup, element, shortened
+from .markup import Markup, element, shortened_apart
 from .metric import Metric
 
 MOST_DOTS = 300
@@ -23,13 +23,14 @@ class Row(NamedTuple):
 
 def dot_chart(rows: Sequence[Row], metric: Metric) -> Markup:
     """The rows from top to bottom on one axis."""
-    left = 20 + LETTER * max(len(shortened(row.label, _LONGEST_NAME)) for row in rows)
+    names = shortened_apart([row.label for row in rows], _LONGEST_NAME)
+    left = 20 + LETTER * max(map(len, names))
     bottom = _TOP + _ROW * len(rows)
     x_axis = axis([value for row in rows for value in row.clients.values()], left + 10, _RIGHT - 10, most=metric.most)
     parts = [_upright(x_axis.at(value), _TOP, bottom, opacity=0.15) for value in x_axis.ticks(8)]
-    for at, row in enumerate(rows):
+    for at, (row, name) in enumerate(zip(rows, names, strict=True)):
         middle = _TOP + _ROW * (at + 0.5)
-        parts.append(text(left - 6, middle + 4, shortened(row.label, _LONGEST_NAME), anchor="end"))
+        parts.append(text(left - 6, middle + 4, name, anchor="end"))
         parts += _marks_of(row, middle, x_axis, metric)
     parts += marks(x_axis, bottom + 18, metric.tick, about=8)
     parts.append(text((left + _RIGHT) / 2, bottom + 38, f"{metric.words} of a client", anchor="middle"))

@@ -26,10 +26,7 @@ class Axis(NamedTuple):
 
     def ticks(self, about: int = 5) -> list[float]:
         """Round values from low to high."""
-        if not self.log:
-            return round_steps(self.low, self.high, about)
-        powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
-        return [10.0**power for power in powers[:: math.ceil(len(powers) / about)]]
+        return (log_steps if self.log else round_steps)(self.low, self.high, about)
 
 
 def axis(values: Sequence[float], start: float, end: float, *, log: bool = False, most: float = math.inf) -> Axis:
@@ -52,9 +49,24 @@ def round_steps(low: float, high: float, about: int) -> list[float]:
     return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def spans_decades(values: Sequence[float]) -> bool:
+def log_steps(low: float, high: float, about: int) -> list[float]:
+    """Powers of ten, with values between them where they are few.
+
+    >>> log_steps(3, 150, 5), log_steps(3, 1e9, 5)
+    ([5.0, 10.0, 20.0, 50.0, 100.0], [10.0, 1000.0, 100000.0, 10000000.0, 1000000000.0])
+    """
+    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high) + 1e-9) + 1)
+    for between in ((1, 2, 5), (1, 3), (1,)):
+        steps = [at * 10.0**power for power in powers for at in between]
+        steps = [step for step in steps if low * (1 - 1e-9) <= step <= high * (1 + 1e-9)]
+        if len(steps) <= about:
+            break
+    return steps[:: math.ceil(len(steps) / about)] if len(steps) > 1 else round_steps(low, high, about)
+
+
+def spans_decades(values: Sequence[float], decades: int = 2) -> bool:
     """Whether only a logarithmic axis can show them all: one run that diverges must not flatten the others."""
-    return min(values) > 0 and max(values) > 100 * min(values)
+    return min(values) > 0 and max(values) > 10**decades * min(values)
 
 
 def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -108,9 +120,13 @@ def rules(y_axis: Axis, left: float, right: float, show: Callable[[float], str])
     parts = []
     for value in y_axis.ticks(6):
         y = y_axis.at(value)
-        parts.append(element("line", x1=left, x2=right, y1=y, y2=y, stroke="currentColor", opacity=0.15))
+        parts.append(rule(y, left, right))
         parts.append(text(left - 6, y + 4, show(value), anchor="end", opacity=0.75))
     return parts
+
+
+def rule(y: float, left: float, right: float) -> Markup:
+    return element("line", x1=left, x2=right, y1=y, y2=y, stroke="currentColor", opacity=0.15)
 
 
 def marks(x_axis: Axis, y: float, show: Callable[[float], str], about: int = 5) -> list[Markup]:

@@ -5,7 +5,7 @@ The type keeps it so: children are `Markup`, a plain string is not, and mypy ref
 
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import NewType
 
 Markup = NewType("Markup", str)
@@ -53,6 +53,28 @@ def shortened(text: str, length: int) -> str:
     'a very …'
     """
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def shortened_apart(texts: Sequence[str], length: int) -> list[str]:
+    """Each shortened; those that begin alike go on where they begin to differ.
+
+    >>> shortened_apart(["PPFL, mixed weights", "PPFL, mixed outputs", "Local"], 12)
+    ['PPFL…weights', 'PPFL…outputs', 'Local']
+    """
+    alike: dict[str, set[str]] = {}
+    for text in texts:
+        alike.setdefault(shortened(text, length), set()).add(text)
+    return [_among(text, alike[shortened(text, length)], length) for text in texts]
+
+
+def _among(text: str, others: Collection[str], length: int) -> str:
+    if len(others) == 1:
+        return shortened(text, length)
+    head = length // 3
+    shortest = min(map(len, others))
+    common = next((at for at in range(shortest) if len({other[at] for other in others}) > 1), shortest)
+    differs = max(text.rfind(" ", 0, common) + 1, common - head)  # whole words, where these are short
+    return f"{text[:head]}…{shortened(text[differs:], length - head - 1)}"
 
 
 def _value(value: str | float) -> Markup:

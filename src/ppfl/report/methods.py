@@ -2,13 +2,17 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from ppfl.core.errors import SettingError
 
 from . import records
 from .metric import Metric, recorded_metric
 from .records import Run, algorithm_name
+
+K = TypeVar("K")
 
 _SPELLINGS = {"ppfl": "PPFL", "fedavg": "FedAvg", "fedprox": "FedProx", "local": "Local", "ifca": "IFCA"}
 _SPELLINGS |= {"cfl": "CFL", "fedem": "FedEM", "ditto": "Ditto", "pfedme": "pFedMe", "centralized": "Centralized"}
@@ -17,7 +21,7 @@ _SPELLINGS |= {"finetune": "Fine-tuned"}
 
 
 class Method(NamedTuple):
-    label: str
+    label: str  # no other method has it
     runs: tuple[Run, ...]  # at least one; alike but for their seeds
 
     @property
@@ -35,8 +39,12 @@ class Method(NamedTuple):
 
     def curve(self, key: str) -> list[tuple[int, float]]:
         """(round, mean over seeds), at rounds that all of them have."""
-        curves = [records.curve(run, key) for run in self.runs]
-        return [(t, fmean(c[t] for c in curves)) for t in curves[0] if all(t in c for c in curves)]
+        return _shared_means([records.curve(run, key) for run in self.runs])
+
+    def curve_over_traffic(self, key: str) -> list[tuple[float, float]]:
+        """As `curve`, with the bytes that a client has sent and received until then in place of the round."""
+        traffic = dict(_shared_means([records.traffic(run) for run in self.runs]))
+        return [(traffic[t], value) for t, value in self.curve(key) if t in traffic]
 
     def values(self, measure: Callable[[Run], float | None]) -> list[float]:
         """One a seed, where it is known."""
@@ -46,8 +54,7 @@ class Method(NamedTuple):
         return mean(self.values(lambda run: records.final(run, metric.name)))
 
     def per_client(self, metric: Metric) -> dict[str, float]:
-        found = [records.per_client(run, metric) for run in self.runs]
-        return {id_: fmean(f[id_] for f in found) for id_ in found[0] if all(id_ in f for f in found)}
+        return dict(_shared_means([records.per_client(run, metric) for run in self.runs]))
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -65,16 +72,33 @@ def common_metric(runs: Sequence[Run]) -> Metric:
     return recorded_metric(key for run in runs for row in (*run.metrics, run.scores) for key in row)
 
 
-def ranked(runs: Sequence[Run], metric: Metric) -> list[Method]:
-    """Best first, then those without a score."""
-    groups = _repeats(runs)
-    methods = [Method(label, group) for label, group in zip(_labels(groups), groups, strict=True)]
+def ranked(runs: Sequence[Run], metric: Metric, labels: Sequence[str] | None = None) -> list[Method]:
+    """Best first, then those without a score. Labels, one a run, say which runs are seeds of one method."""
+    if labels is None:
+        groups = _repeats(runs)
+        methods = [Method(label, group) for label, group in zip(_labels(groups), groups, strict=True)]
+    else:
+        methods = _labelled(runs, labels)
 
     def place(method: Method) -> float:
         score = method.score(metric)
         return math.inf if score is None else -score if metric.higher_is_better else score
 
     return sorted(methods, key=place)
+
+
+def _shared_means(found: Sequence[Mapping[K, float]]) -> list[tuple[K, float]]:
+    """Of what all have."""
+    return [(key, fmean(one[key] for one in found)) for key in found[0] if all(key in one for one in found)]
+
+
+def _labelled(runs: Sequence[Run], labels: Sequence[str]) -> list[Method]:
+    if len(labels) != len(runs):
+        raise SettingError(f"{len(labels)} labels for {len(runs)} runs; give one a run, the same for seeds of a method")
+    groups: dict[str, list[Run]] = {}
+    for label, run in zip(labels, runs, strict=True):
+        groups.setdefault(label, []).append(run)
+    return [Method(label, tuple(group)) for label, group in groups.items()]
 
 
 def _repeats(runs: Sequence[Run]) -> list[tuple[Run, ...]]:

@@ -1,14 +1,14 @@
 """The page: sections that answer one question each, left out where the runs say nothing on it."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 
 from .areas import client_chart, share_chart, telling_clients
 from .bars import MOST_BARS, membership_bars, no_bars
+from .curves import cut_words, over_rounds, over_traffic, scored
 from .details import client_table, settings_table, swatch
 from .dots import MOST_DOTS, Row, dot_chart
-from .lines import Curve, line_chart
+from .lines import Curve, Upward, line_chart
 from .markup import Markup, element, join, shortened, words
 from .methods import Method, common_metric, ranked
 from .metric import Metric
@@ -18,13 +18,23 @@ from .records import Run
 from .results import result_table
 from .summary import plural, summary
 
+_OTHER_CURVES = {
+    "loss": "Training loss, mean over the samples met in a round",
+    "objective": "Objective on all training data",
+    "stationarity": "Stationarity: 0 where no step improves the objective",
+}
 _MOST_PORTRAITS = 4
+_LONGEST_IN_TITLE = 48  # letters; more would leave the picture
 
 
-def render(records: Sequence[Run], title: str) -> tuple[str, str]:
-    """The page, and the picture of the memberships that stands alone."""
+def render(records: Sequence[Run], title: str, labels: Sequence[str] | None = None) -> tuple[str, str]:
+    """The page, and the picture of the memberships that stands alone.
+
+    Labels name the method of each record, and records with the same label are its seeds; without labels, records
+    that differ in their seeds alone are one method, named after its algorithm where that tells methods apart.
+    """
     metric = common_metric(records)
-    methods = ranked(records, metric)
+    methods = ranked(records, metric, labels)
     drawn = portraits(methods)
     first = drawn[0] if drawn else None
     sections = [
@@ -43,7 +53,8 @@ def render(records: Sequence[Run], title: str) -> tuple[str, str]:
 
 def _picture_title(drawn: Portrait) -> str:
     kinds = sum(count > 0 for count in drawn.counts)
-    return f"{drawn.label} found {plural(kinds, 'kind')} among {plural(len(drawn.ids), 'client')}"
+    label = shortened(drawn.label, _LONGEST_IN_TITLE)
+    return f"{label} found {plural(kinds, 'kind')} among {plural(len(drawn.ids), 'client')}"
 
 
 def _who(first: Portrait, others: Sequence[Portrait]) -> list[Markup]:
@@ -77,12 +88,12 @@ def _history(drawn: Portrait) -> list[Markup]:
     if len(drawn.rounds) < 2:
         return []
     certain = drawn.history.amax(2).mean(1).tolist()
-    curve = Curve(drawn.label, method_colour(0), list(zip(drawn.rounds, certain, strict=True)))
+    curve = Curve(drawn.label, 0, list(zip(drawn.rounds, certain, strict=True)))
     charts = [
         _titled("Share of each canonical model in the population", share_chart(drawn)),
         _titled(
             "How decided clients are: mean largest membership",
-            line_chart([curve], "Mean largest membership over rounds", "{:.0%}".format, most=1.0),
+            line_chart([curve], "Mean largest membership over rounds", Upward("{:.0%}".format, most=1.0)),
         ),
     ]
     few = [_titled(shortened(drawn.ids[at], 20), client_chart(drawn, at)) for at in telling_clients(drawn)]
@@ -95,24 +106,18 @@ def _history(drawn: Portrait) -> list[Markup]:
 
 
 def _curves(methods: Sequence[Method], metric: Metric) -> Markup:
-    def plain(value: float) -> str:
-        return f"{value:.3g}"
-
-    wanted: list[tuple[str, str, Callable[[float], str], float]] = [
-        (metric.name, f"{metric.words} on test data".capitalize(), metric.tick, metric.most),
-        ("loss", "Training loss, mean over the samples met in a round", plain, math.inf),
-        ("objective", "Objective on all training data", plain, math.inf),
-        ("stationarity", "Stationarity: 0 where no step improves the objective", plain, math.inf),
-    ]
     charts = []
-    for key, said, tick, most in wanted:
-        curves = [
-            Curve(method.label, method_colour(at), points)
-            for at, method in enumerate(methods)
-            if (points := method.curve(key))
-        ]
-        if curves:
-            charts.append(_titled(said, line_chart(curves, f"{said} over rounds", tick, most)))
+    if curves := over_rounds(methods, metric.name):
+        traffic, name = over_traffic(methods, metric.name), metric.words.capitalize()
+        upward = scored([*curves, *(traffic.curves if traffic else [])], metric)
+        said = f"{name} on test data{cut_words(upward, metric)}"
+        charts.append(_titled(said, line_chart(curves, f"{name} over rounds", upward)))
+        if traffic:
+            said = f"{name} against what a client has sent and received"
+            charts.append(_titled(said, line_chart(traffic.curves, said, upward, traffic.along)))
+    for key, said in _OTHER_CURVES.items():
+        if curves := over_rounds(methods, key):
+            charts.append(_titled(said, line_chart(curves, f"{said} over rounds", Upward("{:.3g}".format))))
     return _section("Round by round", element("div", *charts, class_="pair")) if charts else words("")
 
 

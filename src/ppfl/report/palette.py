@@ -4,7 +4,8 @@ _BLUE, _ORANGE, _GREEN, _PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 _SKY, _VERMILION, _YELLOW, _GREY = "#56B4E9", "#D55E00", "#F0E442", "#999999"  # grey: black is lost at night
 
 _MODELS = (_BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, _VERMILION, _YELLOW, _GREY)
-_METHODS = (_VERMILION, _BLUE, _GREEN, _PURPLE, _ORANGE, _SKY, _GREY, _YELLOW)
+_METHODS = (_VERMILION, _BLUE, _GREEN, _PURPLE, _ORANGE, _SKY, _GREY)  # a yellow line is lost on white
+_DASHES = (None, "7 3", "2.5 2.5", "9 3 2 3")
 
 # Readable on white and on black, for pictures that do not know where they will be shown.
 MIDDLE_GREY = "#7A8088"
@@ -16,16 +17,21 @@ def model_colour(position: int) -> str:
     >>> model_colour(0), model_colour(8)
     ('#0072B2', '#73B1D5')
     """
-    return _cycle(_MODELS, position)
+    turn, at = divmod(position, len(_MODELS))
+    keep = 0.55**turn
+    channels = (int(_MODELS[at][i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - keep * (255 - channel)):02X}" for channel in channels)
 
 
 def method_colour(position: int) -> str:
-    """Of the position-th method."""
-    return _cycle(_METHODS, position)
+    """Of the position-th method; when the palette is used up its lines are dashed, as light ones could not be seen.
+
+    >>> method_colour(0) == method_colour(7), method_dash(0), method_dash(7)
+    (True, None, '7 3')
+    """
+    return _METHODS[position % len(_METHODS)]
 
 
-def _cycle(colours: tuple[str, ...], position: int) -> str:
-    turn, at = divmod(position, len(colours))
-    keep = 0.55**turn
-    channels = (int(colours[at][i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(255 - keep * (255 - channel)):02X}" for channel in channels)
+def method_dash(position: int) -> str | None:
+    """Of the position-th method's lines."""
+    return _DASHES[position // len(_METHODS) % len(_DASHES)]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, takewhile
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -53,13 +54,17 @@ def algorithm_name(run: Run) -> str:
 
 
 def rounds_done(run: Run) -> int:
-    return max((int(row.get("round", at)) for at, row in enumerate(run.metrics, 1)), default=0)
+    return max(_rounds(run), default=0)
 
 
 def curve(run: Run, key: str) -> dict[int, float]:
     """Value by round, wherever it was recorded."""
-    rows = ((row.get("round", at), number(row.get(key))) for at, row in enumerate(run.metrics, 1))
-    return {int(round_): value for round_, value in rows if value is not None}
+    rows = zip(_rounds(run), run.metrics, strict=True)
+    return {t: value for t, row in rows if (value := number(row.get(key))) is not None}
+
+
+def _rounds(run: Run) -> list[int]:
+    return [int(row.get("round", at)) for at, row in enumerate(run.metrics, 1)]
 
 
 def final(run: Run, key: str) -> float | None:
@@ -77,6 +82,13 @@ def upload(run: Run) -> float | None:
     """Bytes that a client sends in a round, on average."""
     sent, turns = total(run, "bytes_up"), total(run, "participants")
     return sent / turns if sent is not None and turns else None
+
+
+def traffic(run: Run) -> dict[int, float]:
+    """Bytes that a client has sent and received by the end of each round, on average; up to a round that is silent."""
+    up, down = curve(run, "bytes_up"), curve(run, "bytes_down")
+    rounds = list(takewhile(lambda t: t in up and t in down, _rounds(run)))
+    return dict(zip(rounds, accumulate((up[t] + down[t]) / max(1, len(run.ids)) for t in rounds), strict=True))
 
 
 def per_client(run: Run, metric: Metric) -> dict[str, float]:

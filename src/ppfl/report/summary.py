@@ -29,10 +29,11 @@ def plural(count: int, noun: str) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """
-    >>> listed(["A", "B", "C"])
-    'A, B and C'
+    >>> listed(["A", "B", "C"]), listed(["A, small", "A, large", "B"])
+    ('A, B and C', 'A, small; A, large and B')
     """
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    between = "; " if any("," in name for name in names) else ", "
+    return " and ".join([between.join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _setting(methods: Sequence[Method]) -> str:
@@ -44,7 +45,7 @@ def _setting(methods: Sequence[Method]) -> str:
     names = listed([method.label for method in methods])
     if len(methods) == 1:
         return f"{plural(clients, 'client')} learned together with {names} for {length}."
-    return f"{plural(clients, 'client')} learned with {len(methods)} methods, {names}, for {length}."
+    return f"{plural(clients, 'client')} learned with {len(methods)} methods ({names}) for {length}."
 
 
 def _ranking(methods: Sequence[Method], metric: Metric) -> str:
