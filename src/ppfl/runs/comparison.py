@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from pydantic import ValidationError
 
 from ..core.errors import PPFLError, SettingError
+from ..data import DataSettings, Federation
 from .experiment import Experiment
 from .explain import explain
 from .load import load_settings
@@ -138,6 +140,7 @@ def _finished(tasks: list[Task], jobs: int) -> Iterator[tuple[Task, PPFLError | 
     if jobs == 1:
         for task in tasks:
             yield task, _attempt(task)
+        _data.cache_clear()
         return
     cores = max(1, torch.get_num_threads() // jobs)
     context = multiprocessing.get_context("spawn")  # a fork would copy threads that hold locks
@@ -153,7 +156,17 @@ def _finished(tasks: list[Task], jobs: int) -> Iterator[tuple[Task, PPFLError | 
 
 def _attempt(task: Task) -> PPFLError | None:
     try:
-        run(task.experiment, task.folder, base=task.base, resume=True)
+        run(task.experiment, task.folder, base=task.base, resume=True, read=_read_once)
     except PPFLError as error:
         return error
     return None
+
+
+def _read_once(experiment: Experiment, base: Path | None) -> Federation:
+    """Methods that are compared have the same data, and a process runs several of them."""
+    return _data(experiment.data, base)
+
+
+@lru_cache(maxsize=1)
+def _data(settings: DataSettings, base: Path | None) -> Federation:
+    return settings.build(base)

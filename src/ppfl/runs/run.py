@@ -28,6 +28,7 @@ from .record import RunRecord, load_run
 from .storage import flatten
 
 OnMoment = Callable[[int, Moment], None]  # the seed, and the end of a round
+Reader = Callable[[Experiment, Path | None], Federation]  # relative paths start at the second
 
 CHECKPOINT_SECONDS = 10.0
 
@@ -43,6 +44,11 @@ class Interrupted(KeyboardInterrupt):
         )
 
 
+def read_data(experiment: Experiment, base: Path | None) -> Federation:
+    """From its files, or drawn anew."""
+    return experiment.data.build(base)
+
+
 def run(
     experiment: Experiment,
     out: str | Path,
@@ -51,6 +57,7 @@ def run(
     resume: bool = False,
     checkpoint_every: int | None = None,
     on_moment: OnMoment | None = None,
+    read: Reader = read_data,
 ) -> list[RunRecord]:
     """Run every seed into `out`/seed-<seed>. Relative data paths start at `base`.
 
@@ -71,7 +78,7 @@ def run(
 
     todo = ranks.ask_first(unfinished)
     if todo:
-        federation = _place(experiment.data.build(base), experiment.device)
+        federation = _place(read(experiment, base), experiment.device)
     for seed in todo:
         try:
             _Run(experiment.for_seed(seed), federation, folders[seed], ranks).go(checkpoint_every, on_moment)
