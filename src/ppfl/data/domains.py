@@ -35,8 +35,8 @@ def digit_domains(
 
     The folder holds mnist/ (the four idx files) and, in digits5/ or a folder of the domain's own name, svhn.npz or
     train_32x32.mat, usps.npz or usps.bz2 with usps.t.bz2, and mnist_m.npz (arrays x_train, y_train, x_test, y_test
-    or x, y). Official training and test images are pooled. The domain "drawn" stands for the paper's digits
-    rendered from fonts, and needs no file.
+    or x, y). Training and test images are pooled, but for train_32x32.mat, which is enough alone. The domain "drawn"
+    stands for the paper's digits rendered from fonts, and needs no file.
 
     >>> digit_domains("nowhere", ["drawn"], samples=20, clients_per_domain=2).describe()
     'digit domains: 2 clients, 16 train / 4 test samples (8-8 a client), x (3, 28, 28), 10 classes, 1 true sources'
