@@ -10,24 +10,13 @@ import pytest
 import torch
 
 from ppfl.core.errors import DataError
-from ppfl.data import read_cifar10, read_idx, read_mnist, read_npz
+from ppfl.data import build, read_cifar10, read_idx, read_mnist, read_npz
 from ppfl.data.cifar import read_cifar10_batch
+from support import idx_bytes, write_mnist
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (20, 28, 28), dtype=np.uint8)
 LABELS = np.arange(20, dtype=np.uint8) % 10
-
-
-def idx_bytes(array: np.ndarray, code: int = 8) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, code, array.ndim, *array.shape) + array.tobytes()
-
-
-def write_mnist(folder, compress=True, name="{}-idx{}-ubyte"):
-    folder.mkdir(parents=True, exist_ok=True)
-    for part, rows in (("train", slice(0, 15)), ("t10k", slice(15, 20))):
-        for kind, axes, array in (("images", 3, IMAGES), ("labels", 1, LABELS)):
-            content, file = idx_bytes(array[rows]), name.format(f"{part}-{kind}", axes)
-            (folder / (file + ".gz" * compress)).write_bytes(gzip.compress(content) if compress else content)
 
 
 @pytest.mark.parametrize(("code", "dtype"), [(8, "u1"), (9, "i1"), (11, ">i2"), (12, ">i4"), (13, ">f4"), (14, ">f8")])
@@ -43,7 +32,7 @@ def test_idx_round_trip(tmp_path, code, dtype, suffix):
 @pytest.mark.parametrize("inner", [".", "MNIST/raw"])
 @pytest.mark.parametrize("name", ["{}-idx{}-ubyte", "{}.idx{}-ubyte"])
 def test_mnist_round_trip(tmp_path, compress, inner, name):
-    write_mnist(tmp_path / inner, compress, name)
+    write_mnist(tmp_path / inner, IMAGES, LABELS, compress, name)
     x, y = read_mnist(tmp_path)
     assert (x.dtype, x.shape, y.dtype) == (torch.float32, (20, 784), torch.int64)
     torch.testing.assert_close(x, torch.from_numpy(IMAGES).flatten(1) / 255)
@@ -101,7 +90,7 @@ def test_missing_files_are_named_with_a_remedy(tmp_path):
 
 
 def test_images_without_their_labels_are_refused(tmp_path):
-    write_mnist(tmp_path)
+    write_mnist(tmp_path, IMAGES, LABELS)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(LABELS[:3])))
     with pytest.raises(DataError, match=r"t10k images of shape \(5, 28, 28\) and labels of shape \(3,\)"):
         read_mnist(tmp_path)
@@ -129,6 +118,24 @@ def test_npz_of_bytes_is_images_and_of_tokens_integers(tmp_path):
     np.savez(tmp_path / "b.npz", x=colour[:, 0, :, 0], y=[0, 1] * 3, client=[1, 2, 3] * 2)
     f = read_npz(tmp_path / "b.npz", tokens=True).federation(test_fraction=0)
     assert f.train.x.dtype == torch.int64
+
+
+def test_images_get_their_channels(tmp_path):
+    grey, colour = IMAGES, np.stack([IMAGES] * 3, -1)
+    np.savez(tmp_path / "grey.npz", x=grey, y=LABELS, client=LABELS % 2)
+    np.savez(tmp_path / "colour.npz", x=colour, y=LABELS, client=LABELS % 2)
+    np.savez(tmp_path / "flat.npz", x=grey.reshape(20, -1), y=LABELS, client=LABELS % 2)
+
+    def read(name: str, **settings) -> torch.Tensor:
+        return build("npz", base=tmp_path, file=f"{name}.npz", test_fraction=0, **settings).train.x
+
+    assert read("grey").shape == (20, 28, 28)
+    assert torch.equal(read("grey", image=True), read("grey")[:, None])
+    assert torch.equal(read("colour", image=True), read("grey")[:, None].expand(-1, 3, -1, -1))
+    halves = {"name": "iid", "clients": 2}
+    assert read("grey", image=True, partition=halves).shape == (20, 1, 28, 28)
+    with pytest.raises(DataError, match=r"shape \(784,\), which is no image"):
+        read("flat", image=True)
 
 
 def test_a_broken_npz_file_is_refused(tmp_path):

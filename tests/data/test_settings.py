@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from ppfl.core.errors import DataError, SettingError
 from ppfl.data import DATASETS, DataSettings, build, partitions, synthetic
 from ppfl.data.partition_settings import DirichletSources, LabelGroups
+from support import write_mnist
 
 ADAPTER = TypeAdapter(DataSettings)
 
@@ -90,6 +91,40 @@ def test_files_are_found_from_the_experiment_file(tmp_path):
     assert tokens.train.x.dtype == torch.float32
 
 
+def test_files_that_are_not_beside_the_experiment_are_looked_for_in_the_data_folder(tmp_path, monkeypatch):
+    def save(folder, clients: int):
+        folder.mkdir(exist_ok=True)
+        np.savez(folder / "a.npz", x=np.zeros((12, 2)), y=np.arange(12) % 2, client=np.arange(12) % clients)
+
+    save(tmp_path / "data", 2)
+    monkeypatch.setenv("PPFL_DATA", str(tmp_path / "data"))
+    experiment = tmp_path / "experiment"
+    assert build("npz", base=experiment, file="a.npz").n_clients == 2
+    save(experiment, 3)
+    assert build("npz", base=experiment, file="a.npz").n_clients == 3
+    assert build("npz", file="a.npz").n_clients == 2
+    with pytest.raises(DataError, match=r"no file .*experiment.b.npz.*PPFL_DATA"):
+        build("npz", base=experiment, file="b.npz")
+
+
+def test_some_of_the_images_are_drawn_from_the_seed(tmp_path):
+    shades = np.arange(60, dtype=np.uint8)
+    write_mnist(tmp_path, np.broadcast_to(shades[:, None, None], (60, 28, 28)), shades % 10)
+
+    def some(**more) -> set[int]:
+        halves = {"partition": {"name": "iid", "clients": 2}, "test_fraction": 0}
+        f = build("mnist", folder=tmp_path, standardise=False, **halves, **more)
+        found = (255 * f.train.x[:, 0]).round().long()
+        assert torch.equal(found % 10, f.train.y)
+        return set(found.tolist())
+
+    assert len(some(samples=20)) == 20
+    assert some(samples=20) < some(samples=40) < some() == some(samples=60) == set(range(60))
+    assert some(samples=20) != some(samples=20, seed=1)
+    with pytest.raises(DataError, match="61 samples asked of mnist, which has 60; ask for 1 to 60"):
+        some(samples=61)
+
+
 def test_mnist_is_found_by_folder_or_environment(monkeypatch, tmp_path, real_data):
     if not (real_data / "mnist").is_dir():
         pytest.skip("no mnist/ in the data folder")
@@ -134,6 +169,6 @@ def test_settings_do_not_change():
 
 
 def test_settings_survive_json():
-    for name in ("digits", "mnist", "cifar10", "synthetic"):
+    for name in ("digits", "digit_domains", "mnist", "cifar10", "synthetic"):
         settings = ADAPTER.validate_python({"name": name})
         assert ADAPTER.validate_json(settings.model_dump_json()) == settings

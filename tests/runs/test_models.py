@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ppfl.algorithms import FedAvg
+from ppfl.algorithms import ALGORITHMS, FedAvg
 from ppfl.core import ModelError, Population
 from ppfl.core.losses import LOSSES
 from ppfl.data import Federation, synthetic_groups
@@ -18,7 +18,9 @@ def images() -> Federation:
     return Federation.from_arrays(x, [0, 1, 2] * 10, ["a"] * 10 + ["b"] * 20)
 
 
-NETWORKS = [Linear(), Linear(bias=False), Perceptron(hidden=5), Perceptron(hidden=[5, 4]), Cnn(channels=[4, 8])]
+PERCEPTRONS = [Perceptron(hidden=5), Perceptron(hidden=[5, 4])]
+CNNS = [Cnn(channels=[4, 8]), Cnn(channels=[4, 8], hidden=[6, 5])]
+NETWORKS = [Linear(), Linear(bias=False), *PERCEPTRONS, *CNNS]
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=repr)
@@ -47,6 +49,50 @@ def test_bias_is_a_choice(images):
     assert "classifier.bias" not in dict(
         Linear(bias=False).build(images, 0, LOSSES["cross_entropy"]).named_parameters()
     )
+
+
+def test_without_hidden_layers_a_cnn_is_its_convolutions_and_a_classifier(images):
+    ends = [Cnn(channels=[4, 8], hidden=widths).build(images, 0, LOSSES["cross_entropy"]) for widths in ([], [6])]
+    assert [name for name, _ in ends[0].named_children()] == ["body", "classifier"]
+    assert [name for name, _ in ends[1].named_children()] == ["body", "hidden", "classifier"]
+    for name, leaf in ends[0].body.named_parameters():
+        assert torch.equal(leaf, ends[1].body.get_parameter(name))
+
+
+HEADS = [["hidden", "classifier"], ["hidden.1", "classifier"], "classifier"]
+
+
+@pytest.mark.parametrize("canonical", HEADS, ids=str)
+@pytest.mark.parametrize("mix", ["outputs", "weights"])
+def test_the_last_layers_of_a_cnn_can_be_canonical(canonical, mix, images):
+    net = Cnn(channels=[4, 8], hidden=[6, 5]).build(images, 0, LOSSES["cross_entropy"])
+    population = Population(net, k=4, canonical=canonical, mix=mix)
+    shared, x = population.initial(0, distinct=True), images.train.x
+    assert any(name.startswith("body.") for name in shared.common)
+    assert all(name.startswith(("hidden.", "classifier.")) for name in shared.canonical)
+    for k in range(4):  # a membership at a corner picks one network
+        corner = torch.eye(4)[k]
+        one = shared.common | {name: leaf[k] for name, leaf in shared.canonical.items()}
+        expected = torch.func.functional_call(net, one, x).softmax(-1)
+        torch.testing.assert_close(population.predict_one(shared, corner, x), expected)
+
+
+METHODS = ["fedavg", "fedem", "pfedme", "lg-fedavg", "cfl", "ppfl outputs", "ppfl weights"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_kind_of_method_trains_a_cnn_with_hidden_layers(name):
+    method, _, mix = name.partition(" ")
+    y, x = torch.arange(40) % 2, torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    x[y == 0, :, :4] += 1  # the upper half is lit, or the lower
+    x[y == 1, :, 4:] += 1
+    halves = Federation.from_arrays(x, y, torch.arange(40) // 10, test_fraction=0)
+    net = Cnn(channels=[4, 8], hidden=[6, 5]).build(halves, 0, LOSSES["cross_entropy"])
+    many = {"k": 4, "mix": mix or "predictions"} if method in ("fedem", "ppfl") else {"k": 1}
+    population = Population(net, canonical=["hidden", "classifier"] if method == "ppfl" else "all", **many)
+    fitted = fit(population, halves, ALGORITHMS[method](lr=0.1, batch_size=5), rounds=8)
+    losses = [record["loss"] for record in fitted.history if record["loss"] == record["loss"]]  # a survey has none
+    assert losses[-1] < losses[0]
 
 
 def test_convolutions_are_the_same_on_both_engines(images):

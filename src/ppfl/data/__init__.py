@@ -3,6 +3,8 @@ partitions that cut pooled data into clients, synthetic populations with known t
 and the settings that name all of these in an experiment file."""
 
 from ppfl.data.cifar import read_cifar10
+from ppfl.data.domains import DOMAINS, digit_domains
+from ppfl.data.drawn_digits import drawn_digits
 from ppfl.data.embedded import digits, digits_federation
 from ppfl.data.federation import Federation
 from ppfl.data.partition_settings import PartitionSettings
@@ -36,6 +38,7 @@ __all__ = [
     "CIFAR10_CLIENTS",
     "CIFAR10_GROUPS",
     "DATASETS",
+    "DOMAINS",
     "MNIST_CLIENTS",
     "MNIST_GROUPS",
     "DataSettings",
@@ -48,10 +51,12 @@ __all__ = [
     "build",
     "by_column",
     "by_label_groups",
+    "digit_domains",
     "digits",
     "digits_federation",
     "dirichlet_labels",
     "dirichlet_sources",
+    "drawn_digits",
     "from_table",
     "iid",
     "logistic_population",

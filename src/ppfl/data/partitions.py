@@ -69,7 +69,7 @@ def by_label_groups(
     for g, (rows, count) in enumerate(zip(_rows_of_groups(labels, groups), counts, strict=True)):
         if not 1 <= count <= len(rows):
             raise DataError(f"group {g} has {len(rows)} samples, too few for {count} clients; ask for fewer")
-        ids += [f"g{g}-{name}" for name in _numbered(count)]
+        ids += [f"g{g}-{name}" for name in numbered(count)]
         parts += np.array_split(rng.permutation(rows), count)
     one_hot = np.repeat(np.eye(len(groups), dtype=np.float32), counts, axis=0)
     return _federation(x, y, ids, parts, seed, Truth(torch.from_numpy(one_hot), "label group"), split)
@@ -107,7 +107,7 @@ def dirichlet_sources(
         equal_sizes(supply, clients, alpha, rng) if equal else random_sizes(supply, clients, alpha, rng, min_samples)
     )
     mixtures = torch.from_numpy((counts / counts.sum(1, keepdims=True)).astype(np.float32))
-    return _federation(x, y, _numbered(clients), _deal(rows, counts, rng), seed, Truth(mixtures, "source"), split)
+    return _federation(x, y, numbered(clients), _deal(rows, counts, rng), seed, Truth(mixtures, "source"), split)
 
 
 def dirichlet_labels(
@@ -130,7 +130,7 @@ def dirichlet_labels(
     rows = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     rng = np.random.default_rng(seed)
     counts = random_sizes(np.array([len(r) for r in rows]), clients, alpha, rng, min_samples)
-    return _federation(x, y, _numbered(clients), _deal(rows, counts, rng), seed, None, split)
+    return _federation(x, y, numbered(clients), _deal(rows, counts, rng), seed, None, split)
 
 
 def iid(x: Any, y: Any, clients: int, seed: int = 0, **split: Unpack[SplitSettings]) -> Federation:
@@ -143,7 +143,7 @@ def iid(x: Any, y: Any, clients: int, seed: int = 0, **split: Unpack[SplitSettin
     if not 1 <= clients <= n:
         raise DataError(f"{clients} clients for {n} samples; ask for 1 to {n}")
     parts = np.array_split(np.random.default_rng(seed).permutation(n), clients)
-    return _federation(x, y, _numbered(clients), parts, seed, None, split)
+    return _federation(x, y, numbered(clients), parts, seed, None, split)
 
 
 def by_column(x: Any, y: Any, column: Any, seed: int = 0, **split: Unpack[SplitSettings]) -> Federation:
@@ -198,6 +198,11 @@ def _rows_of_groups(labels: _Index, groups: Groups) -> list[_Index]:
     return rows
 
 
-def _numbered(count: int) -> list[str]:
+def numbered(count: int) -> list[str]:
+    """Names of clients that have none.
+
+    >>> numbered(11)[:2]
+    ['c00', 'c01']
+    """
     width = len(str(count - 1))
     return [f"c{i:0{width}}" for i in range(count)]

@@ -112,6 +112,19 @@ def images_as_floats(pixels: np.ndarray[Any, Any]) -> Tensor:
     return x.movedim(-1, 1).contiguous() if x.ndim == 4 and x.shape[-1] == 3 else x
 
 
+def with_channels(x: Tensor) -> Tensor:
+    """Images with an axis of channels, as convolutions expect them: one where there was none.
+
+    >>> with_channels(torch.zeros(2, 4, 4)).shape
+    torch.Size([2, 1, 4, 4])
+    """
+    if x.ndim not in (3, 4):
+        raise DataError(
+            f"samples have shape {tuple(x.shape[1:])}, which is no image; expected (rows, columns): reshape x"
+        )
+    return x[:, None] if x.ndim == 3 else x
+
+
 def existing_file(path: str | Path, what: str) -> Path:
     """The path, if a file is there; else an error that says what was looked for."""
     path = Path(path)

@@ -5,19 +5,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter
+from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
 from pydantic import ValidationError as Invalid
+from torch import Tensor
 
 from ppfl.core.errors import DataError, SettingError
 from ppfl.core.settings import Settings
 from ppfl.data.arrays import Task
 from ppfl.data.cifar import read_cifar10
+from ppfl.data.domains import DOMAIN_SAMPLES, DOMAINS, Domain, digit_domains
 from ppfl.data.embedded import digits
 from ppfl.data.federation import Federation
 from ppfl.data.partition_settings import LabelGroups, PartitionSettings
 from ppfl.data.partitions import CIFAR10_CLASSES, CIFAR10_CLIENTS, CIFAR10_GROUPS
-from ppfl.data.readers import read_mnist, read_npz
-from ppfl.data.synthetic import logistic_population, synthetic_classification, synthetic_groups, synthetic_linear
+from ppfl.data.readers import read_mnist, read_npz, with_channels
+from ppfl.data.samples import drawn_rows
+from ppfl.data.synthetic_settings import LogisticPopulation, Synthetic, SyntheticGroups, SyntheticLinear
 from ppfl.data.tables import read_csv, read_parquet
 
 # Public constants of the two sets, mean and standard deviation of a pixel: no client's own data is asked for them.
@@ -45,38 +48,63 @@ class Digits(_Held):
         return self.partition.cut(*digits(), **self._split(name="digits"))
 
 
-class Mnist(_Held):
+class _Images(_Held):
+    folder: Path | None = None
+    standardise: bool = True
+    samples: PositiveInt | None = None  # so many, drawn from the seed before the partition; all where left out
+
+    def _some(self, x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        if self.samples is None:
+            return x, y
+        rows = drawn_rows(len(y), self.samples, self.seed, name)
+        return x[rows], y[rows]
+
+
+class Mnist(_Images):
     """MNIST from its four files; by default as in Table 1."""
 
     name: Literal["mnist"] = "mnist"
-    folder: Path | None = None
     image: bool = False
-    standardise: bool = True
     partition: PartitionSettings = LabelGroups()
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative folder starts at `base`."""
-        x, y = read_mnist(_folder(self.folder, base, "mnist"), self.image)
+        x, y = self._some(*read_mnist(_folder(self.folder, base, "mnist"), self.image), "mnist")
         if self.standardise:
             x = (x - MNIST_PIXELS[0]) / MNIST_PIXELS[1]
         return self.partition.cut(x, y, **self._split(name="mnist"))
 
 
-class Cifar10(_Held):
+class Cifar10(_Images):
     """CIFAR-10 from cifar-10-batches-py; by default as in Table 1."""
 
     name: Literal["cifar10"] = "cifar10"
-    folder: Path | None = None
-    standardise: bool = True
     partition: PartitionSettings = LabelGroups(groups=CIFAR10_GROUPS, clients=CIFAR10_CLIENTS)
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative folder starts at `base`."""
-        x, y = read_cifar10(_folder(self.folder, base, "cifar10"))
+        x, y = self._some(*read_cifar10(_folder(self.folder, base, "cifar10")), "cifar10")
         if self.standardise:
             mean, deviation = torch.tensor(CIFAR10_PIXELS)[:, :, None, None]
             x = (x - mean) / deviation
         return self.partition.cut(x, y, **self._split(name="cifar10", classes=CIFAR10_CLASSES))
+
+
+class DigitDomains(_Held):
+    """Digits in several looks, one client each by default (Section O5.4)."""
+
+    name: Literal["digit_domains"] = "digit_domains"
+    folder: Path | None = None
+    domains: tuple[Domain, ...] = Field(DOMAINS, min_length=1)
+    samples: PositiveInt = DOMAIN_SAMPLES
+    clients_per_domain: PositiveInt = 1
+
+    def build(self, base: Path | None = None) -> Federation:
+        """The federation these settings describe; a relative folder starts at `base`."""
+        folder = Path() if self.folder is None else _resolved(self.folder, base)
+        if self.folder is None and set(self.domains) != {"drawn"}:
+            folder = _data_folder("digit_domains", "mnist/ and digits5/")
+        return digit_domains(folder, self.domains, self.samples, self.clients_per_domain, **self._split())
 
 
 class Npz(_Held):
@@ -85,11 +113,13 @@ class Npz(_Held):
     name: Literal["npz"] = "npz"
     file: Path
     tokens: bool = False
+    image: bool = False  # gives images the axis of channels that cnn expects
     partition: PartitionSettings | None = None
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative file starts at `base`."""
         pool = read_npz(_resolved(self.file, base), self.tokens)
+        pool = pool._replace(x=with_channels(pool.x)) if self.image else pool
         if self.partition is None:
             return pool.federation(**self._split(name=self.file.stem))
         return self.partition.cut(pool.x, pool.y, **self._split(name=self.file.stem, tokens=self.tokens))
@@ -126,82 +156,8 @@ class Parquet(_Table):
         return read_parquet(_resolved(self.file, base), **self.model_dump(exclude={"name", "file"}))
 
 
-class Synthetic(Settings):
-    """The paper's Synthetic."""
-
-    name: Literal["synthetic"] = "synthetic"
-    n_clients: PositiveInt = 300
-    dim: PositiveInt = 150
-    sources: PositiveInt = 3
-    alpha: PositiveFloat = 0.4
-    noise: NonNegativeFloat = 0.1
-    test_points: NonNegativeInt = 5000
-    seed: NonNegativeInt = 0
-    min_size: PositiveInt = 50
-    max_size: PositiveInt = 1000
-
-    def build(self, base: Path | None = None) -> Federation:
-        """The federation these settings describe."""
-        return synthetic_classification(**self.model_dump(exclude={"name"}))
-
-
-class SyntheticGroups(Settings):
-    """Clients in groups that are easy to tell apart."""
-
-    name: Literal["synthetic_groups"] = "synthetic_groups"
-    n_clients: PositiveInt = 12
-    groups: PositiveInt = 3
-    dim: PositiveInt = 8
-    samples: PositiveInt = 40
-    test_points: NonNegativeInt = 20
-    noise: NonNegativeFloat = 0.05
-    task: Literal["classification", "regression"] = "classification"
-    seed: NonNegativeInt = 0
-
-    def build(self, base: Path | None = None) -> Federation:
-        """The federation these settings describe."""
-        return synthetic_groups(**self.model_dump(exclude={"name"}))
-
-
-class SyntheticLinear(Settings):
-    """A Gaussian linear population with mixed memberships."""
-
-    name: Literal["synthetic_linear"] = "synthetic_linear"
-    n_clients: PositiveInt = 50
-    dim: PositiveInt = 5
-    k: PositiveInt = 3
-    alpha: PositiveFloat = 0.5
-    samples: PositiveInt = 40
-    test_points: NonNegativeInt = 20
-    noise: NonNegativeFloat = 0.1
-    seed: NonNegativeInt = 0
-
-    def build(self, base: Path | None = None) -> Federation:
-        """The federation these settings describe."""
-        return synthetic_linear(**self.model_dump(exclude={"name"}))
-
-
-class LogisticPopulation(Settings):
-    """Logistic regressions with mixed memberships, for many clients with few samples."""
-
-    name: Literal["logistic_population"] = "logistic_population"
-    n_clients: PositiveInt = 1000
-    samples: PositiveInt = 10
-    dim: PositiveInt = 20
-    k: PositiveInt = 5
-    alpha: PositiveFloat = 0.3
-    scale: NonNegativeFloat = 2.0
-    test_points: NonNegativeInt = 5
-    seed: NonNegativeInt = 0
-
-    def build(self, base: Path | None = None) -> Federation:
-        """The federation these settings describe."""
-        return logistic_population(**self.model_dump(exclude={"name"}))
-
-
-_AnyData = (
-    Digits | Mnist | Cifar10 | Npz | Csv | Parquet | Synthetic | SyntheticGroups | SyntheticLinear | LogisticPopulation
-)
+_ReadData = Digits | DigitDomains | Mnist | Cifar10 | Npz | Csv | Parquet
+_AnyData = _ReadData | Synthetic | SyntheticGroups | SyntheticLinear | LogisticPopulation
 DataSettings = Annotated[_AnyData, Field(discriminator="name")]
 DATASETS: dict[str, type[Settings]] = {model.model_fields["name"].default: model for model in get_args(_AnyData)}
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(DataSettings)
@@ -225,15 +181,18 @@ def build(name: str, base: Path | None = None, **settings: Any) -> Federation:
 
 
 def _resolved(path: Path, base: Path | None) -> Path:
-    return path.expanduser() if base is None else base / path.expanduser()
+    """Beside the experiment file (or here); where nothing is there, in the folder PPFL_DATA."""
+    near = path.expanduser() if base is None else base / path.expanduser()
+    far = Path(os.environ.get("PPFL_DATA") or near) / path.expanduser()
+    return far if far.exists() and not near.exists() else near
 
 
 def _folder(folder: Path | None, base: Path | None, name: str) -> Path:
-    if folder is not None:
-        return _resolved(folder, base)
+    return _data_folder(name, f"{name}/") / name if folder is None else _resolved(folder, base)
+
+
+def _data_folder(name: str, held: str) -> Path:
     data = os.environ.get("PPFL_DATA")
     if not data:
-        raise DataError(
-            f'no folder for {name}; set folder = "..." under [data], or PPFL_DATA to a folder that has {name}/'
-        )
-    return Path(data) / name
+        raise DataError(f'no folder for {name}; set folder = "..." under [data], or PPFL_DATA to a folder with {held}')
+    return Path(data)

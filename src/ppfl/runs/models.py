@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -91,11 +92,15 @@ class Perceptron(_Network):
 class Cnn(_Network):
     """A small convolutional network: 3 x 3 filters, group norm, ReLU and halving, once for each of `channels`.
 
-    Group norm keeps no running statistics, which clients that differ could not share.
+    Group norm keeps no running statistics, which clients that differ could not share. Then come fully connected
+    layers with ReLU, one for each of `hidden`. They are called `hidden.0`, `hidden.1` and so on: with two of them
+    `canonical = ["hidden.1", "classifier"]` mixes the last two layers, `["hidden", "classifier"]` all but the
+    convolutions.
     """
 
     name: Literal["cnn"] = "cnn"
     channels: Widths = (16, 32)
+    hidden: Annotated[tuple[PositiveInt, ...], BeforeValidator(_listed)] = ()
     groups: PositiveInt = 4
 
     @model_validator(mode="after")
@@ -109,7 +114,7 @@ class Cnn(_Network):
         if len(shape) != 3:
             raise ModelError(
                 f"cnn takes images (channels, height, width) but samples have shape {shape}; "
-                f"use data with images (for mnist: image = true) or the model 'perceptron'"
+                f"use data with images (for mnist and npz: image = true) or the model 'perceptron'"
             )
         smaller = 2 ** len(self.channels)
         height, width = shape[1] // smaller, shape[2] // smaller
@@ -122,11 +127,17 @@ class Cnn(_Network):
         for before, after in pairwise((shape[0], *self.channels)):
             body += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(self.groups, after)]
             body += [nn.ReLU(), nn.MaxPool2d(2)]
-        return _ended(nn.Sequential(*body, nn.Flatten()), self.channels[-1] * height * width, outputs)
+        widths = (self.channels[-1] * height * width, *self.hidden)
+        hidden = [nn.Sequential(nn.Linear(before, after), nn.ReLU()) for before, after in pairwise(widths)]
+        return _ended(nn.Sequential(*body, nn.Flatten()), widths[-1], outputs, hidden=hidden)
 
 
-def _ended(body: nn.Module, width: int, outputs: int, bias: bool = True) -> nn.Module:
-    return nn.Sequential(OrderedDict(body=body, classifier=nn.Linear(width, outputs, bias=bias)))
+def _ended(body: nn.Module, width: int, outputs: int, bias: bool = True, hidden: Sequence[nn.Module] = ()) -> nn.Module:
+    named = OrderedDict(body=body)
+    if hidden:
+        named["hidden"] = nn.Sequential(*hidden)
+    named["classifier"] = nn.Linear(width, outputs, bias=bias)
+    return nn.Sequential(named)
 
 
 ModelSettings = Annotated[Linear | Perceptron | Cnn, Field(discriminator="name")]
