@@ -143,7 +143,7 @@ _FORMS: dict[str, dict[tuple[str, ...], Callable[[list[Path]], _Pool]]] = {
     "mnist_m": {("mnist_m.npz",): _from_npz},
 }
 _SOURCES = {
-    "svhn": "get train_32x32.mat from http://ufldl.stanford.edu/housenumbers",
-    "usps": "get both files from https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html",
+    "svhn": "get train_32x32.mat, the file of cropped digits of the SVHN authors",
+    "usps": "get both files of usps from the data sets of LIBSVM",
     "mnist_m": "save the MNIST-M images as arrays x (n, 28, 28, 3) of bytes and y",
 }

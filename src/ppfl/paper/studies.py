@@ -19,6 +19,8 @@ from ..runs.load import set_by_text
 STUDIES = (
     "table1",
     "table2",
+    "table3",
+    "covariate",
     "local-steps",
     "k-sweep",
     "communication",
