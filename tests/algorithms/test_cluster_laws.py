@@ -14,6 +14,7 @@ from ppfl.core.simplex import harden
 from ppfl.data.federation import Federation
 from ppfl.engines import begin, engine_by_name, fit, pose, train
 from ppfl.engines.evaluate import client_losses
+from ppfl.engines.train import returning
 from support import make_federation, make_linear, make_net
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 9, 3), dtype=torch.float64)
@@ -22,9 +23,9 @@ SMALL = {"lr": 0.2, "momentum": 0.9, "weight_decay": 0.01, "batch_size": 4}
 STILL = {"lr": 1e-12, "weight_decay": 0.0, "batch_size": None}  # models that do not move
 
 
-def run(method, rounds, *, k=3, mix="outputs", net=NET, federation=FEDERATION, start=None):
+def run(method, rounds, *, k=3, mix="outputs", net=NET, federation=FEDERATION, start=None, dropout=0.0):
     """The problem, all states from the first on, and the reports; `start` changes the first models."""
-    problem = pose(Population(net, k=k, mix=mix), federation, None, rounds, seed=0)
+    problem = pose(Population(net, k=k, mix=mix), federation, None, rounds, seed=0, dropout=dropout)
     state = begin(method, problem)
     if start is not None:
         state = state._replace(server=state.server._replace(shared=state.server.shared.map(start)))
@@ -228,6 +229,32 @@ def test_changes_leave_one_by_one_in_rounds_of_cuts_alone() -> None:
     assert any(cuts)
     for cut, (before, after) in zip(cuts, itertools.pairwise(states), strict=True):
         assert cut or before.server.cluster.equal(after.server.cluster)
+
+
+@pytest.mark.parametrize("groups", [(0, 1, 0, 0, 1, 0, 0), (0, 1, 1, 0, 1, 1, 1), (0, 0, 1, 1, 1, 1, 1, 1)])
+def test_clients_lost_in_the_round_of_a_cut_go_with_the_larger_side(groups: tuple[int, ...]) -> None:
+    net, federation = make_linear(classes=2, dtype=torch.float64), contradicting(groups)
+    method = CFL(lr=0.1, schedule="constant", batch_size=None, eps1=0.9, eps2=0.3)
+    problem, states, _ = run(method, 60, k=2, net=net, federation=federation, dropout=0.3)
+    (before, after), *more = (pair for pair in itertools.pairwise(states) if pair[1].server.used > pair[0].server.used)
+    assert not more
+    back = returning(problem, method.plan(problem, before.server, before.round), before.round).who.tolist()
+    assert 2 < len(back) < len(groups)
+    here = [groups[i] for i in back]
+    first = groups[min(back)]  # ids are in order, and who is first by name stays in cluster 0, with the lost in a tie
+    larger = max((first, 1 - first), key=here.count)
+    assert {groups[i] for i in range(len(groups)) if i not in back} - {larger}  # the rule decides, not the data
+    expected = [int((groups[i] if i in back else larger) != first) for i in range(len(groups))]
+    assert after.server.cluster.tolist() == expected
+
+
+def test_a_cut_in_whose_round_all_are_lost_is_still_due() -> None:
+    method = CFL(**SMALL, eps1=10, eps2=0)
+    problem, states, _ = run(method, 8, k=4)
+    before = next(state for state in states if bool(state.server.cut))
+    hopeless = problem._replace(dropout=1 - 1e-9)
+    after, _ = next(train(method, hopeless, FEDERATION, engine_by_name("stacked"), before))
+    assert method.plan(problem, after.server, after.round).task.cut
 
 
 def test_sides_must_be_unlike_enough() -> None:

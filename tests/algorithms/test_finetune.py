@@ -16,6 +16,8 @@ from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.core.shared import Shared
 from ppfl.engines import Watch, begin, engine_by_name, fit, pose, train, with_chosen_lr
+from ppfl.engines.evaluate import client_losses
+from ppfl.engines.train import returning
 from support import make_federation, make_net
 
 FEDERATION = make_federation(dtype=torch.float64)
@@ -115,6 +117,20 @@ def test_personal_models_are_the_inner_methods_until_the_last_round() -> None:
         for personal in [method.personal(state.server, state.clients)]
     ]
     assert kinds == [(False, False), (False, False), (True, True)]
+
+
+def test_a_client_lost_in_the_last_round_keeps_the_inner_methods_model(inner) -> None:
+    method, population = inner
+    tuned = FineTune(method=method, steps=2)
+    problem = pose(Population(**{"net": NET, **population}), FEDERATION, None, ROUNDS + 1, SEED, dropout=0.5)
+    *_, (before, _), (after, report) = train(
+        tuned, problem, FEDERATION, engine_by_name("stacked"), begin(tuned, problem)
+    )
+    assert 0 < report.participants < FEDERATION.n_clients
+    back = returning(problem, tuned.plan(problem, before.server, ROUNDS), ROUNDS).who.tolist()
+    losses = [client_losses(problem, tuned.personal(s.server, s.clients), FEDERATION) for s in (before, after)]
+    for i in range(FEDERATION.n_clients):
+        assert torch.allclose(losses[0][i], losses[1][i], **TIGHT) == (i not in back)
 
 
 def test_own_models_that_are_mixed_become_one_network_each() -> None:

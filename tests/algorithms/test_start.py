@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
 
 from ppfl.algorithms import PPFL, start
 from ppfl.algorithms.batches import LocalData, id_keys
@@ -13,6 +14,8 @@ from ppfl.algorithms.start import count_sketch, gradient_sketch, memberships_fro
 from ppfl.core.population import Population
 from ppfl.core.simplex import check, match, project, total_variation
 from ppfl.core.workspace import Workspace
+from ppfl.engines import Stacked, begin, pose, train
+from ppfl.engines.train import returning
 from support import make_federation, make_net
 
 
@@ -183,14 +186,43 @@ def test_corners_of_some_clients_do_for_all(monkeypatch) -> None:
         assert float(total_variation(of_some[:, match(truth, of_some)], truth).mean()) < 0.15
 
 
-def test_the_survey_asks_everyone_once_and_only_where_there_is_a_choice() -> None:
-    from ppfl.engines import begin, pose
+def states_of(method: PPFL, k: int, **settings):
+    """The problem and all states of a short run, with what each round was asked to do."""
+    federation = make_federation((7, 12, 20, 5, 9, 3), dtype=torch.float64)
+    problem = pose(Population(make_net(dtype=torch.float64), k=k), federation, None, 6, seed=1, **settings)
+    first = begin(method, problem)
+    states = [first, *(state for state, _ in train(method, problem, federation, Stacked(), first))]
+    return problem, states, [method.plan(problem, state.server, state.round) for state in states[:-1]]
 
-    federation = make_federation()
+
+def test_the_survey_asks_everyone_once_and_only_where_there_is_a_choice() -> None:
     for k, begins, surveys in ((2, "gradients", True), (2, "uniform", False), (1, "gradients", False)):
-        method = PPFL(lr=0.1, participation=0.5, start=begins)
-        problem = pose(Population(make_net(), k=k), federation, None, 5, seed=0)
-        server = begin(method, problem).server
-        plans = [method.plan(problem, server, t) for t in range(3)]
-        assert [plan.task.sketch_seed is not None for plan in plans] == [surveys, False, False]
-        assert len(plans[0].who) == (4 if surveys else 2)
+        _, _, plans = states_of(PPFL(lr=0.1, participation=0.5, start=begins), k)
+        assert [plan.task.sketch_seed is not None for plan in plans] == [surveys, *5 * [False]]
+        assert len(plans[0].who) == (6 if surveys else 3)
+
+
+def test_whoever_is_lost_in_the_survey_starts_evenly_and_the_others_as_if_they_were_all() -> None:
+    method, k = PPFL(lr=0.1), 3
+    problem, (before, after, *_), (asked, *_) = states_of(method, k, dropout=0.4)
+    back = returning(problem, asked, 0).who.tolist()
+    lost = [i for i in range(6) if i not in back]
+    assert len(back) >= k and lost
+    assert after.server.memberships[lost].equal(before.server.memberships[lost])
+    alone = make_federation((7, 12, 20, 5, 9, 3), dtype=torch.float64).select([problem.ids[i] for i in back])
+    theirs = pose(problem.population, alone, None, 6, seed=1)
+    (expected, _), *_ = train(method, theirs, alone, Stacked(), begin(method, theirs))
+    torch.testing.assert_close(after.server.memberships[back], expected.server.memberships)
+
+
+def test_the_survey_is_repeated_until_as_many_answer_as_there_are_models() -> None:
+    """Else nothing would ever tell the models apart."""
+    k = 3
+    problem, states, plans = states_of(PPFL(lr=0.1), k, dropout=0.6)
+    enough = [len(returning(problem, plan, t).who) >= k for t, plan in enumerate(plans)]
+    first = enough.index(True)
+    assert first > 0
+    assert [plan.task.sketch_seed is not None for plan in plans] == [t <= first for t in range(6)]
+    for state in states[: first + 1]:
+        pairs = zip(pytree.tree_leaves(state.server), pytree.tree_leaves(states[0].server), strict=True)
+        assert all(now.equal(start) for now, start in pairs)

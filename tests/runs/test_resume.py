@@ -18,6 +18,7 @@ RANDOM = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "order": "random", "partic
 CASES = {
     "random blocks, random output": {"algorithm": RANDOM, "watch": {"every": 2, "output": "random"}},
     "random blocks, best output": {"algorithm": RANDOM, "watch": {"every": 2, "output": "best"}},
+    "lost clients": {"dropout": 0.5, "algorithm": {"name": "ppfl", "batch_size": 4}},
     "mixed weights": {"population": {"k": 2, "mix": "weights"}},
     "fedavg": {"algorithm": {"name": "fedavg", "participation": 0.5}, "population": {"k": 1}},
     "local": {

@@ -46,6 +46,17 @@ def test_a_run_is_what_the_engines_compute(make_experiment, tmp_path):
     assert record.scores["accuracy"] == score.pooled
 
 
+def test_a_round_says_how_many_it_lost(make_experiment, tmp_path):
+    (whole,) = run(make_experiment(), tmp_path / "whole")
+    assert all("lost" not in row and row["participants"] == 6 for row in whole.metrics)
+    (record,) = run(make_experiment(dropout=0.5), tmp_path / "lossy")
+    assert any("lost" in row for row in record.metrics)
+    assert all(row["participants"] + row.get("lost", 0) == 6 and row.get("lost", 1) > 0 for row in record.metrics)
+    (nobody,) = run(make_experiment(dropout=1 - 1e-9, algorithm={"name": "ppfl"}), tmp_path / "nobody")
+    assert [(row["participants"], row["lost"], row["loss"]) for row in nobody.metrics] == 6 * [(0, 6, None)]
+    assert nobody.finished and nobody.scores["accuracy"] is not None
+
+
 @pytest.mark.parametrize("name", ["local", "fedavg"])
 def test_methods_without_memberships_leave_none(make_experiment, tmp_path, name):
     (record,) = run(make_experiment(algorithm={"name": name}, population={"k": 1}), tmp_path)

@@ -14,7 +14,8 @@ by what is known of the clients.
 
 The population's k bounds the number of clusters, so that states have one shape. Whether to cut needs the clients'
 lengths only. So changes leave one by one in a cut's own round, which follows the one that called for it, and in
-which all clients take part, since every member has to be on one side.
+which all clients are asked, since every member has to be on one side. One that is lost in it goes with the side that
+more clients are on, and if that was wrong, a later cut may part them again.
 
 What leaves a client: its change, in a sum, with its cluster as K numbers; the length of its change, as a row; in the
 round of a cut the change itself, as rows. What is sent: the models in use to all, of which each needs one.
@@ -98,7 +99,7 @@ class CFL(LocalTraining):
             return server._replace(first_pace=(p @ pace) / p.sum())
         if plan.task.cut:
             disagreeing = self._disagreeing(server, plan, totals["change"], pace)
-            return self._cut(problem, server, disagreeing, rows)._replace(cut=torch.zeros_like(server.cut))
+            return self._cut(problem, server, plan.who, disagreeing, rows)._replace(cut=torch.zeros_like(server.cut))
         due = int(server.used) < problem.population.k and bool(self._disagreeing(server, plan, totals["change"], pace))
         return server._replace(cut=torch.full_like(server.cut, due))
 
@@ -116,19 +117,24 @@ class CFL(LocalTraining):
         found: list[int] = (at_odds & (members > 1)).nonzero()[:, 0].tolist()
         return sorted(found, key=lambda k: -float(fastest[k]))
 
-    def _cut(self, problem: Problem, server: CFLServer, clusters: list[int], rows: dict[str, Tensor]) -> CFLServer:
-        """These clusters in two each, as long as there are models for them. All clients are in the rows."""
+    def _cut(
+        self, problem: Problem, server: CFLServer, who: Tensor, clusters: list[int], rows: dict[str, Tensor]
+    ) -> CFLServer:
+        """These clusters in two each, as long as there are models for them, by the rows of those who came back."""
         cluster, used = server.cluster.clone(), int(server.used)
         canonical = {name: theta.clone() for name, theta in server.shared.canonical.items()}
         changes = [leaf.flatten(1) for name, leaf in rows.items() if name != "length"]
         for k in clusters:
-            members = (server.cluster == k).nonzero()[:, 0]
-            likeness = _cosines([leaf[members] for leaf in changes])
+            here = (server.cluster[who] == k).nonzero()[:, 0]
+            members = who.to(here.device)[here]
+            likeness = _cosines([leaf[here] for leaf in changes])
             leaves = self._other_side(likeness, [problem.ids[i] for i in members.tolist()])
             across = likeness[leaves][:, ~leaves].max()
             if used == problem.population.k or not ((1 - across) / 2).clamp_min(0).sqrt() > self.gamma:
                 continue
-            cluster[members[leaves]] = used
+            if 2 * int(leaves.sum()) > len(leaves):  # the lost go with them
+                cluster[server.cluster == k] = used
+            cluster[members] = torch.where(leaves, used, k)
             for theta in canonical.values():
                 theta[used] = theta[k]
             used += 1

@@ -33,6 +33,7 @@ class Problem(NamedTuple):
     affinity: Affinity
     rounds: int
     seed: int
+    dropout: float = 0.0  # of the clients asked in a round, how many are lost; no method needs to know
 
     @property
     def n_clients(self) -> int:
@@ -76,6 +77,10 @@ class Plan(NamedTuple):
     own: dict[str, Tensor]  # leaves (S, ...): sent to each
     private: bool = False  # whether the server can do without the rows this round, so that they may stay where they are
 
+    def only(self, at: Tensor) -> Plan:
+        """The round of the clients at these places of `who` alone."""
+        return self._replace(who=self.who[at], own={name: leaf[at] for name, leaf in self.own.items()})
+
 
 class Personal(NamedTuple):
     """Every client's model, for prediction."""
@@ -109,7 +114,8 @@ class Algorithm(Protocol):
 
     def merge(
         self, problem: Problem, server: Tree, plan: Plan, totals: dict[str, Total], rows: dict[str, Tensor]
-    ) -> Tree: ...
+    ) -> Tree:
+        """The next server state, from those who came back: `plan.who` has lost the others, and is never empty."""
 
     def personal(self, server: Tree, clients: Tree) -> Personal: ...
 

@@ -2,7 +2,8 @@
 
 W_i <- local SGD on f_i from the client's personal model, in the last round, in which everyone takes part; all rounds
 before it are the inner method's, and its schedule ends there. What is personal must be one network a client: a
-population that mixes weights, or outputs of affine parts, gives W_i = sum_k c_ik theta_k; the others are refused.
+population that mixes weights, or outputs of affine parts, gives W_i = sum_k c_ik theta_k; the others are refused. A
+client that is lost in the last round keeps the model it would have started from.
 What leaves a client: what the inner method sends, and in the last round nothing.
 """
 
@@ -24,6 +25,7 @@ from .choice import Method
 from .contract import Algorithm, Personal, Plan, Problem, Total, Tree, Upload, Work, field_of, with_fields
 from .descent import LEARNING_RATES, LocalTraining, Met, Positive, descend_networks
 from .fedavg import FedAvg, one_model, with_k
+from .own import Own, kept, nobody_yet, personal
 
 
 class FineTuneServer(NamedTuple):
@@ -33,7 +35,7 @@ class FineTuneServer(NamedTuple):
 
 class FineTuneClient(NamedTuple):
     inner: Tree
-    model: Shared  # leaves (C, ...), canonical ones (C, 1, ...); any values before the last round
+    own: Own  # the model after the last round
 
 
 class LastRound(NamedTuple):
@@ -104,7 +106,7 @@ class FineTune(Settings):
         model = initial._replace(canonical={name: theta[:1] for name, theta in initial.canonical.items()})
         return (
             FineTuneServer(server, problem.weights.new_zeros(())),
-            FineTuneClient(clients, model.spread(problem.n_clients)),
+            FineTuneClient(clients, nobody_yet(problem, model)),
         )
 
     def plan(self, problem: Problem, server: FineTuneServer, round: int) -> Plan:
@@ -123,9 +125,13 @@ class FineTune(Settings):
         return server._replace(inner=self.method.merge(_before_last(problem), server.inner, plan, totals, rows))
 
     def personal(self, server: FineTuneServer, clients: FineTuneClient) -> Personal:
-        if bool(server.tuned):
-            return Personal(clients.model, None, own=True)
-        return self.method.personal(server.inner, clients.inner)
+        inner = self.method.personal(server.inner, clients.inner)
+        if not bool(server.tuned):
+            return inner
+        if bool(clients.own.exists.all()):
+            return Personal(clients.own.model, None, own=True)
+        untuned = network_of_each(inner, len(clients.own.exists), None)
+        return personal(clients.own, untuned._replace(canonical=with_k(untuned.canonical, k_at=1)))
 
     # ------------------------------------------------------------------ client
 
@@ -146,8 +152,7 @@ class FineTune(Settings):
         met = Met(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
         if self.steps != 0:
             met = descend_networks(population, mine, data, self._training, task.lr)
-        model = mine._replace(canonical=with_k(mine.canonical, k_at=1))
-        return Work(client._replace(model=model), Upload({}, {}), *met)
+        return Work(client._replace(own=kept(mine)), Upload({}, {}), *met)
 
 
 def network_of_each(personal: Personal, clients: int, space: Workspace | None) -> Shared:

@@ -11,7 +11,8 @@ factor.
 
 What leaves a client: its weighted change of theta, in a sum (with mixed weights ONE model's size, whatever K
 is); its membership, as a row, because neighbours are pulled to it; before the first round, with the "gradients"
-start, a short sketch of its first gradient.
+start, a short sketch of its first gradient. That survey asks everyone, and again until K clients or more have answered
+in one round; whoever is lost in it starts evenly, as a newcomer does.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ LEAST_SHARE = 0.1  # of an even share: a model that hardly anyone uses is not sp
 class PPFLServer(NamedTuple):
     shared: Shared
     memberships: Tensor  # (M, K), as last reported
+    started: Tensor  # (), bool: whether these have their start; until then rounds are surveys
 
 
 class PPFLClient(NamedTuple):
@@ -102,10 +104,11 @@ class PPFL(LocalTraining):
         k, n = problem.population.k, problem.n_clients
         shared = problem.population.initial(problem.seed, distinct=not self._surveys(problem.population))
         c = uniform(n, k, dtype=problem.weights.dtype, device=problem.weights.device)
-        return PPFLServer(shared, c), PPFLClient(c.clone(), torch.zeros_like(problem.weights))
+        started = torch.tensor(not self._surveys(problem.population), device=c.device)
+        return PPFLServer(shared, c, started), PPFLClient(c.clone(), torch.zeros_like(problem.weights))
 
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
-        if round == 0 and self._surveys(problem.population):
+        if not bool(server.started):
             everyone = torch.arange(problem.n_clients)
             return Plan(everyone, Task(False, False, 0.0, 0.0, sketch_seed=problem.seed), server.shared, {})
         warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
@@ -129,13 +132,15 @@ class PPFL(LocalTraining):
     def merge(
         self, problem: Problem, server: PPFLServer, plan: Plan, totals: dict[str, Total], rows: dict[str, Tensor]
     ) -> PPFLServer:
+        memberships, who = server.memberships.clone(), plan.who
         if "sketch" in rows:
-            k = problem.population.k
-            c = memberships_from_sketches(rows["sketch"], problem.weights, problem.ids, k, problem.seed)
-            return server._replace(memberships=c)
-        memberships = server.memberships.clone()
-        memberships[plan.who] = rows["membership"]
-        return PPFLServer(_moved(server.shared, totals), memberships)
+            if len(who) < problem.population.k:
+                return server
+            theirs = problem.weights[who], tuple(problem.ids[i] for i in who.tolist()), problem.population.k
+            memberships[who] = memberships_from_sketches(rows["sketch"], *theirs, problem.seed)
+            return server._replace(memberships=memberships, started=torch.ones_like(server.started))
+        memberships[who] = rows["membership"]
+        return server._replace(shared=_moved(server.shared, totals), memberships=memberships)
 
     def personal(self, server: PPFLServer, clients: PPFLClient) -> Personal:
         return Personal(server.shared, server.memberships, own=False)

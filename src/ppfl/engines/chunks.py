@@ -36,7 +36,6 @@ class Outcome(NamedTuple):
     loss: float  # mean over the samples met; nan where no client reported one
     samples: float  # how many those are
     bytes_up: int  # all clients together
-    bytes_down: int
 
 
 class Engine(Protocol):
@@ -88,7 +87,6 @@ class Round(NamedTuple):
             tally.lost += float((work.loss * work.samples).sum())
             tally.met += float(work.samples.sum())
         tally.up += bytes_of(work.upload)
-        tally.down += bytes_of(own) + len(chunk) * bytes_of(plan.shared)
 
 
 class Tally:
@@ -97,7 +95,7 @@ class Tally:
     def __init__(self) -> None:
         self.totals: dict[str, Total] = {}
         self.lost = self.met = 0.0
-        self.up = self.down = 0
+        self.up = 0
 
     def add(self, name: str, sum_: Sum, p: Tensor) -> None:
         """sum_i p_i weight_i ⊗ value_i over a chunk."""
@@ -114,8 +112,7 @@ class Tally:
         """Both together, in this one."""
         for name, total in other.totals.items():
             self.totals[name] = pytree.tree_map(torch.add, self.totals[name], total) if name in self.totals else total
-        self.lost, self.met = self.lost + other.lost, self.met + other.met
-        self.up, self.down = self.up + other.up, self.down + other.down
+        self.lost, self.met, self.up = self.lost + other.lost, self.met + other.met, self.up + other.up
         return self
 
 
@@ -222,7 +219,7 @@ def _begin(
 
 def _outcome(this: Round, tally: Tally) -> Outcome:
     loss = tally.lost / tally.met if tally.met else float("nan")
-    return Outcome(this.renewed, tally.totals, this.plan.who, this.rows, loss, tally.met, tally.up, tally.down)
+    return Outcome(this.renewed, tally.totals, this.plan.who, this.rows, loss, tally.met, tally.up)
 
 
 def _joined(tallies: Sequence[Tally]) -> Tally:

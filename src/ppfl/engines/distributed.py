@@ -31,9 +31,8 @@ class Distributed:
         mine = self.ranks.mine(federation.train.sizes.cpu())[plan.who].nonzero()[:, 0]
         # a process with nothing to do works for another's client, to see what the sums look like, and adds zeros
         at = mine if len(mine) else torch.zeros(1, dtype=torch.long)
-        part = plan._replace(who=plan.who[at], own={name: leaf[at] for name, leaf in plan.own.items()})
-        found = self.inner.run(algorithm, problem, federation, part, clients, round)
-        each_up, each_down = found.bytes_up // len(at), found.bytes_down // len(at)  # the same for every client
+        found = self.inner.run(algorithm, problem, federation, plan.only(at), clients, round)
+        each_up = found.bytes_up // len(at)  # the same for every client
         if len(mine) == 0:
             found = _nothing(found, clients)
         public = {} if plan.private else {n: _placed(leaf, mine, len(plan.who)) for n, leaf in found.rows.items()}
@@ -46,7 +45,6 @@ class Distributed:
             loss=lost / met if met else float("nan"),
             samples=met,
             bytes_up=each_up * len(plan.who),
-            bytes_down=each_down * len(plan.who),
         )
 
     def _added(

@@ -63,7 +63,7 @@ def follow(
     """Train from `state`, measuring; the same records wherever it is stopped and taken up."""
     drawn = _drawn_round(algorithm, problem, watch)
     for now, report in train(algorithm, problem, federation, engine, state):
-        record: Record = report._asdict()
+        record: Record = {name: value for name, value in report._asdict().items() if name != "lost" or value}
         if now.round == problem.rounds or now.round % watch.every == 0:
             record |= measure(algorithm, problem, federation, now, watch, engine.ranks)
         kept = keep(watch.output, kept, now, _criterion(record), drawn)

@@ -18,6 +18,8 @@ from ..engines.output import OutputRule
 from .affinities import AffinitySettings, Auto
 from .models import ModelSettings, choose_loss
 
+Share = Annotated[float, Field(ge=0, lt=1)]
+
 
 class _OneOf:
     """A name that must be in a registry."""
@@ -66,7 +68,9 @@ class Experiment(Settings):
     threads: PositiveInt | None = None  # ... how many such chunks at a time; None: what is fastest here
     device: str = "cpu"
     # of the clients, kept out of training and scored in the end, before and after they adapt
-    newcomers: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    newcomers: Share = 0.0
+    # of the clients asked in a round, lost in it: they got the model, and nothing of theirs comes back
+    dropout: Share = 0.0
     data: DataSettings
     model: ModelSettings
     population: PopulationSettings = PopulationSettings()

@@ -108,7 +108,7 @@ class _Run:
         experiment, federation = self.experiment, self.federation
         population = experiment.build_population(federation, self.seed)
         affinity = experiment.affinity.build(federation, experiment.algorithm)
-        return pose(population, federation, affinity, experiment.rounds, self.seed)
+        return pose(population, federation, affinity, experiment.rounds, self.seed, experiment.dropout)
 
     def _choose(self) -> Algorithm:
         """The method, with what is left to it chosen once, before the first round."""

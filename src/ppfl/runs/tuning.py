@@ -75,7 +75,7 @@ def attempt(experiment: Experiment, federation: Federation, changes: dict[str, A
     algorithm = experiment.algorithm.model_copy(update=changes)  # type: ignore[attr-defined]
     population = experiment.build_population(federation, experiment.seeds[0])
     affinity = experiment.affinity.build(federation, algorithm)
-    problem = pose(population, federation, affinity, rounds, experiment.seeds[0])
+    problem = pose(population, federation, affinity, rounds, experiment.seeds[0], experiment.dropout)
     engine, watch = experiment.build_engine(), replace(experiment.watch.build(), every=rounds)
     algorithm = with_chosen_lr(algorithm, problem, federation, engine)
     metric = problem.population.loss.metric_name
