@@ -110,6 +110,19 @@ def test_nothing_is_overwritten(make_experiment, tmp_path, snapshot):
     assert snapshot(out) == before
 
 
+def test_a_run_from_before_a_setting_existed_is_the_run_with_its_default(make_experiment, tmp_path, snapshot):
+    run(make_experiment(), tmp_path)
+    file = tmp_path / "seed-0" / "experiment.json"
+    settings = json.loads(file.read_text())
+    del settings["dropout"]
+    file.write_text(json.dumps(settings))
+    before = snapshot(tmp_path)
+    run(make_experiment(), tmp_path, resume=True)
+    assert snapshot(tmp_path) == before
+    with pytest.raises(CheckpointError, match="dropout"):
+        run(make_experiment(dropout=0.5), tmp_path, resume=True)
+
+
 def test_a_folder_of_something_else_is_refused(make_experiment, tmp_path, snapshot):
     (tmp_path / "seed-0").mkdir()
     (tmp_path / "seed-0" / "thesis.txt").write_text("three years")

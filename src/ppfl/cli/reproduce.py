@@ -19,7 +19,7 @@ from ..runs.storage import write_text
 
 def tasks_of_study(study: Study, out: Path) -> dict[str, list[Task]]:
     """Every seed of every method by case, each case in a folder of its own."""
-    return {case.name: tasks_of(case.experiments, out / folder_name(case.name), _base()) for case in study.cases}
+    return {case.name: tasks_of(case.experiments, out / folder_name(case.name), None) for case in study.cases}
 
 
 def refuse_missing_data(study: Study) -> None:
@@ -28,19 +28,13 @@ def refuse_missing_data(study: Study) -> None:
     missing: dict[str, DataError] = {}
     for case in study.cases:
         try:
-            next(iter(case.experiments.values())).data.build(_base())
+            next(iter(case.experiments.values())).data.build()
             there.append(case.name)
         except DataError as error:
             missing[case.name] = error
     for name, reason in missing.items():
         rest = f"; or leave it out with --case {' --case '.join(there)}" if there else ""
         raise SettingError(f"{study.name}, {name}: {reason}{rest}")
-
-
-def _base() -> Path | None:
-    """Where relative files of a study start."""
-    data = os.environ.get("PPFL_DATA")
-    return Path(data) if data else None
 
 
 def write_study(

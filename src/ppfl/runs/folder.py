@@ -71,7 +71,7 @@ class RunFolder:
             if self.path.exists() and (not self.path.is_dir() or _items(self.path)):
                 raise CheckpointError(f"{self.path} exists and is not a run; choose another --out")
             return
-        there, here = read_json(self.experiment_file), experiment.model_dump(mode="json")
+        there, here = _with_defaults(read_json(self.experiment_file)), experiment.model_dump(mode="json")
         if there != here:
             raise CheckpointError(
                 f"{self.path} exists with another experiment ({_difference(there, here)}); choose another --out"
@@ -204,6 +204,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _with_defaults(settings: Record) -> Record:
+    """Settings that a run began with, and the defaults of those that have come since."""
+    try:
+        return Experiment.model_validate(settings).model_dump(mode="json")
+    except ValidationError:
+        return settings
 
 
 def _difference(there: Any, here: Any, key: str = "") -> str:
