@@ -36,7 +36,7 @@ from ..core.population import Population
 from ..core.shared import Shared
 from .batches import LocalData
 from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
-from .descent import LocalTraining, NonNegative
+from .descent import LEARNING_RATES, LocalTraining, NonNegative
 from .ifca import moved_by_clusters, train_in_clusters
 
 
@@ -58,9 +58,10 @@ class CFL(LocalTraining):
 
     name: ClassVar[str] = "cfl"
     by_client: ClassVar[tuple[str, ...]] = ("cluster",)
+    search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "eps1": (0.2, 0.4), "eps2": (0.4, 0.7)}
 
     eps1: NonNegative = 0.2  # 0: never cut
-    eps2: NonNegative = 0.7
+    eps2: NonNegative = 0.4
     gamma: Annotated[float, Field(ge=0, lt=1)] = 0.0
     # "single" makes the most alike clients on different sides as unlike as can be, the paper's optimal bipartition;
     # "complete", as in the authors' code, is not chained from one side to the other by a few clients between them
