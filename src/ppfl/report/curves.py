@@ -57,7 +57,7 @@ def curves_picture(methods: Sequence[Method], metric: Metric, title: str) -> Mar
     parts.append(text(10, 42, _setting(methods) + cut_words(upward, metric)))
     for at, (heading, drawn, along) in enumerate(charts):
         parts.append(text(10 + WIDTH * at, _ABOVE - 4, heading, font_weight="bold"))
-        chart = line_parts(drawn, upward, along)
+        chart = line_parts(drawn, upward, along, hints=False)
         parts.append(element("g", *chart, transform=f"translate({WIDTH * at:g} {_ABOVE:g})"))
     return drawing(WIDTH * len(charts), _ABOVE + chart_height(len(curves)), title, *parts, alone=True)
 

@@ -56,7 +56,8 @@ ROUNDS = Along("round", whole, "round {:.0f}".format)
 
 def line_chart(curves: Sequence[Curve], label: str, upward: Upward, along: Along = ROUNDS) -> Markup:
     """All curves that have points; there must be one that is not level."""
-    return drawing(WIDTH, chart_height(len(curves)), label, *line_parts(curves, upward, along))
+    parts = line_parts(curves, upward, along, hints=True)
+    return drawing(WIDTH, chart_height(len(curves)), label, *parts)
 
 
 def chart_height(curves: int) -> float:
@@ -64,8 +65,8 @@ def chart_height(curves: int) -> float:
     return _bottom(curves) + _BELOW
 
 
-def line_parts(curves: Sequence[Curve], upward: Upward, along: Along) -> list[Markup]:
-    """What `line_chart` draws, for a drawing of WIDTH and of the height of the chart."""
+def line_parts(curves: Sequence[Curve], upward: Upward, along: Along, *, hints: bool) -> list[Markup]:
+    """What `line_chart` draws, for a drawing of WIDTH and of the height of the chart; an image has no use for hints."""
     names = shortened_apart([curve.label for curve in curves], _LONGEST_NAME)
     right, bottom = WIDTH - LETTER * max(map(len, names)) - _SAMPLE - 24, _bottom(len(curves))
     x_axis, y_axis = _x_axis(curves, along, right), _y_axis(curves, upward, bottom)
@@ -79,7 +80,7 @@ def line_parts(curves: Sequence[Curve], upward: Upward, along: Along) -> list[Ma
         parts += [_line(curve, piece) for piece in clipped(places, _TOP, bottom)]
     for curve, places, name, y in zip(curves, drawn, names, ends, strict=True):
         parts += _ending(curve, places[-1], name, (right + 8, y))
-        parts += _hints(curve, x_axis, y_axis, upward, along)
+        parts += _hints(curve, x_axis, y_axis, upward, along) if hints else []
     return parts
 
 
