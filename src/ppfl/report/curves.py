@@ -95,6 +95,6 @@ def rounded_out(low: float, high: float, most: float) -> tuple[float, float]:
 
 def _setting(methods: Sequence[Method]) -> str:
     clients = len({id_ for method in methods for id_ in method.first.ids})
-    rounds, seeds = max(method.rounds for method in methods), max(len(method.runs) for method in methods)
-    said = f"{plural(clients, 'client')}, {plural(rounds, 'round')}"
-    return f"{said}, means over {seeds} seeds" if seeds > 1 else said
+    rounds, seeds = max(method.rounds for method in methods), {len(method.runs) for method in methods}
+    said, many = f"{plural(clients, 'client')}, {plural(rounds, 'round')}", "up to " if len(seeds) > 1 else ""
+    return f"{said}, means over {many}{max(seeds)} seeds" if max(seeds) > 1 else said
