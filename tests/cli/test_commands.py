@@ -15,6 +15,7 @@ import torch
 from ppfl.cli.compare import progress_of
 from ppfl.cli.demo import demo_experiments
 from ppfl.cli.heatmap import ROWS
+from ppfl.data.synthetic_settings import Synthetic
 from ppfl.runs import load_run
 
 
@@ -206,7 +207,7 @@ def test_progress_is_read_from_the_end_of_a_record(tmp_path):
     assert progress_of(tmp_path) == (2, "accuracy", 0.5)
 
 
-def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, snapshot):
+def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, snapshot, monkeypatch):
     small = ["rounds=2", "seeds=[0]", "data.n_clients=6", "data.dim=4", "data.max_size=60", "data.test_points=10"]
     changes = [part for change in small for part in ("--set", change)]
     chosen = ("--case", "synthetic", "--method", "K = 1", "--method", "K = 2")
@@ -219,6 +220,7 @@ def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, snapsho
     assert all(word in first.out for word in ("K = 1", "K = 2", "paper", str(out / "k-sweep.md")))
     assert (out / "synthetic" / "report.html").is_file()
     runs = snapshot(out / "synthetic" / "K-2" / "seed-0")
+    monkeypatch.setattr(Synthetic, "build", None)  # nothing is left to run, so nothing needs the data
     assert ppfl("reproduce", "k-sweep", *chosen, *changes, "--jobs", 1, "--out", out).code == 0
     assert snapshot(out / "synthetic" / "K-2" / "seed-0") == runs
 

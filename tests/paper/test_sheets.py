@@ -14,7 +14,9 @@ from ppfl.runs import RunRecord
 TRUTH = torch.eye(2)[[0, 0, 1, 1]]
 
 
-def a_run(accuracies: dict[int, float], seed: int = 0, memberships: dict[int, torch.Tensor] | None = None) -> RunRecord:
+def a_run(
+    accuracies: dict[int, float | None], seed: int = 0, memberships: dict[int, torch.Tensor] | None = None
+) -> RunRecord:
     """Ten rounds of a second, each client of four sending 3 bytes and receiving 5."""
     rows = [{"round": t, "seconds": 1.0, "bytes_up": 12, "bytes_down": 20} for t in range(1, 11)]
     rows = [row | ({"accuracy": accuracies[row["round"]]} if row["round"] in accuracies else {}) for row in rows]
@@ -38,6 +40,7 @@ def test_a_cost_is_that_of_all_rounds_up_to_the_first_that_is_good_enough() -> N
     assert cost_to_reach(run, 0.75) == Cost(4, 4.0, 12.0, 20.0)
     assert cost_to_reach(run, 0.9) == Cost(8, 8.0, 24.0, 40.0)
     assert cost_to_reach(run, 0.91) is None
+    assert cost_to_reach(a_run({2: None, 4: 0.8}), 0.75) == Cost(4, 4.0, 12.0, 20.0)  # a score that is not a number
 
 
 def test_seeds_share_a_cost_only_if_all_get_there() -> None:

@@ -175,8 +175,8 @@ def reproduce_command(
     options = {"--case": cases, "--method": methods, "--set": settings}
     chosen = [part for option, values in options.items() for value in values or () for part in (option, value)]
     command = [program(), "reproduce", name, *chosen, *(["--out", str(out)] if out else [])]
-    refuse_missing_data(study)
     tasks = tasks_of_study(study, place)
+    refuse_missing_data(study, tasks)
     with _resumable(command):
         records = {case: _run_live(of_case, jobs, quiet=quiet) for case, of_case in tasks.items()}
     page = write_study(study, tasks, records, place, shlex.join(["ppfl", *command[1:]]))

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..core.errors import DataError, SettingError
 from ..paper import Sheet, Study, sheets_of
-from ..runs import RunRecord, package_version
+from ..runs import RunFolder, RunRecord, package_version
 from ..runs.comparison import Task, folder_name, tasks_of
 from ..runs.storage import write_text
 
@@ -22,11 +22,13 @@ def tasks_of_study(study: Study, out: Path) -> dict[str, list[Task]]:
     return {case.name: tasks_of(case.experiments, out / folder_name(case.name), None) for case in study.cases}
 
 
-def refuse_missing_data(study: Study) -> None:
-    """Ask for all data before anything runs."""
+def refuse_missing_data(study: Study, tasks: dict[str, list[Task]]) -> None:
+    """Ask for all data before anything runs, where something is left to run."""
     there: list[str] = []
     missing: dict[str, DataError] = {}
     for case in study.cases:
+        if all(RunFolder(task.run_folder).finished for task in tasks[case.name]):
+            continue
         try:
             next(iter(case.experiments.values())).data.build()
             there.append(case.name)

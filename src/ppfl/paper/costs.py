@@ -20,7 +20,7 @@ class Cost(NamedTuple):
 
 def cost_to_reach(run: RunRecord, accuracy: float) -> Cost | None:
     """Up to the first evaluated round that is at least so accurate; None where there is none."""
-    reached = next((row["round"] for row in run.metrics if row.get("accuracy", -1.0) >= accuracy), None)
+    reached = next((row["round"] for row in run.metrics if (row.get("accuracy") or 0.0) >= accuracy), None)
     if reached is None:
         return None
     seconds, up, down = (
