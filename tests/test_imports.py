@@ -12,9 +12,10 @@ BELOW = {  # folder -> the folders of ours it may import
     "algorithms": {"core", "data"},
     "engines": {"core", "data", "algorithms"},
     "runs": {"core", "data", "algorithms", "engines"},
+    "glm": {"core", "data", "algorithms", "engines"},
     "report": {"core", "data", "algorithms", "engines", "runs"},
     "paper": {"core", "data", "algorithms", "engines", "runs"},
-    "cli": {"core", "data", "algorithms", "engines", "runs", "report", "paper"},
+    "cli": {"core", "data", "algorithms", "engines", "runs", "report", "paper", "glm"},
 }
 BEHIND_ONE_DOOR = {"flwr": "federation", "plotly": "report", "typer": "cli", "rich": "cli"}
 

@@ -16,24 +16,17 @@ def read_csv(path: str | Path, client: str, target: str, **settings: Any) -> Fed
 
     Client ids are read as text, so that 007 stays 007.
     """
-    pandas = _pandas()
-    path = existing_file(path, "a csv file")
-    try:
-        frame = pandas.read_csv(path, dtype={client: str}, skipinitialspace=True)
-    except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as csv ({one_line(error)}); check the file") from error
-    return from_table(frame, client, target, **{"name": _stem(path), **settings})
+    return from_table(_csv_frame(path, client), client, target, **{"name": stem(path), **settings})
 
 
 def read_parquet(path: str | Path, client: str, target: str, **settings: Any) -> Federation:
     """Clients from a parquet file; settings as for `from_table`."""
-    pandas = _pandas()
-    path = existing_file(path, "a parquet file")
-    try:
-        frame = pandas.read_parquet(path)
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path} cannot be read as parquet ({one_line(error)}); check the file") from error
-    return from_table(frame, client, target, **{"name": _stem(path), **settings})
+    return from_table(_parquet_frame(path), client, target, **{"name": stem(path), **settings})
+
+
+def read_frame(path: str | Path, client: str) -> Any:
+    """A pandas table from a parquet file, or by any other name from csv; client ids of csv are text."""
+    return _parquet_frame(path) if Path(path).suffix in (".parquet", ".pq") else _csv_frame(path, client)
 
 
 def from_table(
@@ -101,6 +94,24 @@ def _check_numeric(inputs: Any) -> None:
         raise DataError(f"columns {counts} have missing values; fill them, or drop the rows or columns")
 
 
+def _csv_frame(path: str | Path, client: str) -> Any:
+    pandas = _pandas()
+    path = existing_file(path, "a csv file")
+    try:
+        return pandas.read_csv(path, dtype={client: str}, skipinitialspace=True)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as csv ({one_line(error)}); check the file") from error
+
+
+def _parquet_frame(path: str | Path) -> Any:
+    pandas = _pandas()
+    path = existing_file(path, "a parquet file")
+    try:
+        return pandas.read_parquet(path)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path} cannot be read as parquet ({one_line(error)}); check the file") from error
+
+
 def _pandas() -> Any:
     try:
         import pandas
@@ -110,5 +121,10 @@ def _pandas() -> Any:
     return pandas
 
 
-def _stem(path: Path) -> str:
-    return path.name.split(".")[0]
+def stem(path: str | Path) -> str:
+    """What a table is called: its file's name up to the first dot.
+
+    >>> stem("data/sales.csv.gz")
+    'sales'
+    """
+    return Path(path).name.split(".")[0]

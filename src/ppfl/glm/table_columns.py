@@ -1,0 +1,132 @@
+"""Which columns of a table are features, and how they become numbers.
+
+Numbers stay as they are. Text becomes a column of 0 and 1 for each level but the first, which all others are compared
+with; levels of a few rows are one level, `other`, and so are levels that were not there when the levels were counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.errors import DataError
+from ..data.arrays import quoted
+from .columns import INTERCEPT, Array
+
+OTHER = "other"
+RARE = 5  # rows; a level of fewer has no coefficient of its own
+MOST_LEVELS = 20  # of a text column that nobody asked for by name
+_ROW_NUMBERS = ("rownames", "index", "unnamed: 0", "")  # as R and pandas write them
+
+
+class Column(NamedTuple):
+    """Of a table, and what it becomes."""
+
+    name: str
+    levels: tuple[str, ...] = ()  # of text, the first is the one that others are compared with; none for numbers
+    rare: tuple[str, ...] = ()  # levels that became `other`
+
+    @classmethod
+    def of(cls, name: str, values: Any) -> Column:
+        if not is_text(values):
+            return cls(name)
+        counts = values.astype(str).value_counts()
+        rare = sorted(counts.index[counts < RARE]) if (counts >= RARE).any() else []
+        levels = sorted(set(counts.index) - set(rare) - {OTHER})
+        if rare or OTHER in counts.index:
+            levels.append(OTHER)  # last, so that it is what others are compared with only where it is alone
+        return cls(name, tuple(levels), tuple(rare))
+
+    @property
+    def terms(self) -> list[str]:
+        """Names of what it becomes."""
+        return [f"{self.name} = {level}" for level in self.levels[1:]] if self.levels else [self.name]
+
+    def encode(self, values: Any) -> Array:
+        """(n, terms)."""
+        if not self.levels:
+            return np.array(values, dtype=np.float64)[:, None]
+        place = {level: at for at, level in enumerate(self.levels)}
+        unknown = place.get(OTHER, 0)
+        codes = np.array([place.get(value, unknown) for value in values.astype(str)], dtype=np.int64)
+        return np.asarray(np.eye(len(self.levels))[codes][:, 1:])
+
+
+class Encoding(NamedTuple):
+    """Columns as numbers."""
+
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def of(cls, frame: Any, names: Sequence[str]) -> Encoding:
+        """With the levels that are in these rows."""
+        return cls(tuple(Column.of(name, frame[name]) for name in names))
+
+    @property
+    def terms(self) -> list[str]:
+        return [term for column in self.columns for term in column.terms]
+
+    def encode(self, frame: Any) -> Array:
+        """(n, terms)."""
+        parts = [column.encode(frame[column.name]) for column in self.columns]
+        return np.concatenate([np.zeros((len(frame), 0)), *parts], 1)
+
+    def shared(self, names: Sequence[str]) -> list[int | str] | str | None:
+        """As an estimator takes it: positions of what these columns became; `intercept` and `all` mean themselves."""
+        if not names:
+            return None
+        if "all" in names and INTERCEPT not in names:
+            return "all"
+        known = {column.name: column for column in self.columns}
+        if absent := [name for name in names if name not in known and name not in (INTERCEPT, "all")]:
+            raise DataError(
+                f"shared names {quoted(absent)}, which is no feature; use some of {quoted(list(known), 12)}"
+            )
+        wanted = {term for name in (known if "all" in names else names) if name in known for term in known[name].terms}
+        positions: list[int | str] = [at for at, term in enumerate(self.terms) if term in wanted]
+        return [*positions, *([INTERCEPT] if INTERCEPT in names else [])]
+
+
+class Features(NamedTuple):
+    """What was chosen of a table."""
+
+    names: tuple[str, ...]
+    left_out: dict[str, str]  # column -> reason
+
+
+def choose_features(frame: Any, apart: Sequence[str], wanted: Sequence[str]) -> Features:
+    """The columns that are wanted; where none is named all but those apart and those that can say nothing."""
+    present = [str(name) for name in frame.columns]
+    if absent := [name for name in (*apart, *wanted) if name not in present]:
+        raise DataError(f"no column {quoted(absent)}; the table has {quoted(present, most=12)}")
+    if twice := [name for name in wanted if name in apart]:
+        raise DataError(f"column {twice[0]!r} is the client or the target; leave it out of the features")
+    if wanted:
+        return Features(tuple(dict.fromkeys(wanted)), {})
+    reasons = {name: _reason(name, frame[name]) for name in present if name not in apart}
+    names = tuple(name for name, reason in reasons.items() if not reason)
+    return Features(names, {name: reason for name, reason in reasons.items() if reason})
+
+
+def is_text(values: Any) -> bool:
+    """Whether a column holds names rather than numbers; true and false are numbers."""
+    from pandas.api.types import is_numeric_dtype  # here, as a table in memory means that pandas is there
+
+    return not is_numeric_dtype(values.dtype)
+
+
+def _reason(name: str, values: Any) -> str:
+    """Why a column is no feature unless it is asked for; nothing where it is one."""
+    known = values.dropna()
+    distinct = known.nunique()
+    if distinct < 2:
+        return "one value"
+    if is_text(values):
+        return f"{distinct} levels" if distinct > MOST_LEVELS else ""
+    if distinct == len(values) > 2 and bool((known == known.round()).all()):
+        span = float(known.max()) - float(known.min())
+        if name.strip().lower() in _ROW_NUMBERS or span == len(values) - 1:
+            return "row numbers"
+    return ""

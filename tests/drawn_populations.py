@@ -1,0 +1,79 @@
+"""Populations drawn from the model itself."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ppfl.glm.columns import Clients, Columns
+from ppfl.glm.families import Bernoulli, Classes, Family, regression_family
+from ppfl.glm.likelihoods import Rows
+from ppfl.glm.population import ordered_rows
+
+Array = np.ndarray[Any, Any]
+FAMILIES = ("gaussian", "poisson", "gamma", "bernoulli", "multinomial")
+
+
+class Drawn(NamedTuple):
+    x: Array  # (n, d)
+    y: Array  # (n,)
+    clients: Array  # (n,)
+    memberships: Array  # (M, K)
+    theta: Array  # (K, d)
+    eta: Array  # (n,)
+
+
+def triangle(d: int, radius: float, random: np.random.Generator) -> Array:
+    """Three canonical models as far apart as they can be: the corners of a regular triangle about 0, (3, d)."""
+    plane, _ = np.linalg.qr(random.normal(size=(d, 2)))
+    angle = 2 * np.pi * np.arange(3) / 3
+    return radius * np.stack([np.cos(angle), np.sin(angle)], 1) @ plane.T
+
+
+def draw(
+    family: str,
+    seed: int = 0,
+    *,
+    clients: int = 30,
+    rows: int = 20,
+    d: int = 3,
+    radius: float = 1.0,
+    alpha: float = 0.3,
+) -> Drawn:
+    """Half of the variance is noise for the gaussian family."""
+    random = np.random.default_rng(seed)
+    theta = triangle(d, radius, random)
+    c = random.dirichlet([alpha] * 3, clients)
+    who = np.repeat(np.arange(clients), rows)
+    x = random.normal(size=(len(who), d))
+    eta = (x * (c @ theta)[who]).sum(1)
+    if family == "gaussian":
+        y = eta + random.normal(size=len(eta)) * eta.std()
+    elif family == "poisson":
+        y = random.poisson(np.exp(eta)).astype(float)
+    elif family == "gamma":
+        y = random.gamma(2.0, np.exp(eta) / 2) + 1e-9
+    elif family == "bernoulli":
+        y = (random.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(float)
+    else:
+        y = np.digitize(eta + random.logistic(size=len(eta)), [-1.0, 1.0]).astype(float)
+    return Drawn(x, y, who, c, theta, eta)
+
+
+def family_of(name: str) -> Family:
+    if name == "bernoulli":
+        return Bernoulli()
+    return Classes(3) if name == "multinomial" else regression_family(name, None)
+
+
+def rows_of(drawn: Drawn, family: Family, mix: str, shared: Any = None, x: Any = None, weight: Any = None) -> Rows:
+    table = drawn.x if x is None else x
+    weight = np.ones(len(drawn.y)) if weight is None else weight
+    names = [f"x{at}" for at in range(table.shape[1])]
+    columns = Columns.of(table, weight, names, shared, intercept=True)
+    who = Clients.of(drawn.clients, len(drawn.y))
+    return ordered_rows(columns, table, drawn.y, weight, who, family, mix)
+
+
+def double(array: Array) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))

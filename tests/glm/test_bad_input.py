@@ -1,0 +1,375 @@
+"""What cannot be fitted is refused with the culprit's name; all else is fitted, however odd it looks."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from sklearn.exceptions import ConvergenceWarning
+
+from client_tables import choice, classifier, make_choice_table, make_client_table, regressor
+
+TABLE = make_client_table()
+X, WHO, N = TABLE.x, TABLE.clients, len(TABLE.x)
+CHOICES = make_choice_table()
+
+
+def with_entry(values, at, value):
+    changed = np.array(values, dtype=float if isinstance(value, float) else object)
+    changed[at] = value
+    return changed
+
+
+def refused(call, *words):
+    """As bad input, with each of these words in the message."""
+    with pytest.raises(ValueError, match=".") as caught:
+        call()
+    for word in words:
+        assert re.search(word, str(caught.value)), f"{word!r} is not in: {caught.value}"
+
+
+# ---------------------------------------------------------------------- clients
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        with_entry(WHO, 3, None),
+        with_entry(WHO, 3, np.nan),
+        with_entry(WHO, 3, pd.NA),
+        [np.nan if at == 3 else f"shop {who}" for at, who in enumerate(WHO)],  # numpy makes it the name 'nan'
+        pd.Series(WHO).astype("Int64").mask(np.arange(N) == 3),
+        pd.Series(WHO).astype(str).astype("string").mask(np.arange(N) == 3),
+        pd.Series(pd.Categorical(WHO.astype(str))).mask(np.arange(N) == 3),
+    ],
+    ids=["None", "NaN", "NA", "NaN among names", "Int64", "string", "categories"],
+)
+def test_a_client_without_a_name(ids):
+    refused(lambda: regressor().fit(X, TABLE.y, clients=ids), f"1 of {N} rows", "no client id", "drop these rows")
+    refused(lambda: choice().fit(X, TABLE.labels, ids), "no situation id")
+
+
+@pytest.mark.parametrize("as_table", [list, lambda ids: np.array(ids, dtype=object)])
+def test_client_ids_of_several_kinds(as_table):
+    ids = as_table([who if who < 6 else f"shop {who}" for who in WHO.tolist()])
+    refused(lambda: regressor().fit(X, TABLE.y, clients=ids), "number, str", "turn all into strings")
+
+
+def test_client_ids_that_do_not_line_up_with_rows():
+    for ids, shape in (
+        (WHO[:-1], f"({N - 1},)"),
+        (WHO[:, None], f"({N}, 1)"),
+        ("shop", "()"),
+        ([(who, "a") for who in WHO], f"({N}, 2)"),
+    ):
+        refused(lambda: regressor().fit(X, TABLE.y, clients=ids), re.escape(shape), f"{N} rows", "one client id a row")
+    dates = pd.to_datetime(WHO)
+    refused(lambda: regressor().fit(X, TABLE.y, clients=dates), "datetime64", "turn them into strings")
+
+
+def test_ids_of_another_kind_than_the_fit_had_are_not_taken_for_strangers():
+    model = classifier().fit(X, TABLE.labels, clients=WHO)
+    names = WHO.astype(str)
+    words = "'0'", "such as 0", "as the fit did"
+    refused(lambda: model.predict(X, names), *words)
+    refused(lambda: model.score(X, TABLE.labels, names), *words)
+    refused(lambda: model.onboard(X, TABLE.labels, names), *words)
+    np.testing.assert_array_equal(model.predict_proba(X, WHO.astype(float)), model.predict_proba(X, WHO))
+
+
+def test_more_models_than_clients():
+    refused(lambda: regressor(k=13).fit(X, TABLE.y, clients=WHO), "k is 13", "clients are 12")
+    refused(lambda: regressor().fit(X, TABLE.y, clients=np.zeros(N)), "k is 2", "clients are 1")
+    assert regressor(k=1).fit(X, TABLE.y, clients=np.zeros(N)).memberships_.shape == (1, 1)
+    assert regressor(k=3).fit(X, TABLE.y, clients=WHO % 3).memberships_.shape == (3, 3)
+
+
+@pytest.mark.parametrize("solver", ["marginal", "profile"])
+def test_one_row_a_client_is_little_but_enough(solver):
+    model = classifier(solver=solver).fit(X, TABLE.labels, clients=np.arange(N))
+    np.testing.assert_allclose(model.memberships_.sum(axis=1), 1)
+    assert np.isfinite(model.canonical_coef_).all()
+
+
+def test_onboarding_needs_clients_that_are_new():
+    model = regressor().fit(X, TABLE.y, clients=WHO)
+    refused(lambda: model.onboard(X, TABLE.y, WHO), "client 0 is known already")
+    refused(lambda: model.onboard(X, TABLE.y, None), "clients is None")
+    refused(lambda: model.client_coef(99), "client 99", "onboard")
+    alone = regressor().fit(X, TABLE.y)
+    refused(lambda: alone.onboard(X, TABLE.y, WHO + 1), "fitted without clients")
+    np.testing.assert_array_equal(alone.predict(X, WHO.astype(str)), alone.predict(X))  # one model for whoever it is
+
+
+# ---------------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_none(value):
+    word = "NaN" if np.isnan(value) else "infinity"
+    bad = with_entry(X, (3, 1), value)
+    for x in (bad, sp.csr_array(bad)):
+        refused(lambda: regressor().fit(x, TABLE.y, clients=WHO), word)
+    refused(lambda: classifier().fit(bad, TABLE.labels, clients=WHO), "X contains", word)
+    refused(lambda: regressor().fit(X, with_entry(TABLE.y, 3, value), clients=WHO), "y contains", word)
+    model = regressor().fit(X, TABLE.y, clients=WHO)
+    refused(lambda: model.predict(bad, WHO), "X contains", word)
+    refused(lambda: model.score(X, with_entry(TABLE.y, 3, value), WHO), "y contains", word)
+
+
+def test_columns_that_the_fit_did_not_have():
+    model = regressor().fit(X, TABLE.y, clients=WHO)
+    refused(lambda: model.predict(X[:, :1], WHO), "1 features", "2 features")
+    refused(lambda: model.onboard(np.c_[X, X], TABLE.y, WHO + 100), "4 features", "2 features")
+    frame = pd.DataFrame({"price": X[:, 0], "town": np.where(WHO % 2, "Rome", "Oslo")})
+    refused(lambda: regressor().fit(frame, TABLE.y, clients=WHO), "convert string to float", "Oslo|Rome")
+    refused(lambda: regressor().fit(X, np.c_[TABLE.y, TABLE.y], clients=WHO), "1d array")
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 7e9])
+def test_a_constant_column_has_no_say(value):
+    """Nothing but a ridge would hold its coefficient, and a later table may have other values in it."""
+    more = np.c_[X, np.full(N, value)]
+    for table in (more, sp.csr_array(more)):
+        model = regressor(ridge=0.0).fit(table, TABLE.y, clients=WHO)
+        assert (model.canonical_coef_[:, 2] == 0).all()
+        np.testing.assert_array_equal(model.predict(np.c_[X, X[:, 0]], WHO), model.predict(np.c_[X, X[:, 1]], WHO))
+
+
+def test_a_constant_column_is_an_intercept_where_there_is_none():
+    exact = {"ridge": 0.0, "tol": 1e-7}
+    by_hand = regressor(fit_intercept=False, **exact).fit(np.c_[X, np.full(N, 2.0)], TABLE.y + 5, clients=WHO)
+    model = regressor(**exact).fit(X, TABLE.y + 5, clients=WHO)
+    np.testing.assert_allclose(by_hand.predict(np.c_[X, np.full(N, 2.0)], WHO), model.predict(X, WHO), atol=1e-3)
+
+
+def test_weights_that_count_nothing():
+    model = regressor().fit(X, TABLE.y, clients=WHO)
+    for weight, word in (
+        (np.zeros(N), "non-zero|is 0 for all"),
+        (with_entry(np.ones(N), 3, -1.0), "Negative"),
+        (with_entry(np.ones(N), 3, np.nan), "NaN"),
+        (np.ones(3), "shape"),
+    ):
+        refused(lambda: regressor().fit(X, TABLE.y, clients=WHO, sample_weight=weight), word)
+        refused(lambda: model.score(X, TABLE.y, WHO, sample_weight=weight), word)
+        refused(lambda: model.onboard(X, TABLE.y, WHO + 100, sample_weight=weight), word)
+
+
+def test_a_client_whose_rows_count_nothing_is_like_anyone():
+    counted = WHO > 1
+    model = regressor().fit(X, TABLE.y, clients=WHO, sample_weight=counted)
+    without = regressor().fit(X[counted], TABLE.y[counted], clients=WHO[counted])
+    np.testing.assert_allclose(model.memberships_.loc[2:], without.memberships_, atol=1e-3)
+    np.testing.assert_array_equal(model.memberships_.loc[0], model.memberships_.loc[1])
+
+
+# ---------------------------------------------------------------------- targets
+
+
+@pytest.mark.parametrize(
+    ("family", "y", "words"),
+    [
+        ("poisson", TABLE.counts - 1, ("'poisson'", "smallest is -1")),
+        ("poisson", TABLE.counts + 0.5, ("'poisson'", "not all are whole")),
+        ("gamma", TABLE.counts, ("'gamma'", "y > 0", "smallest is 0")),
+        ("gamma", -TABLE.amounts, ("'gamma'", "y > 0", "smallest is -")),
+        ("gaussian", TABLE.y.astype(str).astype(object) + "?", ("could not convert string",)),
+    ],
+)
+def test_targets_a_family_cannot_have(family, y, words):
+    refused(lambda: regressor(family=family).fit(X, y, clients=WHO), *words)
+
+
+def test_targets_are_checked_after_the_fit_too():
+    model = regressor(family="poisson").fit(X, TABLE.counts, clients=WHO)
+    for ask in (model.score, model.deviance):
+        refused(lambda: ask(X, TABLE.counts + 0.5, WHO), "not all are whole")
+    refused(lambda: model.onboard(X, TABLE.counts - 1, WHO + 100), "smallest is -1")
+
+
+def test_a_client_with_nothing_but_zeros_is_a_client():
+    y = np.where(WHO == 0, 0, TABLE.counts)
+    model = regressor(family="poisson").fit(X, y, clients=WHO)
+    assert np.isfinite(model.predict(X, WHO)).all()
+    silent = regressor(family="poisson").fit(X, np.zeros(N), clients=WHO)
+    assert silent.predict(X, WHO).max() < 0.05
+
+
+@pytest.mark.parametrize("solver", ["marginal", "profile"])
+def test_classes_that_a_line_separates_have_finite_coefficients(solver):
+    y = X[:, 0] > 0.5
+    model = classifier(solver=solver).fit(X, y, clients=WHO)
+    assert np.isfinite(model.canonical_coef_).all() and np.isfinite(model.canonical_intercept_).all()
+    assert np.abs(model.canonical_coef_).max() < 1e3
+    assert model.score(X, y, WHO) == 1
+
+
+@pytest.mark.parametrize("kind", [str, bool, object, "string", "category"])
+def test_labels_may_be_of_any_kind(kind):
+    plain = classifier().fit(X, TABLE.labels, clients=WHO)
+    names = np.array([False, True] if kind is bool else ["no", "yes"])
+    y = names[TABLE.labels]
+    y = pd.Series(y).astype(kind) if isinstance(kind, str) else y.astype(kind)
+    model = classifier().fit(X, y, clients=WHO)
+    assert model.classes_.tolist() == names.tolist()
+    np.testing.assert_array_equal(model.predict(X, WHO), names[plain.predict(X, WHO)])
+    assert model.score(X, y, WHO) == plain.score(X, TABLE.labels, WHO)
+    assert model.deviance(X, y, WHO) == pytest.approx(plain.deviance(X, TABLE.labels, WHO))
+
+
+def test_labels_that_are_no_classes():
+    refused(lambda: classifier().fit(X, TABLE.y, clients=WHO), "continuous")
+    refused(lambda: classifier().fit(X, np.full(N, "yes"), clients=WHO), "one class only, 'yes'")
+    labels = np.array(["no", "yes"], dtype=object)[TABLE.labels]
+    for nothing in (None, np.nan, pd.NA):
+        bad = labels.copy()
+        bad[3] = nothing
+        refused(lambda: classifier().fit(X, bad, clients=WHO), "y is missing in 1 of 120 rows")
+
+
+def test_a_class_the_fit_did_not_have():
+    model = classifier().fit(X, np.array(["no", "yes"])[TABLE.labels], clients=WHO)
+    y = np.where(TABLE.labels, "yes", "maybe")
+    for call in (lambda: model.onboard(X, y, WHO + 100), lambda: model.deviance(X, y, WHO)):
+        refused(call, "the class 'maybe'", re.escape("['no', 'yes']"))
+    right = (model.predict(X, WHO) == "yes") & (TABLE.labels == 1)
+    assert model.score(X, y, WHO) == pytest.approx(right.mean())  # it is never predicted, so it is a miss
+    refused(lambda: model.score(X, TABLE.labels, WHO), "string and number")
+
+
+# ---------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("mix", "outputs", ("'outputs'", "weights, predictions")),
+        ("solver", "newton", ("'newton'", "auto, marginal, profile, federated")),
+        ("family", "tweedie", ("'tweedie'", "gaussian, poisson, gamma")),
+        ("link", "cloglog", ("'gaussian'", "'cloglog'", "identity, log")),
+        ("affinity", "friends", ("'friends'", "uniform, labels, features")),
+        ("affinity", 3, ("is a int", "DataFrame")),
+        ("shared", "prise", ("'prise'", "x0, x1, intercept")),
+        ("shared", [2], ("names 2", "x0, x1, intercept")),
+        ("shared", [True, False], ("names True",)),
+        ("shared", ["x0", "x1", "intercept"], ("all columns are shared",)),
+        ("penalty", -1.0, ("penalty is -1", "at least 0")),
+        ("penalty", np.inf, ("penalty is inf", "at least 0")),
+        ("ridge", -1.0, ("ridge is -1", "at least 0")),
+        ("ridge", "none", ("ridge is 'none'", "at least 0")),
+        ("tol", -1e-6, ("tol is -1e-06", "at least 0")),
+        ("tol", np.nan, ("tol is nan", "at least 0")),
+        ("k", 0, ("k is 0", "at least 1")),
+        ("k", 2.0, ("k is 2.0", "whole number")),
+        ("n_init", 0, ("n_init is 0", "at least 1")),
+        ("max_iter", None, ("max_iter is None", "at least 1")),
+        ("fit_intercept", "no", ("fit_intercept is 'no'", "True or False")),
+        ("random_state", "seed", ("'seed'", "RandomState")),
+    ],
+)
+def test_settings_that_are_none(name, value, words):
+    refused(lambda: regressor(**{name: value}).fit(X, TABLE.y, clients=WHO), *words)
+
+
+def test_a_shared_column_must_be_the_only_one_of_its_name():
+    frame = pd.DataFrame(X, columns=["price", "intercept"])
+    refused(
+        lambda: regressor(shared="intercept").fit(frame, TABLE.y, clients=WHO), "'intercept'", "2 columns", "rename"
+    )
+    model = regressor(shared="intercept", fit_intercept=False).fit(frame, TABLE.y, clients=WHO)
+    np.testing.assert_allclose(*model.canonical_coef_[:, 1])
+    twice = pd.DataFrame(X, columns=["price", "price"])
+    refused(lambda: regressor(shared="price").fit(twice, TABLE.y, clients=WHO), "'price'", "2 columns|2 times")
+
+
+def symmetric():
+    return np.ones((12, 12))
+
+
+@pytest.mark.parametrize(
+    ("affinity", "words"),
+    [
+        ("labels", ("needs classes", "'features'")),
+        (np.ones((11, 11)), ("11 rows", "12 client")),
+        (sp.csr_array(np.ones((11, 11))), (re.escape("(11, 11)"), "12 clients")),
+        (with_entry(symmetric(), (0, 1), 2.0), ("symmetric",)),
+        (sp.csr_array(with_entry(symmetric(), (0, 1), 2.0)), ("symmetric",)),
+        (with_entry(symmetric(), (0, 0), np.nan), ("finite",)),
+        (with_entry(symmetric(), (0, 0), -1.0), ("non-negative",)),
+        (pd.DataFrame(symmetric(), index=range(12), columns=range(1, 13)), ("other columns than rows",)),
+        (pd.DataFrame(symmetric(), index=range(1, 13), columns=range(1, 13)), ("'0'", "'12'")),
+        ([(0, 1), (1, 12)], ("no client '12'",)),
+        ([(0, 1), 7], ("edge 7",)),
+        ([(0,)], (re.escape("(0,)"),)),
+    ],
+)
+def test_affinities_that_do_not_fit_the_clients(affinity, words):
+    model = regressor(solver="profile", penalty=1e-3, affinity=affinity)
+    refused(lambda: model.fit(X, TABLE.y, clients=WHO), *words)
+
+
+@pytest.mark.parametrize("name", ["labels", "features"])
+def test_choices_have_no_affinity_of_their_own(name):
+    model = choice(solver="profile", penalty=1e-3, affinity=name)
+    refused(lambda: model.fit(CHOICES.x, CHOICES.y, CHOICES.situations, CHOICES.clients), repr(name), "matrix")
+
+
+# ---------------------------------------------------------------------- fits that do not arrive
+
+
+def test_a_fit_that_stops_early_says_what_to_do():
+    with pytest.warns(ConvergenceWarning, match="after 2 of 2 iterations.*raise max_iter"):
+        model = regressor(max_iter=2).fit(X, TABLE.y, clients=WHO)
+    assert not model.converged_
+    with pytest.warns(ConvergenceWarning, match=r"after \d+ of 500 iterations.*tol = 0; .*raise tol"):
+        regressor(tol=0.0).fit(X, TABLE.y, clients=WHO)
+
+
+def test_targets_without_noise_have_no_best_fit():
+    with pytest.warns(ConvergenceWarning, match="fits every row exactly.*fewer columns"):
+        regressor().fit(X, X @ [1.0, 2.0])
+
+
+# ---------------------------------------------------------------------- choices
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"situations": None}, ("situations is None",)),
+        ({"situations": CHOICES.situations[:-1]}, ("situations has shape", "one situation id a row")),
+        ({"situations": with_entry(CHOICES.situations, 0, 999.0)}, ("situation 999.0 has one alternative",)),
+        ({"y": with_entry(CHOICES.y, slice(3, 6), 1.0)}, ("situation 1 has 3 alternatives taken", "exactly one")),
+        ({"y": with_entry(CHOICES.y, slice(3, 6), 0.0)}, ("situation 1 has 0 alternatives taken", "exactly one")),
+        ({"y": with_entry(CHOICES.y, 4, 2.0)}, ("y has 2.0", "1 for the alternative that was taken")),
+        ({"y": np.where(CHOICES.y, "yes", "no")}, ("y has 'no'",)),
+        ({"clients": with_entry(CHOICES.clients, 4, 7.0)}, ("situation 1", "two clients", "0.0 and 7.0")),
+        ({"clients": CHOICES.clients[:-1]}, ("clients has shape",)),
+        ({"X": with_entry(CHOICES.x, (3, 1), np.nan)}, ("X contains NaN",)),
+    ],
+)
+def test_choices_that_are_none(change, words):
+    table = {"X": CHOICES.x, **CHOICES._asdict()}
+    del table["x"]
+    refused(lambda: choice().fit(**{**table, **change}), *words)
+
+
+def test_choices_are_checked_after_the_fit_too():
+    model = choice().fit(CHOICES.x, CHOICES.y, CHOICES.situations, CHOICES.clients)
+    for ask in (model.score, model.deviance):
+        refused(lambda: ask(CHOICES.x, 0 * CHOICES.y, CHOICES.situations), "situation 0 has 0 alternatives taken")
+        refused(lambda: ask(CHOICES.x, CHOICES.y[:-1], CHOICES.situations), f"{len(CHOICES.y) - 1} entries")
+    refused(lambda: model.predict(CHOICES.x, None), "situations is None")
+    names = CHOICES.clients.astype(str)
+    refused(lambda: model.predict(CHOICES.x, CHOICES.situations, names), "such as '0'")
+    refused(lambda: model.onboard(CHOICES.x, CHOICES.y, CHOICES.situations, None), "clients is None")
+
+
+def test_what_all_alternatives_have_in_common_moves_no_choice():
+    age = 20.1 + CHOICES.clients  # thirds of it do not add up exactly
+    table = CHOICES.y, CHOICES.situations, CHOICES.clients
+    model, plain = choice().fit(np.c_[CHOICES.x, age], *table), choice().fit(CHOICES.x, *table)
+    assert (model.canonical_coef_[:, 2] == 0).all()
+    np.testing.assert_allclose(model.canonical_coef_[:, :2], plain.canonical_coef_, atol=1e-3)

@@ -1,0 +1,179 @@
+"""Minima that are minima: optimality conditions, and other programs' answers where they have one."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.linear_model import GammaRegressor, LinearRegression, LogisticRegression, PoissonRegressor
+
+from drawn_populations import FAMILIES, double, draw, family_of, rows_of
+from ppfl.core import affinity as affinities
+from ppfl.core import objective as core_objective
+from ppfl.glm import PopulationClassifier, PopulationRegressor
+from ppfl.glm.likelihoods import fastest
+from ppfl.glm.profile import Profile
+from ppfl.glm.simplex_program import simplex_minimum
+from ppfl.glm.solve import Problem, solve_marginal
+from ppfl.glm.vectors import Hold, Shape
+
+K = 3
+
+
+@given(st.integers(0, 10_000), st.integers(2, 6))
+def test_a_quadratic_on_the_simplex_is_at_its_minimum(seed: int, k: int) -> None:
+    """Slopes are equal where memberships are positive, and no smaller elsewhere."""
+    g = torch.Generator().manual_seed(seed)
+    root = torch.randn(8, k, k, generator=g, dtype=torch.float64)
+    H = root @ root.mT + 1e-3 * torch.eye(k, dtype=torch.float64)
+    f = 3 * torch.randn(8, k, generator=g, dtype=torch.float64)
+    start = torch.rand(8, k, generator=g, dtype=torch.float64).softmax(1)
+    start[::2] = torch.eye(k, dtype=torch.float64)[0]  # a corner is a start as well
+    c = simplex_minimum(H, f, start)
+    assert bool((c >= 0).all())
+    torch.testing.assert_close(c.sum(1), torch.ones(8, dtype=torch.float64))
+    slope = (H @ c[..., None])[..., 0] + f
+    gap = (c * slope).sum(1) - slope.amin(1)
+    assert float(gap.max()) < 1e-8 * (1 + float(slope.abs().max()))
+
+
+def profile_of(name: str, mix: str, penalty: float, tol: float = 1e-9) -> tuple[Profile, Shape]:
+    rows = rows_of(draw(name, clients=6, rows=8), family_of(name), mix, shared=["x2"])
+    shape = Shape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs)
+    W = affinities.uniform([str(i) for i in range(6)])
+    start = torch.full((6, K), 1 / K, dtype=torch.float64)
+    hold = Hold(0.1, 0.5, torch.ones(shape.varying).double(), torch.ones(shape.shared).double())
+    return Profile(rows, shape, hold, W, penalty, tol, start), shape
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.01])
+@pytest.mark.parametrize("mix", ["weights", "predictions"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_profile_has_the_best_memberships_and_the_slope_it_says(name: str, mix: str, penalty: float) -> None:
+    profile, shape = profile_of(name, mix, penalty)
+    at = np.random.default_rng(0).normal(size=shape.size) / 3
+    _, slope = profile(at)
+    assert profile.gap(at) < 1e-7
+    free = shape.size - shape.k  # the distribution of memberships is not part of it
+    for entry in range(free):
+        step = np.zeros(shape.size)
+        step[entry] = 1e-5
+        numerical = (profile(at + step)[0] - profile(at - step)[0]) / 2e-5
+        assert slope[entry] == pytest.approx(numerical, rel=1e-3, abs=1e-5)
+    assert (slope[free:] == 0).all()
+
+
+def test_the_profile_is_the_papers_objective() -> None:
+    """sum p_i f_i + lambda <C, L C> of the core, with p_i = n_i / n, and the ridges."""
+    profile, shape = profile_of("gaussian", "weights", 0.02)
+    at = np.random.default_rng(0).normal(size=shape.size) / 3
+    value, _ = profile(at)
+    coefficients, _ = shape.unpack(torch.from_numpy(at))
+    c = profile.memberships
+    losses = -profile.data.of_clients(coefficients, c[:, None])[:, 0] / 8
+    p = torch.full((6,), 1 / 6, dtype=torch.float64)
+    W = affinities.uniform([str(i) for i in range(6)])
+    paper = core_objective.objective(losses, c, p, W, penalty=0.02)
+    assert value == pytest.approx(float(paper) + float(profile.hold.value(coefficients)) / 48, rel=1e-9)
+
+
+@pytest.mark.parametrize("mix", ["weights", "predictions"])
+@pytest.mark.parametrize("solver", ["marginal", "profile"])
+@pytest.mark.parametrize("name", ["gaussian", "poisson", "bernoulli"])
+def test_a_fit_descends_to_a_stationary_point(name: str, solver: str, mix: str) -> None:
+    drawn = draw(name, clients=12, rows=10)
+    settings = {
+        "k": 2,
+        "mix": mix,
+        "solver": solver,
+        "n_init": 2,
+        "random_state": 0,
+        "penalty": 1e-3 * (solver == "profile"),
+    }
+    model = (
+        PopulationClassifier(**settings) if name == "bernoulli" else PopulationRegressor(family=name, **settings)
+    ).fit(drawn.x, drawn.y, clients=drawn.clients)
+    assert model.converged_
+    assert len(model.objective_path_) in (1, model.n_iter_ + 1)
+    assert (np.diff(model.objective_path_) <= 1e-12).all()
+    c = np.asarray(model.memberships_)
+    assert (c >= 0).all()
+    np.testing.assert_allclose(c.sum(1), 1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_canonical_model_is_the_pooled_glm(name: str) -> None:
+    """As scikit-learn fits it."""
+    drawn = draw(name, clients=20, rows=20)
+    theirs = {
+        "gaussian": LinearRegression(),
+        "poisson": PoissonRegressor(alpha=0, tol=1e-10, max_iter=1000),
+        "gamma": GammaRegressor(alpha=0, tol=1e-10, max_iter=1000),
+    }.get(name, LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000))
+    theirs.fit(drawn.x, drawn.y)
+    settings = {"k": 1, "ridge": 0.0, "tol": 1e-8}
+    ours = (
+        PopulationRegressor(family=name, **settings)
+        if name in ("gaussian", "poisson", "gamma")
+        else PopulationClassifier(**settings)
+    ).fit(drawn.x, drawn.y, clients=drawn.clients)
+    if name in ("gaussian", "poisson", "gamma"):
+        np.testing.assert_allclose(ours.canonical_coef_[0], theirs.coef_, atol=1e-5)
+        assert ours.canonical_intercept_[0] == pytest.approx(theirs.intercept_, abs=1e-5)
+    else:
+        np.testing.assert_allclose(ours.predict_proba(drawn.x), theirs.predict_proba(drawn.x), atol=1e-5)
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.1, 0.03])
+def test_a_sharp_client_is_not_missed_between_the_points_of_a_grid(noise: float) -> None:
+    """Lines through 0 with slopes from -2 to 2, ever more clearly seen: the corners are the outermost clients."""
+    random = np.random.default_rng(0)
+    share = np.concatenate([np.zeros(4), np.ones(4), np.linspace(0.1, 0.9, 8)])
+    clients = np.repeat(np.arange(16), 10)
+    x = random.normal(size=(160, 1))
+    y = (4 * share[clients] - 2) * x[:, 0] + noise * random.normal(size=160)
+    model = PopulationRegressor(k=2, n_init=4, random_state=0).fit(x, y, clients=clients)
+    np.testing.assert_allclose(sorted(model.canonical_coef_[:, 0]), [-2, 2], atol=0.05 + 0.5 * noise)
+    found = np.asarray(model.memberships_)[:, int(model.canonical_coef_[:, 0].argmax())]
+    assert np.abs(found - share).mean() < 0.02 + 0.1 * noise
+
+
+def test_the_marginal_is_stationary_where_it_says_so() -> None:
+    for name in ("gaussian", "poisson"):
+        rows = rows_of(draw(name, clients=20, rows=10), family_of(name), "weights")
+        dispersed = rows.n_samples * rows.family.has_dispersion
+        hold = Hold(0.01, 0.0, torch.ones(4).double(), torch.ones(0).double(), dispersed)
+        problem = Problem(rows, fastest(rows), Shape(K, 4, 0, 1), hold)
+        solution, objective = solve_marginal(problem, 3, 1e-6, 500, np.random.default_rng(0))
+        value, slope = objective(solution.vector)
+        assert value == pytest.approx(solution.objective)
+        assert np.abs(slope).max() <= 1e-6
+        adapted = objective.on(objective.adapted(solution.vector, problem.data))
+        assert adapted.log_likelihood(solution.vector) == pytest.approx(
+            objective.log_likelihood(solution.vector), abs=0.05
+        )
+
+
+def test_moments_and_rows_lead_to_the_same_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = draw("gaussian", clients=12, rows=10)
+    fits = []
+    for limit in (None, 0):
+        if limit is not None:
+            monkeypatch.setattr("ppfl.glm.likelihoods._MOMENTS_AT_MOST", limit)
+        model = PopulationRegressor(k=2, n_init=2, random_state=0, tol=1e-8).fit(
+            drawn.x, drawn.y, clients=drawn.clients
+        )
+        fits.append(model)
+    assert fits[0].log_likelihood_ == pytest.approx(fits[1].log_likelihood_, rel=1e-8)
+    np.testing.assert_allclose(fits[0].canonical_coef_, fits[1].canonical_coef_, atol=1e-4)
+
+
+def test_a_client_alone_takes_its_own_best_mixture() -> None:
+    """Without a penalty, and with canonical models held, a client's memberships solve its own least squares."""
+    profile, shape = profile_of("gaussian", "weights", 0.0, tol=1e-12)
+    at = np.random.default_rng(3).normal(size=shape.size)
+    profile(at)
+    coefficients, _ = shape.unpack(torch.from_numpy(at))
+    best = profile.data.of_clients(coefficients, profile.memberships[:, None])
+    corners_and_more = double(np.random.default_rng(0).dirichlet([0.5] * K, 200))
+    assert bool((profile.data.of_clients(coefficients, corners_and_more) <= best + 1e-9).all())

@@ -1,0 +1,288 @@
+"""From a table to canonical models: what is taken of it, what it becomes, and whether the figures are what they say."""
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, mean_gamma_deviance, mean_poisson_deviance, mean_squared_error
+
+from ppfl.core.errors import DataError, PPFLError, SettingError
+from ppfl.glm.own_models import MODELS, OwnModels
+from ppfl.glm.table_columns import OTHER, Column, Encoding, choose_features
+from ppfl.glm.table_data import TableSettings, prepare
+from ppfl.glm.table_fit import TableFit, fit_table
+from ppfl.glm.table_target import FAMILIES, Target
+
+
+def make_shops(seed: int = 0) -> pd.DataFrame:
+    """Twelve shops of two kinds, which answer to the price in opposite ways."""
+    random = np.random.default_rng(seed)
+    shop = np.repeat(np.arange(12), 10)
+    table = pd.DataFrame({"row": np.arange(1, 121), "shop": shop, "price": random.normal(size=120)})
+    table["day"] = random.choice(["mo", "tu", "we"], 120)
+    predictor = np.where(shop % 2, 2.0, -2.0) * table["price"] + (table["day"] == "tu")
+    table["sold"] = predictor + random.normal(size=120)
+    table["count"] = random.poisson(np.exp(predictor.clip(-2, 2)))
+    table["amount"] = np.exp(predictor) * random.gamma(3, size=120)
+    table["open"] = np.where(predictor + random.logistic(size=120) > 0, "yes", "no")
+    table["size"] = np.digitize(predictor + random.logistic(size=120), [-1, 1])
+    return table
+
+
+TARGETS = {"gaussian": "sold", "poisson": "count", "gamma": "amount", "bernoulli": "open", "multinomial": "size"}
+SMALL = {"ks": (2,), "n_init": 2, "columns": ("price", "day")}
+
+
+@cache
+def fitted(family: str, **more: object) -> TableFit:
+    return fit_table(make_shops(), TableSettings("shop", TARGETS[family], family, **{**SMALL, **more}))
+
+
+# ---------------------------------------------------------------------- columns
+
+
+def test_columns_that_can_say_nothing_are_left_out_unless_they_are_named() -> None:
+    shops = make_shops().assign(rownames=lambda t: t["row"] * 7 % 1000, one="x", name=[f"n{i}" for i in range(120)])
+    found = choose_features(
+        shops[["row", "rownames", "shop", "sold", "price", "day", "one", "name"]], ["shop", "sold"], []
+    )
+    assert found.names == ("price", "day")
+    assert found.left_out == {"row": "row numbers", "rownames": "row numbers", "one": "one value", "name": "120 levels"}
+    assert choose_features(shops, ["shop", "sold"], ["row", "one"]).names == ("row", "one")
+
+
+def test_text_becomes_the_dummies_that_pandas_makes() -> None:
+    shops = make_shops()
+    encoding = Encoding.of(shops, ["price", "day"])
+    assert encoding.terms == ["price", "day = tu", "day = we"]
+    wanted = pd.get_dummies(shops[["price", "day"]], drop_first=True, dtype=float)
+    np.testing.assert_array_equal(encoding.encode(shops), wanted.to_numpy())
+
+
+def test_rare_and_unseen_levels_are_one() -> None:
+    seen = pd.Series(["b"] * 9 + ["a"] * 9 + ["c", "d"])
+    column = Column.of("x", seen)
+    assert column.levels == ("a", "b", OTHER)
+    assert column.rare == ("c", "d")
+    np.testing.assert_array_equal(column.encode(pd.Series(["a", "b", "c", "never"])), [[0, 0], [1, 0], [0, 1], [0, 1]])
+    frequent = Column.of("x", seen[:18])
+    np.testing.assert_array_equal(frequent.encode(pd.Series(["b", "never"])), [[1], [0]])
+
+
+def test_levels_that_are_all_rare_stay() -> None:
+    assert Column.of("x", pd.Series(["a", "b", "c"])).levels == ("a", "b", "c")
+
+
+def test_shared_columns_take_all_their_levels_along() -> None:
+    encoding = Encoding.of(make_shops(), ["price", "day"])
+    assert encoding.shared(["day", "intercept"]) == [1, 2, "intercept"]
+    assert encoding.shared(["all"]) == "all"
+    assert encoding.shared([]) is None
+    with pytest.raises(DataError, match="'colour'.*'price', 'day'"):
+        encoding.shared(["colour"])
+
+
+# ---------------------------------------------------------------------- target
+
+
+@pytest.mark.parametrize(
+    ("values", "family", "classes"),
+    [
+        (["no", "yes", "no"], "bernoulli", ("no", "yes")),
+        (["a", "b", "c"], "multinomial", ("a", "b", "c")),
+        ([True, False, True], "bernoulli", ("False", "True")),
+        ([0, 1, 1], "bernoulli", ("0", "1")),
+        ([10, 2, 3], "multinomial", ("2", "3", "10")),
+        ([0.5, 1.0, 2.0], "gaussian", ()),
+        (range(9), "gaussian", ()),
+    ],
+)
+def test_the_family_is_guessed_and_said(values: object, family: str, classes: tuple[str, ...]) -> None:
+    found = Target.of("y", pd.Series(values), None)
+    assert (found.family, found.classes) == (family, classes)
+    assert found.reason
+    assert not Target.of("y", pd.Series(values), family).reason
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_figures_are_those_of_scikit_learn(family: str) -> None:
+    target = Target.of("y", make_shops()[TARGETS[family]], family)
+    rows = np.arange(120) % 3 == 0
+    random, y = np.random.default_rng(0), target.values[np.arange(120) % 3 == 0]
+    if target.classes:
+        mean = random.dirichlet(np.ones(len(target.classes)), len(y))
+        wanted = {"deviance": 2 * log_loss(y, mean), "accuracy": (mean.argmax(1) == y).mean()}
+    else:
+        mean = random.uniform(0.5, 2, len(y))
+        deviances = {"poisson": mean_poisson_deviance, "gamma": mean_gamma_deviance}
+        wanted = {"deviance": deviances[family](y, mean)} if family in deviances else {}
+        wanted = wanted or {"rmse": mean_squared_error(y, mean) ** 0.5}
+    assert target.figures(mean, rows) == pytest.approx(wanted)
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def test_rows_are_held_out_of_every_client() -> None:
+    table = prepare(make_shops(), TableSettings("shop", "sold"))
+    assert pd.Series(table.is_test).groupby(table.clients).sum().tolist() == [2] * 12
+
+
+def test_no_class_is_held_out_wholly() -> None:
+    shops = make_shops()
+    for alone in range(20):
+        shops["kind"] = np.where(np.arange(120) == alone, "rare", shops["open"])
+        table = prepare(shops, TableSettings("shop", "kind"))
+        assert set(table.target.values[~table.is_test]) == {0, 1, 2}
+
+
+def test_rows_that_lack_a_value_are_left_out_and_counted() -> None:
+    shops = make_shops()
+    shops.loc[3, "price"] = np.nan
+    shops.loc[7, "day"] = None
+    table = prepare(shops, TableSettings("shop", "sold", columns=("price", "day")))
+    assert (len(table.frame), table.incomplete) == (118, 2)
+
+
+# ---------------------------------------------------------------------- fits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_estimator_says_the_same(family: str) -> None:
+    found = fitted(family)
+    shops = make_shops()
+    x = Encoding.of(shops, ["price", "day"]).encode(shops)
+    target = found.table.target
+    assert found.ids == sorted(map(str, range(12)))
+    np.testing.assert_allclose(found.memberships, np.asarray(found.model.memberships_))
+    average = np.tile(x.mean(0), (1, 1))
+    pooled = found.settings.pooled(target).fit(x, target.values)
+    means = pooled.predict_proba(average)[0] if target.classes else pooled.predict(average)
+    shown = means[1:] if family == "bernoulli" else means
+    assert [term.pooled for term in found.terms.average] == pytest.approx(shown.tolist())
+    if family != "multinomial":
+        slopes = np.array([term.values for term in found.terms.coefficients])
+        np.testing.assert_allclose(slopes[0], found.model.canonical_intercept_)
+        np.testing.assert_allclose(slopes[1:].T, found.model.canonical_coef_)
+
+
+def test_coefficients_of_classes_predict_as_the_model_does() -> None:
+    found = fitted("multinomial", test_fraction=0.0)
+    shops = make_shops()
+    x = Encoding.of(shops, ["price", "day"]).encode(shops)
+    lines = np.array([term.pooled for term in found.terms.coefficients]).reshape(3, -1)  # (classes, 1 + d)
+    predictor = lines[:, 0] + x @ lines[:, 1:].T
+    odds = np.exp(predictor) / np.exp(predictor).sum(1, keepdims=True)
+    pooled = found.settings.pooled(found.table.target).fit(x, found.table.target.values)
+    np.testing.assert_allclose(odds, pooled.predict_proba(x), atol=1e-8)
+
+
+def test_two_kinds_of_shops_are_found_and_help() -> None:
+    found = fitted("gaussian", ks=(1, 2))
+    assert found.best.k == 2
+    kinds = np.array(found.memberships).argmax(1)
+    assert len({(int(client) % 2, kind) for client, kind in zip(found.ids, kinds, strict=True)}) == 2
+    ours, pooled, own = (score.figures["rmse"] for score in found.scores)
+    assert ours < pooled
+    assert own < pooled
+    assert sum(found.clear) + found.mixed == 12
+
+
+def test_one_canonical_model_is_one_model_for_all() -> None:
+    found = fitted("bernoulli", ks=(1,))
+    ours, pooled, _ = found.scores
+    assert ours.figures["deviance"] == pytest.approx(pooled.figures["deviance"], rel=1e-4)
+    for term in found.terms.coefficients:
+        assert term.values[0] == pytest.approx(term.pooled, abs=1e-4)
+
+
+def test_shared_columns_are_alike_in_all_canonical_models() -> None:
+    for term in fitted("gaussian", shared=("day",)).terms.coefficients:
+        assert term.is_shared == term.name.startswith("day")
+        assert (np.ptp(term.values) == 0) == term.is_shared
+
+
+def test_the_same_seed_gives_the_same_fit() -> None:
+    settings = TableSettings("shop", "sold", **SMALL)
+    first, again = (fit_table(make_shops(), settings) for _ in range(2))
+    assert first.memberships == again.memberships
+    assert first.terms == again.terms
+    assert [score.figures for score in first.scores] == [score.figures for score in again.scores]
+
+
+def test_steps_are_told_as_they_begin() -> None:
+    told: list[tuple[str, int, int]] = []
+    settings = TableSettings("shop", "sold", ks=(1,), columns=("price",))
+    fit_table(make_shops(), settings, lambda *step: told.append(step))
+    assert told == [("k = 1", 1, 3), ("one model for all", 2, 3), ("a model for each client", 3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"client": "who"}, "no column 'who'; the table has 'row', 'shop'"),
+        ({"columns": ("price", "colour")}, "no column 'colour'"),
+        ({"columns": ("price", "sold")}, "'sold' is the client or the target"),
+        ({"client": "sold"}, "both client and target"),
+        ({"family": "normal"}, "no family 'normal'"),
+        ({"target": "day", "family": "gaussian"}, "holds text .*bernoulli or multinomial"),
+        ({"target": "size", "family": "bernoulli"}, "3 classes .*multinomial"),
+        ({"family": "poisson"}, "needs counts"),
+        ({"ks": (99,)}, "k is 99 but there are 12 clients"),
+        ({"affinity": "features"}, "penalty is 0"),
+        ({"test_fraction": 1.5}, "fraction is 1.5"),
+        ({"shared": ("colour",)}, "shared names 'colour'"),
+        ({"mix": "outputs"}, "mix is 'outputs'"),
+    ],
+)
+def test_bad_settings_say_what_to_do(settings: dict[str, object], fault: str) -> None:
+    wanted = {"client": "shop", "target": "sold", "ks": (1,), "columns": ("price",)}
+    with pytest.raises(PPFLError, match=fault):
+        fit_table(make_shops(), TableSettings(**{**wanted, **settings}))
+
+
+def test_infinite_values_and_empty_tables_are_refused() -> None:
+    shops = make_shops()
+    shops.loc[0, "price"] = np.inf
+    with pytest.raises(DataError, match="'price' has infinite"):
+        prepare(shops, TableSettings("shop", "sold"))
+    with pytest.raises(DataError, match="none of 120 rows"):
+        prepare(shops.assign(price=np.nan), TableSettings("shop", "sold", columns=("price",)))
+    with pytest.raises(DataError, match="no column is left"):
+        prepare(shops[["shop", "sold"]], TableSettings("shop", "sold"))
+    with pytest.raises(SettingError, match="no number of canonical models"):
+        TableSettings("shop", "sold", ks=())
+
+
+# ---------------------------------------------------------------------- a model for each client
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_every_client_has_a_model_however_little_it_has(family: str) -> None:
+    shops = make_shops()
+    target = Target.of("y", shops[TARGETS[family]], family)
+    alone = np.where(np.arange(120) < 1, "one row", shops["shop"].astype(str))
+    y = target.values.copy()
+    y[alone == "3"] = y[0] if family == "gamma" else 0  # one class, or zeros alone
+    x = shops[["price"]].to_numpy()
+    mean = OwnModels(family, x, y, alone, noise=1.0).predict(x, alone)
+    figures = target._replace(values=y).figures(mean, np.arange(120))
+    assert np.isfinite(list(figures.values())).all()
+    if target.classes:
+        np.testing.assert_allclose(mean.sum(1), 1)
+        assert mean.min() > 0
+
+
+def test_many_rows_of_its_own_are_what_a_client_goes_by() -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(4000, 1))
+    clients = np.repeat(["a", "b"], 2000)
+    slope = np.where(clients == "a", 2.0, -2.0)
+    y = (slope * x[:, 0] + random.logistic(size=4000) > 0).astype(int)
+    found = OwnModels("bernoulli", x, y, clients, noise=1.0).predict(x, clients)
+    for client in "ab":
+        rows = clients == client
+        alone = LogisticRegression(C=np.inf).fit(x[rows], y[rows]).predict_proba(x[rows])
+        np.testing.assert_allclose(found[rows], alone, atol=0.01)
