@@ -24,6 +24,7 @@ from ..runs.toml import to_toml
 from ..runs.tuning import tune
 from . import demo
 from .compare import comparison_table, show_tasks, tell
+from .glm import glm_command
 from .heatmap import membership_table
 from .program import program
 from .progress import show_progress
@@ -211,6 +212,9 @@ def demo_command(
     """Compare Local, FedAvg and PPFL on handwritten digits; takes less than a minute and needs no download."""
     with _resumable([program(), "demo", "--out", str(out), "--seed", str(seed)]):
         demo.run_demo(out, seed)
+
+
+app.command("glm")(glm_command)
 
 
 def _run_live(tasks: list[Task], jobs: int | None, *, quiet: bool) -> dict[str, list[RunRecord]]:

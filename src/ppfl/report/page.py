@@ -1,12 +1,12 @@
 """The page: sections that answer one question each, left out where the runs say nothing on it."""
 
 from collections.abc import Sequence
-from importlib.resources import files
 
 from .areas import client_chart, share_chart, telling_clients
 from .bars import MOST_BARS, membership_bars, no_bars
 from .curves import cut_words, over_rounds, over_traffic, scored
 from .details import client_table, settings_table, swatch
+from .document import document, figure, folded, section, titled
 from .dots import MOST_DOTS, Row, dot_chart
 from .lines import Curve, Upward, line_chart
 from .markup import Markup, element, join, shortened, words
@@ -40,15 +40,15 @@ def render(records: Sequence[Run], title: str, labels: Sequence[str] | None = No
     sections = [
         element("h1", words(title)),
         element("p", words(summary(methods, metric, first)), class_="summary"),
-        _section("Results", result_table(methods, metric)),
+        section("Results", result_table(methods, metric)),
         *(_who(first, drawn[1:_MOST_PORTRAITS]) if first else []),
         _curves(methods, metric),
         _clients(methods, metric),
-        _folded("All clients", client_table(methods, metric, first)),
-        _folded("What was run: settings and versions", settings_table(methods)),
+        folded("All clients", client_table(methods, metric, first)),
+        folded("What was run: settings and versions", settings_table(methods)),
     ]
     picture = membership_bars(first, _picture_title(first)) if first else no_bars(title)
-    return _document(title, join(sections)), picture + "\n"
+    return document(title, join(sections)), picture + "\n"
 
 
 def _picture_title(drawn: Portrait) -> str:
@@ -74,14 +74,14 @@ def _who(first: Portrait, others: Sequence[Portrait]) -> list[Markup]:
         said += " There are too many clients to draw each, so a bar is the mean of neighbours."
     legend = join([element("p", words("Share of the population:")), element("ul", *shares)])
     parts = [
-        _figure(membership_bars(first), said),
+        figure(membership_bars(first), said),
         element("div", legend, class_="legend"),
         *_history(first),
     ]
     if others:
-        pictures = [join([element("h3", words(o.label)), _figure(membership_bars(o))]) for o in others]
-        parts.append(_folded("Memberships found by other methods", join(pictures)))
-    return [_section("Who the clients are", *parts)]
+        pictures = [join([element("h3", words(o.label)), figure(membership_bars(o))]) for o in others]
+        parts.append(folded("Memberships found by other methods", join(pictures)))
+    return [section("Who the clients are", *parts)]
 
 
 def _history(drawn: Portrait) -> list[Markup]:
@@ -90,13 +90,13 @@ def _history(drawn: Portrait) -> list[Markup]:
     certain = drawn.history.amax(2).mean(1).tolist()
     curve = Curve(drawn.label, 0, list(zip(drawn.rounds, certain, strict=True)))
     charts = [
-        _titled("Share of each canonical model in the population", share_chart(drawn)),
-        _titled(
+        titled("Share of each canonical model in the population", share_chart(drawn)),
+        titled(
             "How decided clients are: mean largest membership",
             line_chart([curve], "Mean largest membership over rounds", Upward("{:.0%}".format, most=1.0)),
         ),
     ]
-    few = [_titled(shortened(drawn.ids[at], 20), client_chart(drawn, at)) for at in telling_clients(drawn)]
+    few = [titled(shortened(drawn.ids[at], 20), client_chart(drawn, at)) for at in telling_clients(drawn)]
     return [
         element("h3", words("How they came to be")),
         element("div", *charts, class_="pair"),
@@ -111,14 +111,14 @@ def _curves(methods: Sequence[Method], metric: Metric) -> Markup:
         traffic, name = over_traffic(methods, metric.name), metric.words.capitalize()
         upward = scored([*curves, *(traffic.curves if traffic else [])], metric)
         said = f"{name} on test data{cut_words(upward, metric)}"
-        charts.append(_titled(said, line_chart(curves, f"{name} over rounds", upward)))
+        charts.append(titled(said, line_chart(curves, f"{name} over rounds", upward)))
         if traffic:
             said = f"{name} against what a client has sent and received"
-            charts.append(_titled(said, line_chart(traffic.curves, said, upward, traffic.along)))
+            charts.append(titled(said, line_chart(traffic.curves, said, upward, traffic.along)))
     for key, said in _OTHER_CURVES.items():
         if curves := over_rounds(methods, key):
-            charts.append(_titled(said, line_chart(curves, f"{said} over rounds", Upward("{:.3g}".format))))
-    return _section("Round by round", element("div", *charts, class_="pair")) if charts else words("")
+            charts.append(titled(said, line_chart(curves, f"{said} over rounds", Upward("{:.3g}".format))))
+    return section("Round by round", element("div", *charts, class_="pair")) if charts else words("")
 
 
 def _clients(methods: Sequence[Method], metric: Metric) -> Markup:
@@ -134,35 +134,4 @@ def _clients(methods: Sequence[Method], metric: Metric) -> Markup:
         said += " Values are means over seeds."
     if any(len(row.clients) > MOST_DOTS for row in rows):
         said += f" {MOST_DOTS} evenly ranked clients stand for all."
-    return _section("Client by client", _figure(dot_chart(rows, metric), said))
-
-
-def _section(heading: str, *parts: Markup) -> Markup:
-    return element("section", element("h2", words(heading)), *parts)
-
-
-def _folded(heading: str, content: Markup) -> Markup:
-    return element("details", element("summary", words(heading)), content)
-
-
-def _figure(picture: Markup, said: str | None = None) -> Markup:
-    caption = [element("figcaption", words(said))] if said else []
-    return element("figure", element("div", picture, class_="wide"), *caption)
-
-
-def _titled(title: str, picture: Markup) -> Markup:
-    caption = element("figcaption", words(title), class_="title")
-    return element("figure", caption, element("div", picture, class_="wide"))
-
-
-def _document(title: str, body: Markup) -> str:
-    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", words(title)),
-        element("style", Markup(style)),
-    )
-    return "<!DOCTYPE html>\n" + element("html", head, element("body", element("main", body)), lang="en") + "\n"
+    return section("Client by client", figure(dot_chart(rows, metric), said))

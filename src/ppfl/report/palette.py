@@ -1,5 +1,7 @@
 """Colours that people with any colour vision tell apart (Okabe and Ito, 2008)."""
 
+from collections.abc import Sequence
+
 _BLUE, _ORANGE, _GREEN, _PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 _SKY, _VERMILION, _YELLOW, _GREY = "#56B4E9", "#D55E00", "#F0E442", "#999999"  # grey: black is lost at night
 
@@ -21,6 +23,19 @@ def model_colour(position: int) -> str:
     keep = 0.55**turn
     channels = (int(_MODELS[at][i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - keep * (255 - channel)):02X}" for channel in channels)
+
+
+def mixed_colour(shares: Sequence[float]) -> str:
+    """Of a client that is so much of each canonical model.
+
+    >>> mixed_colour([1.0, 0.0]), mixed_colour([0.5, 0.5])
+    ('#0072B2', '#738859')
+    """
+    mixed = ""
+    for start in (1, 3, 5):
+        channels = (int(model_colour(at)[start : start + 2], 16) for at in range(len(shares)))
+        mixed += f"{round(sum(share * channel for share, channel in zip(shares, channels, strict=True))):02X}"
+    return f"#{mixed}"
 
 
 def method_colour(position: int) -> str:

@@ -73,9 +73,7 @@ def portrait(label: str, run: Run) -> Portrait | None:
         return None
     columns = c.mean(0).argsort(descending=True, stable=True)
     c = c[:, columns]
-    top = c.max(1)
-    by_size = top.values.argsort(descending=True, stable=True)
-    order = by_size[top.indices[by_size].argsort(stable=True)]
+    order = by_kind(c)
     truth = _rows(run.truth, len(run.ids))
     by_round = {t: _rows(past, len(run.ids)) for t, past in sorted(run.memberships_by_round.items())}
     history = {
@@ -90,6 +88,13 @@ def portrait(label: str, run: Run) -> Portrait | None:
         tuple(history),
         torch.stack(list(history.values())) if history else c.new_empty(0, *c.shape),
     )
+
+
+def by_kind(c: Tensor) -> Tensor:
+    """Positions of clients (M,) by their largest membership, and by how large it is."""
+    top = c.max(1)
+    by_size = top.values.argsort(descending=True, stable=True)
+    return by_size[top.indices[by_size].argsort(stable=True)]
 
 
 def portraits(methods: Sequence[Method]) -> list[Portrait]:
