@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ppfl.algorithms import ALGORITHMS
@@ -18,12 +19,20 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = blocks("python")
+    example, _ = blocks("python")
     exec(compile(example, "README.md", "exec"), {})
     accuracy, membership, labels = capsys.readouterr().out.strip().split("\n", 2)
     assert 0 < float(accuracy) <= 1
     assert membership.startswith("tensor([")
     assert labels.startswith("tensor([")
+
+
+def test_the_table_example_runs() -> None:
+    _, example = blocks("python")
+    random = np.random.default_rng(0)
+    names = {"X": random.normal(size=(60, 2)), "y": random.normal(size=60), "ids": np.arange(60) % 6}
+    exec(compile(example, "README.md", "exec"), names)
+    assert names["model"].memberships_.shape == (6, 2)
 
 
 def test_the_experiment_file_is_one(tmp_path: Path) -> None:

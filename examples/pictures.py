@@ -1,0 +1,75 @@
+"""Charts for the examples, of the same parts as ppfl's own report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ppfl.report.drawing import Axis, drawing, marks, rules, text
+from ppfl.report.markup import Markup, element
+from ppfl.report.palette import model_colour
+
+DATA = Path(os.environ.get("PPFL_DATA") or Path(__file__).parents[2] / "shared" / "data") / "tabular"
+
+
+class Panel(NamedTuple):
+    """Two axes."""
+
+    x: Axis
+    y: Axis
+
+    def line(self, points: Iterable[tuple[float, float]], colour: str, width: float = 1.5, **more: str) -> Markup:
+        path = "M" + "L".join(f"{self.x.at(x):.1f} {self.y.at(y):.1f}" for x, y in points)
+        return element("path", d=path, fill="none", stroke=colour, stroke_width=width, **more)
+
+    def dot(self, x: float, y: float, colour: str, radius: float = 3.0, *, hollow: bool = False) -> Markup:
+        look = {"fill": "none", "stroke": colour, "stroke_width": 1.2} if hollow else {"fill": colour}
+        return element("circle", cx=self.x.at(x), cy=self.y.at(y), r=radius, **look)
+
+    def frame(self, x_name: str, y_name: str) -> list[Markup]:
+        """Rules with their values, and what they are values of."""
+        left, right, bottom, top = self.x.start, self.x.end, self.y.start, self.y.end
+        return [
+            *rules(self.y, left, right, "{:g}".format),
+            *marks(self.x, bottom + 18, "{:g}".format, about=8),
+            text((left + right) / 2, bottom + 38, x_name, anchor="middle"),
+            text(left - 40, top - 12, y_name),
+        ]
+
+
+def grouped_bars(values: Mapping[str, Sequence[float]], left: float, right: float, top: float) -> list[Markup]:
+    """A group a name, a bar of its own colour a canonical model, from 0; they take 30 pixels and 16 a bar."""
+    every = [value for group in values.values() for value in group]
+    along, parts = Axis(min(0.0, *every), max(0.0, *every), left, right), []
+    for name, group in values.items():
+        parts.append(text(left - 50, top + 8 * len(group) + 4, name, anchor="end"))
+        for at, value in enumerate(group):
+            start, end = sorted((along.at(0), along.at(value)))
+            place = {"x": start, "y": top + 16 * at, "width": max(1.0, end - start), "height": 13.0}
+            parts.append(element("rect", **place, fill=model_colour(at)))
+            beside = (end + 6, "start") if round(value, 1) >= 0 else (start - 6, "end")
+            said = f"{round(value, 1) + 0.0:.1f}".replace("-", "−")  # no minus before 0
+            parts.append(text(beside[0], top + 16 * at + 11, said, anchor=beside[1]))
+        top += 30 + 16 * len(group)
+    return parts
+
+
+def titled(width: float, height: float, title: str, subtitle: str, *parts: Markup) -> Markup:
+    """A drawing that stands alone."""
+    heading = [text(16, 24, title, font_size=16, font_weight="bold"), text(16, 44, subtitle)]
+    return drawing(width, height, title, *heading, *parts, alone=True)
+
+
+def below(top: float, width: float, height: float, part: Markup) -> Markup:
+    """A drawing of ppfl's report as a part of another, under its title."""
+    return element("svg", part, x=0.0, y=top, width=width, height=height)
+
+
+def save(folder: Path, **pictures: Markup) -> None:
+    """As SVG, each under its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        (folder / f"{name}.svg").write_text(picture + "\n", encoding="utf-8")
+        print(f"wrote {folder / name}.svg")

@@ -1,0 +1,48 @@
+"""The examples run where no data are, on a few simulated clients, and draw what they say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PICTURES = {
+    "choices": {"willingness", "memberships"},
+    "schools": {"shrinkage", "lines"},
+    "sleep_study": {"everyone", "canonical", "memberships"},
+}
+
+
+def run(name: str, folder: Path) -> str:
+    """What the example prints; it finds no data, and writes into the folder."""
+    few = {"PPFL_DATA": str(folder / "no data"), "PPFL_EXAMPLE_CLIENTS": "16", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")]
+    done = subprocess.run(command, cwd=folder, env=os.environ | few, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(PICTURES))
+def test_an_example_runs_without_data(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    printed = run(name, tmp_path)
+    assert "(simulated)" in printed
+    assert "nan" not in printed
+    drawn = {file.stem: file for file in (tmp_path / "runs" / "examples" / name).glob("*.svg")}
+    assert set(drawn) == PICTURES[name]
+    for file in drawn.values():
+        assert ElementTree.parse(file).getroot().tag.endswith("svg")
+        assert "nan" not in file.read_text()
+
+
+def test_every_example_is_tested() -> None:
+    scripts = {file.stem for file in EXAMPLES.glob("*.py") if "# %%" in file.read_text()}
+    assert scripts == set(PICTURES)
+
+
+def test_examples_are_short() -> None:
+    for name in PICTURES:
+        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 120
