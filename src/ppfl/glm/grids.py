@@ -116,15 +116,15 @@ class Grid(NamedTuple):
         laid = [(alpha - 1) * total + math.lgamma(k * alpha) - k * math.lgamma(alpha) for alpha in _LAYOUT]
         density = torch.logsumexp(torch.stack(laid), 0)
         whole = (self.atoms + _EDGE).log() @ power - density
-        if not bool(self.floor.any()):
-            return torch.log_softmax(whole, 0).expand(len(self.floor), -1)
-        scale = self.scale
+        everybody = torch.log_softmax(whole, 0).expand(len(self.floor), -1)
+        narrow = self.is_narrow.nonzero()[:, 0]
+        if len(narrow) == 0:
+            return everybody
+        floor, scale = self.floor[narrow], self.scale[narrow, None]
         # sum_k power_k log(floor_k + scale u_k), a canonical model at a time: (M, G) at most is held
-        inside = sum(
-            power[at] * (self.floor[:, at, None] + scale[:, None] * self.atoms[:, at] + _EDGE).log() for at in range(k)
-        )
-        size = (k - 1) * scale.log()[:, None]
-        return torch.as_tensor(inside) - density + size - torch.logsumexp(whole, 0)
+        inside = sum(power[at] * (floor[:, at, None] + scale * self.atoms[:, at] + _EDGE).log() for at in range(k))
+        parts = torch.as_tensor(inside) - density + (k - 1) * scale.log() - torch.logsumexp(whole, 0)
+        return torch.index_copy(everybody, 0, narrow, parts)
 
     def mean(self, weights: Tensor) -> Tensor:
         """(M, K), by weights (M, G)."""
