@@ -86,24 +86,25 @@ def solve_marginal(
     if k == 1:
         return pooled, problem.marginal(1, 1)
     vector = best_start(problem, pooled, n_init, tol, random)
-    found = [settle(problem, vector, tol, max_iter)]
+    fine = problem.marginal(k, grid_size(k))
+    medium = fine if k == 2 else problem.marginal(k, grid_size(k) // 4)
+    found = [settle(medium, vector, _ROUGHLY, max_iter)]
     # Where clients are sure of their memberships, simplices of all sizes are local optima, as none can change without
     # all memberships; the profile changes them along, and finds the smallest.
     other = descend(problem.profile(), vector, _ROUGHLY, _UNTIL_ROUGHLY).vector
-    narrow = found[0][1].adapted(other, problem.data).is_narrow
-    if float(narrow.double().mean()) > _SURE:
-        found.append(settle(problem, other, tol, max_iter))
-    return min(found, key=lambda each: each[0].objective)
+    if float(fine.adapted(other, problem.data).is_narrow.double().mean()) > _SURE:
+        found.append(settle(medium, other, _ROUGHLY, max_iter))
+    best, _ = min(found, key=lambda each: each[0].objective)
+    return settle(fine, best.vector, tol, max_iter)
 
 
-def settle(problem: Problem, vector: Vector, tol: float, max_iter: int) -> tuple[Solution, Marginal]:
+def settle(fine: Marginal, vector: Vector, tol: float, max_iter: int) -> tuple[Solution, Marginal]:
     """To the end from here, on grids that follow the clients."""
-    fine = problem.marginal(problem.shape.k, grid_size(problem.shape.k))
-    grid = fine.adapted(vector, problem.data)
+    grid = fine.adapted(vector, fine.data)
     for _ in range(_ADAPTIONS):
         iterations = _BETWEEN if bool(grid.is_narrow.any()) else max_iter
         solution = descend(fine.on(grid), vector, tol, iterations)
-        last, grid = grid, fine.adapted(solution.vector, problem.data)
+        last, grid = grid, fine.adapted(solution.vector, fine.data)
         if not grid.differs(last):
             if iterations == max_iter:
                 return solution, fine.on(last)
