@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any, NamedTuple, Self
 
@@ -28,6 +30,17 @@ from .vectors import Hold, Objective, Shape
 MIXES = ("weights", "predictions")
 SOLVERS = ("auto", "marginal", "profile", "federated")
 _NO_RESIDUALS = 1e-7  # a dispersion of standardised targets that no data with noise have
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Pieces that fit a cache gain nothing from a second thread, and wait for it where the machine is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Fit(NamedTuple):
@@ -82,7 +95,8 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _fit_rows(self, rows: Rows, who: Clients) -> Self:
         """Fit, and keep canonical models in an order that no start decides: the most used one first."""
-        found = self._solve(rows, who)
+        with _one_thread():
+            found = self._solve(rows, who)
         order = torch.argsort(found.placement.mean.mean(0), descending=True, stable=True)
         canonical = found.coefficients.canonical[order]
         self._fit = found._replace(
