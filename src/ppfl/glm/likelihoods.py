@@ -90,8 +90,12 @@ class Rows(NamedTuple):
         start = densities.new_zeros(self.n_clients, densities.shape[1])
         return start.index_add(0, self.client, densities * self.weight[:, None])
 
+    def at_once(self, memberships: int) -> int:
+        """How many rows a cache holds with so many memberships to try."""
+        return max(1, _NUMBERS_AT_ONCE // (memberships * max(2, self.family.outputs)))
+
     def pieces(self, memberships: int) -> Iterator[Rows]:
-        rows_at_once = max(1, _NUMBERS_AT_ONCE // (memberships * max(2, self.family.outputs)))
+        rows_at_once = self.at_once(memberships)
         ends = torch.bincount(self.client, minlength=self.n_clients).cumsum(0)
         first_client, first_row = 0, 0
         while first_client < self.n_clients:

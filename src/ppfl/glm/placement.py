@@ -10,8 +10,6 @@ from torch import Tensor
 from .grids import Grid
 from .likelihoods import Coefficients, Rows
 
-_NUMBERS_AT_ONCE = 1 << 21
-
 
 class Placement(Protocol):
     """Of M clients."""
@@ -68,8 +66,7 @@ class Spread(NamedTuple):
 
     def predict(self, rows: Rows, coefficients: Coefficients, line: Tensor) -> Tensor:
         found = []
-        at_once = max(1, _NUMBERS_AT_ONCE // (len(self.grid.atoms) * max(2, rows.family.outputs)))
-        for piece in torch.split(torch.arange(len(line)), at_once):
+        for piece in torch.split(torch.arange(len(line)), rows.at_once(len(self.grid.atoms))):
             some = rows._replace(varying=rows.varying.take(piece), shared=rows.shared.take(piece))
             mean = rows.family.mean(some.parts(coefficients, self.grid.of(line[piece])))  # (n, G) or (n, G, m)
             share = self.weights[line[piece]]

@@ -1,7 +1,8 @@
-"""Population GLMs of numbers: a table, a target, and a client for every row."""
+"""Population GLMs of a table with a target and a client for every row: numbers and classes."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +21,7 @@ from .population import PopulationEstimator, ordered_rows
 _NOTHING = torch.zeros(0, dtype=torch.float64)
 
 
-class TableEstimator(PopulationEstimator):
+class TableEstimator(PopulationEstimator, ABC):
     """One row a sample."""
 
     def _fit_table(self, x: Any, y: Array, clients: Any, sample_weight: Any) -> Self:
@@ -44,9 +45,9 @@ class TableEstimator(PopulationEstimator):
         """What targets are shifted and stretched by, so that one tolerance and one ridge fit all units."""
         return 0.0, 1.0
 
+    @abstractmethod
     def _checked(self, X: Any, y: Any) -> tuple[Any, Array]:
         """A table that looks like the fitted one, and its targets as numbers."""
-        raise NotImplementedError
 
     def onboard(self, X: Any, y: Any, clients: Any, sample_weight: Any = None) -> Any:
         """Place clients that `fit` did not have: only their memberships are found, the canonical models stay.

@@ -50,8 +50,8 @@ class Hold(NamedTuple):
     def value(self, coefficients: Coefficients) -> Tensor:
         apart = coefficients.canonical - coefficients.canonical.mean(0)
         size = (coefficients.canonical.square() * self.slopes[:, None]).sum()
-        # the sliver on all differences keeps a canonical model that nobody uses from drifting
         size = size + (coefficients.shared.square() * self.shared[:, None]).sum()
+        # the sliver on all differences keeps a canonical model that nobody uses from drifting
         held = self.ridge * size + (self.spread + 1e-3 * self.ridge) * apart.square().sum()
         return 0.5 * (held + 1e-8 * self.samples * torch.exp(-coefficients.log_dispersion))
 
