@@ -16,7 +16,7 @@ from ppfl.cli.compare import progress_of
 from ppfl.cli.demo import demo_experiments
 from ppfl.cli.heatmap import ROWS
 from ppfl.data.synthetic_settings import Synthetic
-from ppfl.runs import load_run
+from ppfl.runs import RunFolder, load_run
 
 
 def test_run_says_how_it_went_and_where_it_is(ppfl, experiment, tmp_path, monkeypatch):
@@ -230,3 +230,17 @@ def test_reproduce_asks_for_missing_data_before_it_runs(ppfl, tmp_path, monkeypa
     failed = ppfl("reproduce", "k-sweep", "--out", tmp_path / "out")
     assert failed.code == 2 and "mnist" in failed.err and "--case synthetic" in failed.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_case_in_which_a_run_fails_stops_no_other(ppfl, tmp_path):
+    small = ["rounds=1", "seeds=[0]", "data.n_clients=6", "data.dim=4", "data.max_size=60", "data.test_points=10"]
+    changes = [part for change in small for part in ("--set", change)]
+    cases = ("--case", "synthetic", "--case", "synthetic-tuned", "--method", "FedAvg")
+    out = tmp_path / "out"
+    of_another = out / "synthetic" / "FedAvg" / "seed-0" / "experiment.json"
+    of_another.parent.mkdir(parents=True)
+    of_another.write_text("{}")
+    failed = ppfl("reproduce", "table1", *cases, *changes, "--jobs", 1, "--out", out)
+    assert failed.code == 2 and "synthetic: 1 of 1 runs failed" in failed.err and str(of_another.parent) in failed.err
+    assert of_another.read_text() == "{}"
+    assert RunFolder(out / "synthetic-tuned" / "FedAvg" / "seed-0").finished

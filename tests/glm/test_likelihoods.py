@@ -10,7 +10,7 @@ import ppfl.glm.likelihoods as likelihoods
 from drawn_populations import FAMILIES, double, draw, family_of, rows_of
 from ppfl.glm.designs import Alternatives, Dense, Sparse
 from ppfl.glm.families import Classes
-from ppfl.glm.grids import Grid, concentration, even_memberships, grid_size
+from ppfl.glm.grids import Grid, Prior, concentration, even_memberships, grid_size
 from ppfl.glm.likelihoods import Coefficients, GaussianMoments, Rows
 from ppfl.glm.marginal import Marginal
 from ppfl.glm.vectors import Hold, Shape
@@ -175,7 +175,7 @@ def test_the_grid_integrates_over_dirichlet_distributions(k: int, alpha: float) 
     grid = Grid.whole(k, grid_size(k), 1)
     log_alpha = torch.full((k,), float(np.log(alpha)), dtype=torch.float64)
     alpha = float(concentration(log_alpha)[0])
-    weight = grid.log_prior(log_alpha).exp()[0]
+    weight = Prior.of(grid).log_weights(log_alpha).exp()[0]
     mean = weight @ grid.atoms
     assert float((mean - 1 / k).abs().max()) < 0.01
     variance = weight @ (grid.atoms - 1 / k).square()
@@ -194,7 +194,7 @@ def test_a_part_of_the_simplex_holds_what_the_whole_has_there(k: int) -> None:
     for grid in (Grid(even_memberships(k, 400), floor), Grid.whole(k, 100_000, 1)):
         memberships = grid.floor[:, None] + grid.scale[:, None, None] * grid.atoms
         logs = -0.5 * ((memberships - best) / 0.02).square().sum(-1)
-        values.append(float(torch.logsumexp(logs + grid.log_prior(log_alpha), 1)))
+        values.append(float(torch.logsumexp(logs + Prior.of(grid).log_weights(log_alpha), 1)))
     assert values[0] == pytest.approx(values[1], abs=0.05)
 
 
@@ -206,5 +206,5 @@ def test_no_part_of_the_simplex_weighs_more_than_the_whole(log_alpha: float) -> 
     best = best / best.sum(1, keepdim=True)
     width = torch.logspace(-4, -1.5, 200, dtype=torch.float64)[:, None].expand(-1, K)
     grid = Grid.whole(K, grid_size(K), 200).around(best, width)
-    weight = grid.log_prior(torch.full((K,), log_alpha, dtype=torch.float64)).exp().sum(1)
+    weight = Prior.of(grid).log_weights(torch.full((K,), log_alpha, dtype=torch.float64)).exp().sum(1)
     assert float(weight.max()) < 1.1

@@ -12,9 +12,10 @@ from ppfl.core import affinity as affinities
 from ppfl.core import objective as core_objective
 from ppfl.glm import PopulationClassifier, PopulationRegressor
 from ppfl.glm.likelihoods import fastest
+from ppfl.glm.problem import Problem
 from ppfl.glm.profile import Profile
 from ppfl.glm.simplex_program import simplex_minimum
-from ppfl.glm.solve import Problem, solve_marginal
+from ppfl.glm.solve import Search, solve_marginal
 from ppfl.glm.vectors import Hold, Shape
 
 K = 3
@@ -144,7 +145,7 @@ def test_the_marginal_is_stationary_where_it_says_so() -> None:
         dispersed = rows.n_samples * rows.family.has_dispersion
         hold = Hold(0.01, 0.0, torch.ones(4).double(), torch.ones(0).double(), dispersed)
         problem = Problem(rows, fastest(rows), Shape(K, 4, 0, 1), hold)
-        solution, objective = solve_marginal(problem, 3, 1e-6, 500, np.random.default_rng(0))
+        solution, objective = solve_marginal(problem, Search(3, 1e-6, 500, np.random.default_rng(0)))
         value, slope = objective(solution.vector)
         assert value == pytest.approx(solution.objective)
         assert np.abs(slope).max() <= 1e-6

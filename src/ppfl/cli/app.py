@@ -179,7 +179,7 @@ def reproduce_command(
     tasks = tasks_of_study(study, place)
     refuse_missing_data(study, tasks)
     with _resumable(command):
-        records = {case: _run_live(of_case, jobs, quiet=quiet) for case, of_case in tasks.items()}
+        records = _run_cases(tasks, jobs, quiet=quiet)
     page = write_study(study, tasks, records, place, shlex.join(["ppfl", *command[1:]]))
     if not quiet:
         console = Console(width=None if sys.stdout.isatty() else WIDEST)
@@ -215,6 +215,21 @@ def demo_command(
 
 
 app.command("glm")(glm_command)
+
+
+def _run_cases(
+    tasks: dict[str, list[Task]], jobs: int | None, *, quiet: bool
+) -> dict[str, dict[str, list[RunRecord]]]:
+    """One after the other; a case in which something fails stops no other, and is told in the end."""
+    records, failed = {}, []
+    for case, of_case in tasks.items():
+        try:
+            records[case] = _run_live(of_case, jobs, quiet=quiet)
+        except SettingError as error:
+            failed.append(f"{case}: {error}")
+    if failed:
+        raise SettingError("; ".join(failed))
+    return records
 
 
 def _run_live(tasks: list[Task], jobs: int | None, *, quiet: bool) -> dict[str, list[RunRecord]]:

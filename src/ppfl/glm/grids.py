@@ -99,6 +99,12 @@ class Grid(NamedTuple):
         return Grid(self.atoms, torch.where(is_little[:, None], floor, 0.0))
 
     @property
+    def powers(self) -> Tensor:
+        """(K K + K + 1, G), of the whole simplex: second, first, none."""
+        second = (self.atoms[:, :, None] * self.atoms[:, None]).flatten(1)
+        return torch.cat([second, self.atoms, torch.ones_like(self.atoms[:, :1])], 1).T
+
+    @property
     def spacing(self) -> float:
         """Of neighbours on the whole simplex, about."""
         count, k = self.atoms.shape
@@ -107,24 +113,6 @@ class Grid(NamedTuple):
     def differs(self, other: Grid) -> bool:
         """Whether a client's part has moved by more than a tenth of its size."""
         return bool(((self.floor - other.floor).abs().amax(1) > 0.1 * self.scale).any())
-
-    def log_prior(self, log_alpha: Tensor) -> Tensor:
-        """Weights (M, G): Dirichlet(alpha), relative to the density by which the grid is laid out."""
-        k = self.atoms.shape[1]
-        power = concentration(log_alpha) - 1
-        total = self.atoms.log().sum(1)
-        laid = [(alpha - 1) * total + math.lgamma(k * alpha) - k * math.lgamma(alpha) for alpha in _LAYOUT]
-        density = torch.logsumexp(torch.stack(laid), 0)
-        whole = (self.atoms + _EDGE).log() @ power - density
-        everybody = torch.log_softmax(whole, 0).expand(len(self.floor), -1)
-        narrow = self.is_narrow.nonzero()[:, 0]
-        if len(narrow) == 0:
-            return everybody
-        floor, scale = self.floor[narrow], self.scale[narrow, None]
-        # sum_k power_k log(floor_k + scale u_k), a canonical model at a time: (M, G) at most is held
-        inside = sum(power[at] * (floor[:, at, None] + scale * self.atoms[:, at] + _EDGE).log() for at in range(k))
-        parts = torch.as_tensor(inside) - density + (k - 1) * scale.log() - torch.logsumexp(whole, 0)
-        return torch.index_copy(everybody, 0, narrow, parts)
 
     def mean(self, weights: Tensor) -> Tensor:
         """(M, K), by weights (M, G)."""
@@ -137,3 +125,32 @@ class Grid(NamedTuple):
         if not bool(self.floor.any()):
             return everywhere
         return torch.addcmul(self.floor[:, None] @ parts, self.scale[:, None, None], everywhere)
+
+
+class Prior(NamedTuple):
+    """Dirichlet weights on a grid, relative to the density by which it is laid out; logarithms are taken once."""
+
+    logs: Tensor  # (G, K), of the whole grid
+    density: Tensor  # (G,)
+    inside: Tensor  # (M, G, K), of the clients' own parts of the simplex; (0, G, K) where all have the whole
+    size: Tensor  # (M, 1), the logarithm of how much of the simplex they are
+
+    @classmethod
+    def of(cls, grid: Grid) -> Prior:
+        k = grid.atoms.shape[1]
+        total = grid.atoms.log().sum(1)
+        laid = [(alpha - 1) * total + math.lgamma(k * alpha) - k * math.lgamma(alpha) for alpha in _LAYOUT]
+        floor, scale = grid.floor, grid.scale
+        if not bool(grid.is_narrow.any()):
+            floor, scale = floor[:0], scale[:0]
+        inside = torch.addcmul(floor[:, None] + _EDGE, scale[:, None, None], grid.atoms).log_()
+        logs = (grid.atoms + _EDGE).log()
+        return cls(logs, torch.logsumexp(torch.stack(laid), 0), inside, (k - 1) * scale[:, None].log())
+
+    def log_weights(self, log_alpha: Tensor) -> Tensor:
+        """(M, G), or (1, G) where they are the same for everybody."""
+        power = concentration(log_alpha) - 1
+        whole = self.logs @ power - self.density
+        if len(self.inside) == 0:
+            return torch.log_softmax(whole, 0)[None]
+        return self.inside @ power - self.density + self.size - torch.logsumexp(whole, 0)

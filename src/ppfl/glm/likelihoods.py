@@ -171,24 +171,19 @@ class GaussianMoments(NamedTuple):
         """By c'Hc, with H the canonical models' products in the client's own data."""
         canonical, shared = coefficients.canonical[..., 0], coefficients.shared[:, 0]
         models = torch.cat([canonical, shared.expand(len(canonical), -1)], 1)  # (K, d)
-        products = torch.einsum("kd,mde,le->mkl", models, self.gram, models)
+        products = models @ self.gram @ models.T  # (M, K, K)
         fits = self.cross @ models.T  # (M, K)
+        level, squares = self.size * (coefficients.log_dispersion + math.log(2 * math.pi)), self.squares
+        precision = torch.exp(-coefficients.log_dispersion)
         if isinstance(c, Grid):
-            pairs = (c.atoms[:, :, None] * c.atoms[:, None]).flatten(1)  # (G, K K)
-            linear, quadratic = fits @ c.atoms.T, products.flatten(1) @ pairs.T
-            if bool(c.floor.any()):
-                scale, floor = c.scale[:, None], c.floor[:, None]
-                crossed = (floor @ products)[:, 0]  # (M, K)
-                quadratic = (crossed * c.floor).sum(1, keepdim=True) + scale * (
-                    2 * crossed @ c.atoms.T + scale * quadratic
-                )
-                linear = (fits * c.floor).sum(1, keepdim=True) + scale * linear
-        else:
-            linear, quadratic = (c @ fits[:, :, None])[..., 0], (c @ products @ c.mT)[..., 0]
-        squares = self.squares[:, None] - 2 * linear + quadratic
-        log_dispersion = coefficients.log_dispersion
-        constant = log_dispersion + math.log(2 * math.pi)
-        return -0.5 * (squares * torch.exp(-log_dispersion) + self.size[:, None] * constant)
+            # c = floor + scale u, so all clients' polynomials in u meet the grid in one product
+            across = (products @ c.floor[..., None])[..., 0]
+            squares = squares + ((across - 2 * fits) * c.floor).sum(1)
+            quadratic, linear = products * c.scale.square()[:, None, None], 2 * (across - fits) * c.scale[:, None]
+            of_each = torch.cat([quadratic.flatten(1), linear, squares[:, None]], 1)
+            return torch.addmm((-0.5 * level)[:, None], of_each * (-0.5 * precision), c.powers)
+        linear, quadratic = (c @ fits[:, :, None])[..., 0], (c @ products @ c.mT)[..., 0]
+        return -0.5 * ((squares[:, None] - 2 * linear + quadratic) * precision + level[:, None])
 
 
 NOBODY: Likelihood = GaussianMoments(*(torch.zeros(0, *[0] * n, dtype=torch.float64) for n in (2, 1, 0, 0)))

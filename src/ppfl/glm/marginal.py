@@ -10,18 +10,22 @@ the smallest that holds them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .grids import Grid
+from .grids import Grid, Prior
 from .likelihoods import NOBODY, Likelihood
 from .newton import best_memberships, deviations_of
 from .placement import Spread
-from .vectors import Hold, Shape, Vector
+from .vectors import Hold, Shape, Vector, evenly
 
-_NEGLIGIBLE = 1e-20  # a membership's weight in a gradient; smaller ones would only slow the processor down
+_NEGLIGIBLE = math.log(1e-20)  # of a membership's weight; numbers that small would only slow the processor down
+_NUMBERS_KEPT = 1 << 26  # of the memberships' logarithms
 _HOLD_OF_ALPHA = 1.0  # as log alpha ~ N(0, 1) would: few clients say little of it
 _PLACED_TO = 1e-8
 
@@ -38,17 +42,17 @@ class Marginal:
     def __call__(self, vector: Vector) -> tuple[float, Vector]:
         at = torch.from_numpy(vector).clone().requires_grad_()
         value = 0.0
-        for piece, clients in self._pieces(self.data):
+        for piece in self._pieces():
             coefficients, log_alpha = self.shape.unpack(at)
-            grid = self.grid.of(clients)
-            logs = piece.of_clients(coefficients, grid)
+            logs = piece.data.of_clients(coefficients, piece.grid)
             if self.patience is not None:
-                logs = logs * self.patience[clients, None]
-            logs = logs + grid.log_prior(log_alpha)
-            value -= float(torch.logsumexp(logs.detach(), 1).sum()) / self.data.n_samples
-            likely = torch.softmax(logs.detach(), 1)
-            likely[likely < _NEGLIGIBLE] = 0.0
-            torch.autograd.backward(-(likely * logs).sum() / self.data.n_samples)
+                logs = logs * self.patience[piece.clients, None]
+            logs = logs + piece.prior.log_weights(log_alpha)
+            top = logs.detach().amax(1, keepdim=True)
+            likely = (logs.detach() - top).clamp_(min=_NEGLIGIBLE).exp_()
+            total = likely.sum(1, keepdim=True)
+            value -= float((top + total.log()).sum()) / self.data.n_samples
+            torch.autograd.backward(logs, likely.div_(total * -self.data.n_samples))
         coefficients, log_alpha = self.shape.unpack(at)
         held = self.hold.value(coefficients) + 0.5 * _HOLD_OF_ALPHA * log_alpha.square().sum()
         torch.autograd.backward(held / self.data.n_samples)
@@ -58,6 +62,13 @@ class Marginal:
     def on(self, grid: Grid, patience: Tensor | None = None) -> Marginal:
         return Marginal(self.data, self.shape, grid, self.hold, patience)
 
+    def of_some(self, count: int) -> Marginal:
+        if self.data.n_clients <= count:
+            return self
+        some = evenly(count, self.data.n_clients)
+        hold = self.hold.share(count / self.data.n_clients)
+        return Marginal(self.data.of_some(some), self.shape, self.grid.of(some), hold)
+
     def patience_for(self, vector: Vector) -> Tensor:
         """(M,): so that no client is surer of its membership than the grid is fine."""
         k = self.shape.k
@@ -66,20 +77,21 @@ class Marginal:
         deviation = deviations_of(coefficients, self.data, level).amin(1)
         return (deviation / self.grid.spacing).square().clamp(max=1.0)
 
-    def _pieces(self, data: Likelihood) -> Iterator[tuple[Likelihood, slice]]:
-        first = 0
-        for piece in data.pieces(len(self.grid.atoms)):
-            yield piece, slice(first, first + piece.n_clients)
-            first += piece.n_clients
+    def _pieces(self) -> Iterable[_Piece]:
+        is_small = self.data.n_clients * self.grid.atoms.numel() <= _NUMBERS_KEPT
+        return self._kept if is_small else _pieces(self.data, self.grid)
+
+    @cached_property
+    def _kept(self) -> list[_Piece]:
+        return list(_pieces(self.data, self.grid))
 
     def _logs(self, vector: Vector, data: Likelihood, grid: Grid) -> Tensor:
         """(M, G)."""
         coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
-        pieces = (
-            piece.of_clients(coefficients, grid.of(clients)) + grid.of(clients).log_prior(log_alpha)
-            for piece, clients in self._pieces(data)
-        )
-        return torch.cat(list(pieces))
+        return torch.cat([
+            piece.data.of_clients(coefficients, piece.grid) + piece.prior.log_weights(log_alpha)
+            for piece in _pieces(data, grid)
+        ])  # fmt: skip
 
     def log_likelihood(self, vector: Vector) -> float:
         """Memberships integrated out, nothing held."""
@@ -108,4 +120,22 @@ class Marginal:
         """A client of which nothing is known: the distribution of them all."""
         _, log_alpha = self.shape.unpack(torch.from_numpy(vector))
         grid = Grid(self.grid.atoms, torch.zeros(1, self.shape.k, dtype=torch.float64))
-        return Spread(grid, grid.log_prior(log_alpha).exp())
+        return Spread(grid, Prior.of(grid).log_weights(log_alpha).exp())
+
+
+class _Piece(NamedTuple):
+    """Clients whose data and memberships fit a cache."""
+
+    clients: slice
+    data: Likelihood
+    grid: Grid
+    prior: Prior
+
+
+def _pieces(data: Likelihood, grid: Grid) -> Iterator[_Piece]:
+    first = 0
+    for piece in data.pieces(len(grid.atoms)):
+        clients = slice(first, first + piece.n_clients)
+        own = grid.of(clients)
+        yield _Piece(clients, piece, own, Prior.of(own))
+        first = clients.stop

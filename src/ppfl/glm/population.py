@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from numbers import Real
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,47 +12,22 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from ..core.errors import DataError, SettingError
 from .affinities import affinity_among, check_affinity
 from .columns import Array, Clients, Columns
 from .families import Family, Gaussian
-from .federated import solve_by_rounds
+from .fitting import Fit, fit_by_rounds, fit_marginal, fit_profile, one_thread
 from .grids import concentration
-from .likelihoods import Coefficients, Rows, fastest
+from .likelihoods import Rows, fastest
 from .placement import Placement
-from .solve import Problem, descend, solve_marginal
-from .vectors import Hold, Objective, Shape
+from .problem import Problem
+from .solve import Search
+from .vectors import Hold, Shape
 
 MIXES = ("weights", "predictions")
 SOLVERS = ("auto", "marginal", "profile", "federated")
 _NO_RESIDUALS = 1e-7  # a dispersion of standardised targets that no data with noise have
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Pieces that fit a cache gain nothing from a second thread, and wait for it where the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-class Fit(NamedTuple):
-    """What a solver found."""
-
-    coefficients: Coefficients
-    placement: Placement
-    log_alpha: Tensor  # (K,), of the distribution of memberships
-    anybody: Placement  # one client of which nothing is known
-    objective: Objective | None  # that can place more clients; the federated solver leaves none
-    path: list[float]
-    converged: bool
-    log_likelihood: float
-    membership_parameters: int
 
 
 class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
@@ -95,7 +68,7 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _fit_rows(self, rows: Rows, who: Clients) -> Self:
         """Fit, and keep canonical models in an order that no start decides: the most used one first."""
-        with _one_thread():
+        with one_thread():
             found = self._solve(rows, who)
         order = torch.argsort(found.placement.mean.mean(0), descending=True, stable=True)
         canonical = found.coefficients.canonical[order]
@@ -134,31 +107,16 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
         k = self._count_models(who)
         affinity = affinity_among(who.ids, self.affinity, rows) if self.penalty > 0 else None
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        shape = Shape(k, rows.varying.columns, rows.shared.columns, rows.varying.outputs(rows.family.outputs))
         if solver == "federated":
-            found = solve_by_rounds(rows, k, affinity, self.penalty, self.tol, self.max_iter, seed)
-            own = found.placement.mean[:, None]
-            likelihood = float(rows.of_clients(found.coefficients, own).sum())
-            return Fit(
-                found.coefficients, found.placement, torch.zeros(k, dtype=torch.float64), found.placement.middle(),
-                None, found.path, found.converged, likelihood, rows.n_clients * (k - 1),
-            )  # fmt: skip
+            return fit_by_rounds(rows, k, affinity, self.penalty, self.tol, self.max_iter, seed)
+        shape = Shape(k, rows.varying.columns, rows.shared.columns, rows.varying.outputs(rows.family.outputs))
         varying, fixed = self._columns.slopes()
         hold = Hold(self.ridge, 0.0, varying, fixed, rows.n_samples * rows.family.has_dispersion)
         problem = Problem(rows, fastest(rows), shape, hold)
-        objective: Objective
-        solution, objective = solve_marginal(problem, self.n_init, self.tol, self.max_iter, np.random.default_rng(seed))
-        gap, memberships = 0.0, k if k > 1 else 0
+        search = Search(self.n_init, self.tol, self.max_iter, np.random.default_rng(seed))
         if solver == "profile":
-            objective = profile = problem.profile(affinity, self.penalty, self.tol)
-            solution = descend(profile, solution.vector, self.tol, self.max_iter)
-            gap, memberships = profile.gap(solution.vector), rows.n_clients * (k - 1)
-        coefficients, log_alpha = shape.unpack(torch.from_numpy(solution.vector))
-        return Fit(
-            coefficients, objective.place(solution.vector, problem.data), log_alpha, objective.anybody(solution.vector),
-            objective.without_data(), solution.path, max(solution.gradient, gap) <= self.tol,
-            objective.log_likelihood(solution.vector), memberships,
-        )  # fmt: skip
+            return fit_profile(problem, affinity, self.penalty, search)
+        return fit_marginal(problem, search)
 
     def _solver(self) -> str:
         """Checked with all other settings."""

@@ -47,6 +47,10 @@ class Hold(NamedTuple):
     shared: Tensor  # (f,), the same for shared columns
     samples: float = 0.0  # that have a dispersion, which stays above a hundred-millionth
 
+    def share(self, part: float) -> Hold:
+        """What holds as much where only this part of the clients is looked at."""
+        return self._replace(ridge=part * self.ridge, spread=part * self.spread, samples=part * self.samples)
+
     def value(self, coefficients: Coefficients) -> Tensor:
         apart = coefficients.canonical - coefficients.canonical.mean(0)
         size = (coefficients.canonical.square() * self.slopes[:, None]).sum()
@@ -56,11 +60,19 @@ class Hold(NamedTuple):
         return 0.5 * (held + 1e-8 * self.samples * torch.exp(-coefficients.log_dispersion))
 
 
+def evenly(count: int, of: int) -> Tensor:
+    """So many positions out of all, the same every time."""
+    return torch.arange(of) if of <= count else torch.linspace(0, of - 1, count, dtype=torch.float64).long()
+
+
 class Objective(Protocol):
     """What is minimised over the vector, per sample; how memberships follow from it is its own affair."""
 
     def __call__(self, vector: Vector) -> tuple[float, Vector]:
         """Value and gradient."""
+
+    def of_some(self, count: int) -> Objective:
+        """The same of so many clients at most."""
 
     def log_likelihood(self, vector: Vector) -> float: ...
 

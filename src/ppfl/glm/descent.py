@@ -1,0 +1,81 @@
+"""Down to a minimum from one start."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import OptimizeResult, minimize
+
+from .vectors import Objective, Vector
+
+_MOST_AXES, _CLIENTS_FOR_AXES, _SMALL = 200, 300, 1e-4
+_BEFORE_NEW_AXES = 40  # iterations
+
+
+class Solution(NamedTuple):
+    vector: Vector
+    objective: float
+    path: list[float]  # after every iteration; never rises
+    gradient: float  # its largest component at the end
+
+
+def descend(objective: Objective, start: Vector, tol: float, max_iter: int, *, rounded: bool = False) -> Solution:
+    """L-BFGS from a start; `rounded`, in coordinates in which the objective curves alike in all directions."""
+    path = [objective(start)[0]]
+    found, tries = start, 2  # once more where rounding errors have led it astray
+    while True:
+        turned = _Turned(objective, found, even_axes(objective, found) if rounded else None)
+        before, left = len(path), max_iter + 1 - len(path)
+        iterations = min(left, _BEFORE_NEW_AXES) if rounded else left
+        found, last = _run(turned, iterations, tol, path)
+        steepest = float(np.abs(turned.slope).max())
+        tries -= len(path) - before < iterations
+        if len(path) > max_iter or steepest <= tol or tries == 0:
+            # what rounding leaves of a gradient grows with the objective
+            return Solution(found, last, path, steepest / max(1.0, abs(last)))
+
+
+def _run(turned: _Turned, iterations: int, tol: float, path: list[float]) -> tuple[Vector, float]:
+    """Until the slope is small, in the objective's own coordinates; where it ends and the value there."""
+
+    def after_each(intermediate_result: OptimizeResult) -> None:
+        path.append(float(intermediate_result.fun))
+        if np.abs(turned.slope).max() <= tol:
+            raise StopIteration
+
+    options = {"maxiter": iterations, "maxfun": 4 * iterations, "gtol": 0.0, "ftol": 0.0, "maxcor": 20}
+    origin = np.zeros_like(turned.origin)
+    ended = minimize(turned, origin, jac=True, method="L-BFGS-B", callback=after_each, options=options)
+    return turned.back(ended.x), turned(ended.x)[0]
+
+
+class _Turned:
+    """The objective seen from a point along other axes."""
+
+    slope: Vector  # of the objective itself, where it was asked last
+
+    def __init__(self, objective: Objective, origin: Vector, axes: Vector | None) -> None:
+        self.objective, self.origin, self.axes = objective, origin, axes
+
+    def back(self, z: Vector) -> Vector:
+        return self.origin + (z if self.axes is None else self.axes @ z)
+
+    def __call__(self, z: Vector) -> tuple[float, Vector]:
+        value, self.slope = self.objective(self.back(z))
+        return value, self.slope if self.axes is None else self.axes.T @ self.slope
+
+
+def even_axes(objective: Objective, at: Vector) -> Vector | None:
+    """Directions (P, P) along which the slope changes by about 1, as differences of slopes of some clients say.
+
+    L-BFGS learns them too, but in hundreds of steps where canonical models overlap.
+    """
+    if len(at) > _MOST_AXES:
+        return None
+    some = objective.of_some(_CLIENTS_FOR_AXES)
+    slope = some(at)[1]
+    changes = np.stack([(some(at + _SMALL * axis)[1] - slope) / _SMALL for axis in np.eye(len(at))])
+    size, axes = np.linalg.eigh((changes + changes.T) / 2)
+    size = np.abs(size)
+    return np.asarray(axes / np.sqrt(np.maximum(size, 1e-6 * size.max())))
