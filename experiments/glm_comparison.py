@@ -72,7 +72,7 @@ def _mixed(train: Table, test: Table, limit: float, *, slopes: bool) -> dict[str
         return None
     found = mixed_model(train, test, limit, slopes=slopes)
     worth = None if found.mean is None else score(test, found.mean)
-    return {"score": worth, "seconds": found.seconds, "effects": found.effects, "note": found.note}
+    return {"score": worth, **found._replace(mean=None)._asdict()}
 
 
 def _ours(train: Table, test: Table) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Candidate(NamedTuple):
     k: int
     differing: str  # what clients differ in: "all" columns, "slopes" as the mixed model's, or the "intercept"
     ridge: float
-    aside: float  # score on training rows set aside, fitted without them: what chooses
+    aside: float  # score of training rows set aside, predicted by fits without them: what chooses
     seconds: float
 
 
@@ -86,15 +86,17 @@ def pooled(train: Table, test: Table) -> Answer:
 def population(train: Table, test: Table) -> Chosen:
     """K and what clients share are chosen by rows set aside, then the ridge as `own` chooses its own."""
     start = time.process_time()
-    cuts = _set_aside(train, 1 if len(train.y) > MANY else 3)
+    parts = _set_aside(train)
     ways = _ways_to_differ(train)
     candidates: list[Candidate] = []
 
     def attempt(k: int, differing: str, ridge: float) -> None:
         begun = time.process_time()
-        scores = [score(last, _predicted(_fitted(first, k, ways[differing], ridge), last)) for first, last in cuts]
-        seconds = (time.process_time() - begun) / len(cuts)
-        candidates.append(Candidate(k, differing, ridge, float(np.mean(scores)), seconds))
+        aside = _score_aside(
+            train, parts, lambda first, last: _predicted(_fitted(first, k, ways[differing], ridge), last)
+        )
+        seconds = (time.process_time() - begun) / len(parts)
+        candidates.append(Candidate(k, differing, ridge, aside, seconds))
         print(f"    {candidates[-1]}", flush=True)
 
     for k in range(1, LARGEST_K + 1):
@@ -111,10 +113,25 @@ def population(train: Table, test: Table) -> Chosen:
     return Chosen(best, found, model.converged_, alone, time.process_time() - start, candidates)
 
 
-def _set_aside(table: Table, times: int) -> list[tuple[Table, Table]]:
-    """A quarter of every client's rows, several times anew."""
-    asides = [held_out(table, 0.25, seed) for seed in range(times)]
-    return [(table.take(~aside), table.take(aside)) for aside in asides]
+def _set_aside(table: Table) -> list[Array]:
+    """Marks of training rows to set aside: every client's in ten parts, or where there are many a quarter once."""
+    if len(table.y) > MANY:
+        return [held_out(table, 0.25, seed=0)]
+    random = np.random.default_rng(0)
+    part = np.full(len(table.y), -1)
+    for rows in table.rows_of().values():
+        if len(rows) > 1:  # or nothing would be left of the client
+            part[random.permutation(rows)] = (np.arange(len(rows)) + random.integers(10)) % 10
+    return [part == at for at in range(10)]
+
+
+def _score_aside(table: Table, parts: list[Array], predicted: Callable[[Table, Table], Array]) -> float:
+    """Of all rows that were set aside, together."""
+    mean = np.zeros(len(table.y))
+    for aside in parts:
+        mean[aside] = predicted(table.take(~aside), table.take(aside))
+    seen = np.any(parts, 0)
+    return score(table.take(seen), mean[seen])
 
 
 def _ways_to_differ(table: Table) -> dict[str, Any]:
@@ -130,10 +147,12 @@ def _ways_to_differ(table: Table) -> dict[str, Any]:
 
 
 def own(train: Table, test: Table) -> Answer:
-    """A ridge for all clients of a table, chosen by what quarters of their training rows, set aside, say of it."""
+    """A ridge for all clients of a table, chosen by training rows set aside."""
     start = time.process_time()
-    cuts = _set_aside(train, 3)
-    ridge = min(RIDGES, key=lambda ridge: sum(score(last, _own_means(first, last, ridge)) for first, last in cuts))
+    parts = _set_aside(train)
+    ridge = min(
+        RIDGES, key=lambda ridge: _score_aside(train, parts, lambda first, last: _own_means(first, last, ridge))
+    )
     return Answer(_own_means(train, test, ridge), time.process_time() - start)
 
 

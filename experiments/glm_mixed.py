@@ -39,15 +39,16 @@ class MixedAnswer(NamedTuple):
     seconds: float
     effects: str  # "slopes" or "intercept"
     note: str = ""
+    slopes: float | None = None  # seconds that random slopes took, whether they converged or not
 
 
 def mixed_model(train: Table, test: Table, limit: float, *, slopes: bool) -> MixedAnswer:
     """With random slopes for all columns that vary within clients if these converge in time, else random intercepts."""
     if slopes and train.slopes:
         answer = _limited(train, test, train.slopes, limit)
-        if answer.mean is not None and not answer.note:
-            return answer
-        return _limited(train, test, [], limit)._replace(note=f"slopes: {answer.note}")
+        if answer.mean is None or answer.note:
+            answer = _limited(train, test, [], limit)._replace(note=f"slopes: {answer.note}", slopes=answer.seconds)
+        return answer._replace(slopes=answer.slopes or answer.seconds)
     return _limited(train, test, [], limit)
 
 

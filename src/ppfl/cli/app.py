@@ -217,9 +217,7 @@ def demo_command(
 app.command("glm")(glm_command)
 
 
-def _run_cases(
-    tasks: dict[str, list[Task]], jobs: int | None, *, quiet: bool
-) -> dict[str, dict[str, list[RunRecord]]]:
+def _run_cases(tasks: dict[str, list[Task]], jobs: int | None, *, quiet: bool) -> dict[str, dict[str, list[RunRecord]]]:
     """One after the other; a case in which something fails stops no other, and is told in the end."""
     records, failed = {}, []
     for case, of_case in tasks.items():
