@@ -27,7 +27,7 @@ def descend(objective: Objective, start: Vector, tol: float, max_iter: int, *, r
     while True:
         turned = _Turned(objective, found, even_axes(objective, found) if rounded else None)
         before, left = len(path), max_iter + 1 - len(path)
-        iterations = min(left, _BEFORE_NEW_AXES) if rounded else left
+        iterations = left if turned.axes is None else min(left, _BEFORE_NEW_AXES)
         found, last = _run(turned, iterations, tol, path)
         steepest = float(np.abs(turned.slope).max())
         tries -= len(path) - before < iterations

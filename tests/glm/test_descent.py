@@ -1,0 +1,93 @@
+"""The way down: coordinates that make it short, and the same end as without them."""
+
+import numpy as np
+import pytest
+
+from drawn_populations import FAMILIES, draw, family_of, rows_of
+from ppfl.glm.descent import descend, even_axes
+from ppfl.glm.grids import Grid
+from ppfl.glm.likelihoods import fastest
+from ppfl.glm.marginal import Marginal
+from ppfl.glm.problem import Problem
+from ppfl.glm.vectors import Hold, Shape, evenly
+
+K = 3
+
+
+class Bowl:
+    """x'Hx / 2 - b'x, its axes a thousand times as long as others."""
+
+    def __init__(self, size: int = 12) -> None:
+        random = np.random.default_rng(0)
+        turn = np.linalg.qr(random.normal(size=(size, size)))[0]
+        self.H, self.b = turn @ np.diag(np.logspace(-3, 3, size)) @ turn.T, random.normal(size=size)
+
+    def __call__(self, x):
+        return float(x @ self.H @ x / 2 - self.b @ x), self.H @ x - self.b
+
+    def of_some(self, count):
+        return self
+
+
+def test_along_even_axes_a_bowl_is_round() -> None:
+    bowl = Bowl()
+    axes = even_axes(bowl, np.zeros(12))
+    np.testing.assert_allclose(axes.T @ bowl.H @ axes, np.eye(12), atol=1e-5)
+
+
+def test_a_round_bowl_has_one_way_down() -> None:
+    bowl = Bowl()
+    best = np.linalg.solve(bowl.H, bowl.b)
+    there = descend(bowl, np.ones(12), 1e-6, 500, rounded=True)
+    assert len(there.path) <= 5 < len(descend(bowl, np.ones(12), 1e-6, 500).path)
+    assert there.objective == pytest.approx(bowl(best)[0], rel=1e-9)
+
+
+def test_too_many_coordinates_stay_as_they_are() -> None:
+    """Their curvature would cost more than it saves."""
+    assert even_axes(Bowl(201), np.zeros(201)) is None
+    plain, rounded = (descend(Bowl(201), np.zeros(201), 1e-3, 100, rounded=rounded) for rounded in (False, True))
+    assert rounded.path == plain.path
+
+
+def problem_of(name: str) -> Problem:
+    rows = rows_of(draw(name, clients=9, rows=8), family_of(name), "weights", shared=["x2"])
+    shape = Shape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs)
+    hold = Hold(0.9, 0.0, rows.weight.new_ones(shape.varying), rows.weight.new_ones(shape.shared))
+    return Problem(rows, fastest(rows), shape, hold)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rounded_or_not_the_end_is_the_same_and_nothing_rises(name: str) -> None:
+    objective = problem_of(name).marginal(K, 40)
+    start = np.random.default_rng(0).normal(size=objective.shape.size) / 3
+    plain, rounded = (descend(objective, start, 1e-7, 2000, rounded=rounded) for rounded in (False, True))
+    for end in (plain, rounded):
+        assert end.gradient <= 1e-7
+        assert np.all(np.diff(end.path) <= 1e-12)
+    close = descend(objective, plain.vector, 1e-7, 2000, rounded=True)  # both may be minima, but each is one
+    assert close.objective == pytest.approx(plain.objective, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "poisson"])
+def test_some_clients_are_a_problem_of_their_own(name: str) -> None:
+    """The curvature is taken from theirs: data, grids and holds of these clients and no others."""
+    problem = problem_of(name)
+    objective = problem.marginal(K, 40)
+    some = evenly(3, 9)
+    theirs = problem._replace(data=problem.data.of_some(some), hold=problem.hold.share(1 / 3)).marginal(K, 40)
+    at = np.random.default_rng(0).normal(size=objective.shape.size) / 3
+    np.testing.assert_allclose(objective.of_some(3)(at)[1], theirs(at)[1], rtol=1e-12)
+    assert objective.of_some(9) is objective
+
+
+def test_what_is_not_kept_is_computed_anew(monkeypatch) -> None:
+    problem = problem_of("gaussian")
+    grid = Grid.whole(K, 40, 9)
+    grid.floor[4] = 0.2
+    at = np.random.default_rng(0).normal(size=problem.shape.size) / 3
+    kept = Marginal(problem.data, problem.shape, grid, problem.hold)(at)
+    monkeypatch.setattr("ppfl.glm.marginal._NUMBERS_KEPT", 0)
+    anew = Marginal(problem.data, problem.shape, grid, problem.hold)(at)
+    assert anew[0] == kept[0]
+    np.testing.assert_array_equal(anew[1], kept[1])
