@@ -7,6 +7,8 @@ part of the simplex, p >= floor, which is a simplex itself: p = floor + (1 - sum
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +70,8 @@ def concentration(log_alpha: Tensor) -> Tensor:
     return torch.exp(bound - torch.nn.functional.softplus(bound - log_alpha))
 
 
-class Grid(NamedTuple):
+@dataclass(frozen=True)
+class Grid:
     """Memberships of M clients to integrate over, (M, G, K) without being held."""
 
     atoms: Tensor  # (G, K), on the whole simplex
@@ -79,7 +82,7 @@ class Grid(NamedTuple):
         """The same for everybody."""
         return cls(even_memberships(k, count), torch.zeros(clients, k, dtype=torch.float64))
 
-    @property
+    @cached_property
     def scale(self) -> Tensor:
         """(M,), how large a client's part of the simplex is."""
         return 1 - self.floor.sum(1)
@@ -87,10 +90,14 @@ class Grid(NamedTuple):
     def of(self, clients: slice | Tensor) -> Grid:
         return Grid(self.atoms, self.floor[clients])
 
-    @property
+    @cached_property
     def is_narrow(self) -> Tensor:
         """(M,), whose part is not the whole simplex."""
         return (self.floor > 0).any(1)
+
+    @cached_property
+    def any_narrow(self) -> bool:
+        return bool(self.is_narrow.any())
 
     def around(self, best: Tensor, deviation: Tensor) -> Grid:
         """Shrunk to what clients' data leave open, where that is little: best memberships (M, K), give or take."""
@@ -98,7 +105,7 @@ class Grid(NamedTuple):
         is_little = deviation.amin(1) < 1.2 * self.spacing
         return Grid(self.atoms, torch.where(is_little[:, None], floor, 0.0))
 
-    @property
+    @cached_property
     def powers(self) -> Tensor:
         """(K K + K + 1, G), of the whole simplex: second, first, none."""
         second = (self.atoms[:, :, None] * self.atoms[:, None]).flatten(1)
@@ -122,7 +129,7 @@ class Grid(NamedTuple):
         """Parts (n, K, p) of n rows, this grid having a line for each, under all memberships: (n, G, p)."""
         n, k, p = parts.shape
         everywhere = (parts.transpose(1, 2).reshape(n * p, k) @ self.atoms.T).reshape(n, p, -1).transpose(1, 2)
-        if not bool(self.floor.any()):
+        if not self.any_narrow:
             return everywhere
         return torch.addcmul(self.floor[:, None] @ parts, self.scale[:, None, None], everywhere)
 
@@ -141,7 +148,7 @@ class Prior(NamedTuple):
         total = grid.atoms.log().sum(1)
         laid = [(alpha - 1) * total + math.lgamma(k * alpha) - k * math.lgamma(alpha) for alpha in _LAYOUT]
         floor, scale = grid.floor, grid.scale
-        if not bool(grid.is_narrow.any()):
+        if not grid.any_narrow:
             floor, scale = floor[:0], scale[:0]
         inside = torch.addcmul(floor[:, None] + _EDGE, scale[:, None, None], grid.atoms).log_()
         logs = (grid.atoms + _EDGE).log()

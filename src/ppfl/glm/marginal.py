@@ -38,10 +38,14 @@ class Marginal:
 
     def __init__(self, data: Likelihood, shape: Shape, grid: Grid, hold: Hold, patience: Tensor | None = None) -> None:
         self.data, self.shape, self.grid, self.hold, self.patience = data, shape, grid, hold, patience
+        self._n_samples = data.n_samples
 
     def __call__(self, vector: Vector) -> tuple[float, Vector]:
         at = torch.from_numpy(vector).clone().requires_grad_()
-        value = 0.0
+        coefficients, log_alpha = self.shape.unpack(at)
+        held = self.hold.value(coefficients) + 0.5 * _HOLD_OF_ALPHA * log_alpha.square().sum()
+        torch.autograd.backward(held)
+        value = held.item()
         for piece in self._pieces():
             coefficients, log_alpha = self.shape.unpack(at)
             logs = piece.data.of_clients(coefficients, piece.grid)
@@ -51,13 +55,10 @@ class Marginal:
             top = logs.detach().amax(1, keepdim=True)
             likely = (logs.detach() - top).clamp_(min=_NEGLIGIBLE).exp_()
             total = likely.sum(1, keepdim=True)
-            value -= float((top + total.log()).sum()) / self.data.n_samples
-            torch.autograd.backward(logs, likely.div_(total * -self.data.n_samples))
-        coefficients, log_alpha = self.shape.unpack(at)
-        held = self.hold.value(coefficients) + 0.5 * _HOLD_OF_ALPHA * log_alpha.square().sum()
-        torch.autograd.backward(held / self.data.n_samples)
+            value -= float((top + total.log()).sum())
+            torch.autograd.backward(logs, likely.div_(-total))
         assert at.grad is not None
-        return value + held.item() / self.data.n_samples, at.grad.numpy()
+        return value / self._n_samples, at.grad.numpy() / self._n_samples
 
     def on(self, grid: Grid, patience: Tensor | None = None) -> Marginal:
         return Marginal(self.data, self.shape, grid, self.hold, patience)

@@ -70,7 +70,7 @@ def settle(fine: Marginal, vector: Vector, tol: float, max_iter: int) -> tuple[S
     """To the end from here, on grids that follow the clients."""
     grid = fine.adapted(vector, fine.data)
     for _ in range(_ADAPTIONS):
-        iterations = _BETWEEN if bool(grid.is_narrow.any()) else max_iter
+        iterations = _BETWEEN if grid.any_narrow else max_iter
         solution = descend(fine.on(grid), vector, tol, iterations, rounded=True)
         last, grid = grid, fine.adapted(solution.vector, fine.data)
         if not grid.differs(last):
