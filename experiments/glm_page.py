@@ -141,17 +141,22 @@ for all methods; seconds are of one processor.
 
 
 def page(all_: list[Summary], splits: int, limit: float, command: str) -> str:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "scikit-learn", "statsmodels"))
-    threads = f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
-    made = f"{datetime.now(UTC):%Y-%m-%d}, ppfl at {commit or 'no commit'}, {versions}, {threads}."
     return "\n".join(
         [
-            "# Population GLMs beside pooled, own and mixed models", "", f"```\nOMP_NUM_THREADS=1 {command}\n```", "",
-            made, "", NOTES.format(splits=splits, limit=limit, most=LARGEST_K), "",
+            heading("Population GLMs beside pooled, own and mixed models", command, "scikit-learn", "statsmodels"), "",
+            NOTES.format(splits=splits, limit=limit, most=LARGEST_K), "",
             f"| {' | '.join(HEAD)} |", f"|{' --- |' * 2}{' ---: |' * (len(HEAD) - 2)}",
             *(summary.row() for summary in all_), "", *sentences(all_), "",
         ]
     )  # fmt: skip
+
+
+def heading(title: str, command: str, *packages: str) -> str:
+    """Of a page, with the command that made it and with what."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", *packages))
+    threads = f"{torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
+    made = f"{datetime.now(UTC):%Y-%m-%d}, ppfl at {commit or 'no commit'}, {versions}, {threads}."
+    return f"# {title}\n\n```\nOMP_NUM_THREADS=1 {command}\n```\n\n{made}"

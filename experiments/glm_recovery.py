@@ -4,7 +4,7 @@ Three canonical models, 200 clients with memberships from Dirichlet(0.3), 40 row
 of y is noise. Each data set is fitted from ten starts. Beside them stands what nobody can do better than: memberships
 where coefficients and the distribution of memberships are known, coefficients where memberships are known.
 
-    python experiments/glm_recovery.py [--out results/glm-recovery.md]
+    OMP_NUM_THREADS=1 python experiments/glm_recovery.py [--out results/glm-recovery.md]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from glm_page import heading
 from scipy.optimize import brentq
 
 from ppfl.core import simplex
@@ -119,10 +120,21 @@ def line(family: str, shape: str, seed: int) -> str:
 HEAD = """| family | corners | data seed | off | 9th of 10 | limit | coefficients | 9th of 10 | limit | s a fit |
 |---|---|---|---|---|---|---|---|---|---|"""
 
+NOTES = """\
+Three canonical models, 200 clients with memberships from Dirichlet(0.3), 40 rows of 5 columns each; noise has half of
+the variance of y. Corners far apart are a regular triangle, corners at random are normal vectors, some of which are hard
+to tell apart. Each data set is fitted from ten starts.
+
+- Off: mean total variation between memberships found and true, canonical models matched: the median over the starts,
+  and the ninth of ten. Its limit is that of the posterior mean where coefficients, noise and the distribution of
+  memberships are known: no method has a smaller mean squared error.
+- Coefficients: relative error of all canonical coefficients. Its limit is the error of a GLM that knows all
+  memberships."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="append the table to this file")
+    parser.add_argument("--out", type=Path, help="write a page here")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     asked = parser.parse_args()
     lines = [HEAD]
@@ -133,8 +145,8 @@ def main() -> None:
                 lines.append(line(family, shape, seed))
                 print(lines[-1], flush=True)
     if asked.out:
-        with asked.out.open("a") as file:
-            file.write("\n".join(lines) + "\n")
+        top = heading("Are memberships found again?", "python experiments/glm_recovery.py")
+        asked.out.write_text("\n".join([top, "", NOTES, "", *lines, ""]))
 
 
 if __name__ == "__main__":

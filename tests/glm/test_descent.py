@@ -50,6 +50,13 @@ def test_too_many_coordinates_stay_as_they_are() -> None:
     assert rounded.path == plain.path
 
 
+@pytest.mark.parametrize("height", [0.0, np.nan])
+def test_where_nothing_curves_coordinates_stay_as_they_are(height: float) -> None:
+    bowl = Bowl()
+    bowl.H = np.full_like(bowl.H, height)
+    assert even_axes(bowl, np.zeros(12)) is None
+
+
 def problem_of(name: str) -> Problem:
     rows = rows_of(draw(name, clients=9, rows=8), family_of(name), "weights", shared=["x2"])
     shape = Shape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs)

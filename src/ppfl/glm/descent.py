@@ -76,6 +76,8 @@ def even_axes(objective: Objective, at: Vector) -> Vector | None:
     some = objective.of_some(_CLIENTS_FOR_AXES)
     slope = some(at)[1]
     changes = np.stack([(some(at + _SMALL * axis)[1] - slope) / _SMALL for axis in np.eye(len(at))])
+    if not np.isfinite(changes).all() or not changes.any():
+        return None  # too far out to say
     size, axes = np.linalg.eigh((changes + changes.T) / 2)
     size = np.abs(size)
     return np.asarray(axes / np.sqrt(np.maximum(size, 1e-6 * size.max())))
