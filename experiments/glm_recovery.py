@@ -122,8 +122,8 @@ HEAD = """| family | corners | data seed | off | 9th of 10 | limit | coefficient
 
 NOTES = """\
 Three canonical models, 200 clients with memberships from Dirichlet(0.3), 40 rows of 5 columns each; noise has half of
-the variance of y. Corners far apart are a regular triangle, corners at random are normal vectors, some of which are hard
-to tell apart. Each data set is fitted from ten starts.
+the variance of y. Corners far apart are a regular triangle, corners at random are normal vectors, some of which are
+hard to tell apart. Each data set is fitted from ten starts.
 
 - Off: mean total variation between memberships found and true, canonical models matched: the median over the starts,
   and the ninth of ten. Its limit is that of the posterior mean where coefficients, noise and the distribution of
