@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from scipy.optimize import OptimizeResult, minimize
 
 from .vectors import Objective, Vector
 
-_MOST_AXES, _CLIENTS_FOR_AXES, _SMALL = 200, 300, 1e-4
+_MOST_AXES, _SMALL = 200, 1e-4
 _BEFORE_NEW_AXES = 40  # iterations
 
 
@@ -20,12 +21,15 @@ class Solution(NamedTuple):
     gradient: float  # its largest component at the end
 
 
-def descend(objective: Objective, start: Vector, tol: float, max_iter: int, *, rounded: bool = False) -> Solution:
-    """L-BFGS from a start; `rounded`, in coordinates in which the objective curves alike in all directions."""
+Axes = Callable[[Vector], Vector | None]  # at a point: coordinates (P, P) that suit the objective there
+
+
+def descend(objective: Objective, start: Vector, tol: float, max_iter: int, axes: Axes = lambda _: None) -> Solution:
+    """L-BFGS from a start, in its own coordinates or in others."""
     path = [objective(start)[0]]
     found, tries = start, 2  # once more where rounding errors have led it astray
     while True:
-        turned = _Turned(objective, found, even_axes(objective, found) if rounded else None)
+        turned = _Turned(objective, found, axes(found))
         before, left = len(path), max_iter + 1 - len(path)
         iterations = left if turned.axes is None else min(left, _BEFORE_NEW_AXES)
         found, last = _run(turned, iterations, tol, path)
@@ -66,18 +70,21 @@ class _Turned:
         return value, self.slope if self.axes is None else self.axes.T @ self.slope
 
 
-def even_axes(objective: Objective, at: Vector) -> Vector | None:
-    """Directions (P, P) along which the slope changes by about 1, as differences of slopes of some clients say.
+def even_axes(objective: Objective) -> Axes:
+    """Directions along which the slope changes by about 1, as differences of slopes say.
 
     L-BFGS learns them too, but in hundreds of steps where canonical models overlap.
     """
-    if len(at) > _MOST_AXES:
-        return None
-    some = objective.of_some(_CLIENTS_FOR_AXES)
-    slope = some(at)[1]
-    changes = np.stack([(some(at + _SMALL * axis)[1] - slope) / _SMALL for axis in np.eye(len(at))])
-    if not np.isfinite(changes).all() or not changes.any():
-        return None  # too far out to say
-    size, axes = np.linalg.eigh((changes + changes.T) / 2)
-    size = np.abs(size)
-    return np.asarray(axes / np.sqrt(np.maximum(size, 1e-6 * size.max())))
+
+    def axes_at(at: Vector) -> Vector | None:
+        if len(at) > _MOST_AXES:
+            return None
+        slope = objective(at)[1]
+        changes = np.stack([(objective(at + _SMALL * axis)[1] - slope) / _SMALL for axis in np.eye(len(at))])
+        if not np.isfinite(changes).all() or not changes.any():
+            return None  # too far out to say
+        size, axes = np.linalg.eigh((changes + changes.T) / 2)
+        size = np.abs(size)
+        return np.asarray(axes / np.sqrt(np.maximum(size, 1e-6 * size.max())))
+
+    return axes_at

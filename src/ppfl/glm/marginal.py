@@ -22,7 +22,7 @@ from .grids import Grid, Prior
 from .likelihoods import NOBODY, Likelihood
 from .newton import best_memberships, deviations_of
 from .placement import Spread
-from .vectors import Hold, Shape, Vector, evenly
+from .vectors import Hold, Shape, Vector
 
 _NEGLIGIBLE = math.log(1e-20)  # of a membership's weight; numbers that small would only slow the processor down
 _NUMBERS_KEPT = 1 << 26  # of the memberships' logarithms
@@ -64,9 +64,10 @@ class Marginal:
         return Marginal(self.data, self.shape, grid, self.hold, patience)
 
     def of_some(self, count: int) -> Marginal:
+        """Of so many clients at most, the same ones every time."""
         if self.data.n_clients <= count:
             return self
-        some = evenly(count, self.data.n_clients)
+        some = torch.linspace(0, self.data.n_clients - 1, count, dtype=torch.float64).long()
         hold = self.hold.share(count / self.data.n_clients)
         return Marginal(self.data.of_some(some), self.shape, self.grid.of(some), hold)
 

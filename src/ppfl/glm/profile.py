@@ -17,7 +17,7 @@ from ..core.affinity import Affinity
 from .likelihoods import NOBODY, Coefficients, Likelihood
 from .newton import best_memberships, derivatives, losses_of
 from .placement import Points
-from .vectors import Hold, Shape, Vector, evenly
+from .vectors import Hold, Shape, Vector
 
 
 class Profile:
@@ -48,13 +48,6 @@ class Profile:
         assert at.grad is not None
         pull = 0.0 if self.affinity is None else self.penalty * float(self.affinity.penalty(self.memberships))
         return value.item() + pull, at.grad.numpy()
-
-    def of_some(self, count: int) -> Profile:
-        """Without what pulls clients together."""
-        some = evenly(count, self.data.n_clients)
-        part = len(some) / self.data.n_clients
-        data, start = self.data.of_some(some), self.memberships[some]
-        return Profile(data, self.shape, self.hold.share(part), None, 0.0, self.tol, start)
 
     def _best(self, coefficients: Coefficients) -> Tensor:
         return best_memberships(coefficients, self.data, self.memberships, 0.01 * self.tol, self.affinity, self.penalty)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.affinity import Affinity
-from .descent import Solution, descend
+from .descent import Solution, descend, even_axes
 from .grids import grid_size
 from .marginal import Marginal
 from .problem import Problem
@@ -15,7 +15,7 @@ from .profile import Profile
 from .starts import best_start
 from .vectors import Vector
 
-_CLIENTS_TO_COMPARE = 400
+_CLIENTS_TO_COMPARE, _CLIENTS_FOR_AXES = 400, 300
 _ADAPTIONS = 8  # of the clients' grids, at most
 _BETWEEN = 20  # iterations
 _ROUGHLY, _UNTIL_ROUGHLY = 1e-5, 150
@@ -71,11 +71,15 @@ def settle(fine: Marginal, vector: Vector, tol: float, max_iter: int) -> tuple[S
     grid = fine.adapted(vector, fine.data)
     for _ in range(_ADAPTIONS):
         iterations = _BETWEEN if grid.any_narrow else max_iter
-        solution = descend(fine.on(grid), vector, tol, iterations, rounded=True)
+        solution = _descend_evenly(fine.on(grid), vector, tol, iterations)
         last, grid = grid, fine.adapted(solution.vector, fine.data)
         if not grid.differs(last):
             if iterations == max_iter:
                 return solution, fine.on(last)
             break
         vector = solution.vector
-    return descend(fine.on(grid), solution.vector, tol, max_iter, rounded=True), fine.on(grid)
+    return _descend_evenly(fine.on(grid), solution.vector, tol, max_iter), fine.on(grid)
+
+
+def _descend_evenly(objective: Marginal, vector: Vector, tol: float, max_iter: int) -> Solution:
+    return descend(objective, vector, tol, max_iter, even_axes(objective.of_some(_CLIENTS_FOR_AXES)))

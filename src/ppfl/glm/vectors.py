@@ -60,19 +60,11 @@ class Hold(NamedTuple):
         return 0.5 * (held + 1e-8 * self.samples * torch.exp(-coefficients.log_dispersion))
 
 
-def evenly(count: int, of: int) -> Tensor:
-    """So many positions out of all, the same every time."""
-    return torch.arange(of) if of <= count else torch.linspace(0, of - 1, count, dtype=torch.float64).long()
-
-
 class Objective(Protocol):
     """What is minimised over the vector, per sample; how memberships follow from it is its own affair."""
 
     def __call__(self, vector: Vector) -> tuple[float, Vector]:
         """Value and gradient."""
-
-    def of_some(self, count: int) -> Objective:
-        """The same of so many clients at most."""
 
     def log_likelihood(self, vector: Vector) -> float: ...
 
