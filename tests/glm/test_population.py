@@ -130,6 +130,25 @@ def test_a_newcomer_with_a_known_clients_data_is_placed_beside_it(solver: str) -
     np.testing.assert_allclose(model.predict(drawn.x, ninety_nine), model.predict(drawn.x, seven), atol=1e-3)
 
 
+def test_a_newcomer_to_a_federation_gets_the_membership_that_suits_its_data_best() -> None:
+    drawn = draw("gaussian", clients=12, rows=40, radius=1.5)
+    model = PopulationRegressor(k=3, solver="federated", max_iter=40, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(drawn.x, drawn.y, clients=drawn.clients)
+    mine = drawn.clients == 7
+    placed = np.asarray(model.onboard(drawn.x[mine], drawn.y[mine], clients=np.full(mine.sum(), 99)))[0]
+    assert placed.min() >= 0 and placed.sum() == pytest.approx(1)
+
+    def residuals(c: np.ndarray) -> float:
+        own = np.tensordot(c, model.canonical_coef_, 1), c @ model.canonical_intercept_
+        return float(np.square(drawn.y[mine] - np.asarray(drawn.x)[mine] @ own[0] - own[1]).sum())
+
+    others = np.random.default_rng(0).dirichlet([0.5] * 3, 300)
+    assert residuals(placed) <= min(residuals(c) for c in [*others, *np.eye(3)]) * (1 + 1e-6)
+    np.testing.assert_array_equal(model.clients_[-1], 99)
+
+
 def test_a_client_nobody_knows_is_the_mean_client() -> None:
     drawn = draw("gaussian", clients=20, rows=20)
     model = PopulationRegressor(k=3, n_init=2, random_state=0).fit(drawn.x, drawn.y, clients=drawn.clients)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.affinity import Affinity
 from .descent import Solution
 from .federated import solve_by_rounds
-from .likelihoods import Coefficients, Rows
+from .likelihoods import Coefficients
 from .placement import Placement
 from .problem import Problem
 from .solve import Search, solve_marginal, solve_profile
@@ -26,7 +26,7 @@ class Fit(NamedTuple):
     placement: Placement
     log_alpha: Tensor  # (K,), of the distribution of memberships
     anybody: Placement  # one client of which nothing is known
-    objective: Objective | None  # that can place more clients; the federated solver leaves none
+    objective: Objective  # that can place more clients
     path: list[float]
     converged: bool
     log_likelihood: float
@@ -48,14 +48,17 @@ def fit_profile(problem: Problem, affinity: Affinity | None, penalty: float, sea
 
 
 def fit_by_rounds(
-    rows: Rows, k: int, affinity: Affinity | None, penalty: float, tol: float, rounds: int, seed: int
+    problem: Problem, affinity: Affinity | None, penalty: float, tol: float, rounds: int, seed: int
 ) -> Fit:
-    """As a federation does it."""
+    """As a federation does it; newcomers are placed as by the profile."""
+    rows, k = problem.rows, problem.shape.k
     found = solve_by_rounds(rows, k, affinity, penalty, tol, rounds, seed)
-    likelihood = float(rows.of_clients(found.coefficients, found.placement.mean[:, None]).sum())
+    profile = problem.profile(tol=tol)
+    profile.memberships = found.placement.mean
     return Fit(
-        found.coefficients, found.placement, torch.zeros(k, dtype=torch.float64), found.placement.middle(), None,
-        found.path, found.converged, likelihood, rows.n_clients * (k - 1),
+        found.coefficients, found.placement, torch.zeros(k, dtype=torch.float64), found.placement.middle(),
+        profile.without_data(), found.path, found.converged,
+        float(rows.of_clients(found.coefficients, found.placement.mean[:, None]).sum()), rows.n_clients * (k - 1),
     )  # fmt: skip
 
 

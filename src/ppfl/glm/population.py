@@ -107,12 +107,12 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
         k = self._count_models(who)
         affinity = affinity_among(who.ids, self.affinity, rows) if self.penalty > 0 else None
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        if solver == "federated":
-            return fit_by_rounds(rows, k, affinity, self.penalty, self.tol, self.max_iter, seed)
         shape = Shape(k, rows.varying.columns, rows.shared.columns, rows.varying.outputs(rows.family.outputs))
         varying, fixed = self._columns.slopes()
         hold = Hold(self.ridge, 0.0, varying, fixed, rows.n_samples * rows.family.has_dispersion)
         problem = Problem(rows, fastest(rows), shape, hold)
+        if solver == "federated":
+            return fit_by_rounds(problem, affinity, self.penalty, self.tol, self.max_iter, seed)
         search = Search(self.n_init, self.tol, self.max_iter, np.random.default_rng(seed))
         if solver == "profile":
             return fit_profile(problem, affinity, self.penalty, search)
@@ -206,10 +206,7 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _onboard_rows(self, rows: Rows, who: Clients) -> Any:
         """Place clients by their data, all else as fitted; they are known from then on."""
-        if self._fit.objective is None:
-            raise SettingError("solver = 'federated' places newcomers through ppfl's engines; fit by another")
-        objective = self._fit.objective
-        found = objective.place(self._unordered(), rows).take(self._order)
+        found = self._fit.objective.place(self._unordered(), rows).take(self._order)
         self._newcomers = found if self._newcomers is None else self._newcomers.join(found)
         self.clients_ = np.array([*self.clients_.tolist(), *who.ids])
         return labelled(found.mean.numpy(), np.array(who.ids))
