@@ -101,7 +101,8 @@ def main() -> None:
         record.fill(TABLES[name](given.data), given.splits, given.limit)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     only = ["--only", *given.only] if len(given.only) < len(TABLES) else []
-    command = shlex.join(["python", "experiments/glm_comparison.py", *only, "--splits", str(given.splits)])
+    settings = ["--splits", str(given.splits), "--limit", f"{given.limit:g}"]
+    command = shlex.join(["python", "experiments/glm_comparison.py", *only, *settings])
     summaries = [Summary(name, record.found) for name, record in records.items()]
     given.out.write_text(page(summaries, given.splits, given.limit, command))
     print(given.out.read_text())

@@ -95,7 +95,7 @@ def sentences(all_: list[Summary]) -> list[str]:
         + (f" It is behind on {', '.join(behind)}." if behind else ""),
     ]
     if beside:
-        behind = [f"{s.name} ({s.to_mixed - 1:+.1%})" for s in beside if s.to_mixed > 1]
+        behind = [f"{s.name} ({s.to_mixed - 1:+.2%})" for s in beside if s.to_mixed > 1]
         said.append(
             f"Beside statsmodels it is equal or better on {sum(s.to_mixed <= 1 for s in beside)} of {len(beside)} "
             f"tables, and within 1 % on {sum(s.to_mixed <= 1.01 for s in beside)}."
@@ -103,9 +103,10 @@ def sentences(all_: list[Summary]) -> list[str]:
         )
     for s in (s for s in large if s.with_slopes):
         theirs, ours = s.with_slopes
+        over = "over " * any("not done" in split["mixed"]["note"] for split in s.splits)
         said.append(
-            f"{s.name}, where slopes differ: statsmodels takes {theirs:.3g} s for random slopes, a fit of ours "
-            f"{ours:.3g} s ({theirs / ours:.2g} times)."
+            f"{s.name}, where slopes differ: statsmodels takes {over}{theirs:.3g} s for random slopes, a fit of ours "
+            f"{ours:.3g} s ({over}{theirs / ours:.2g} times)."
         )
     for s in large:
         whole, alone = (s.seconds["mixed"] / seconds for seconds in (s.seconds["ours"], s.alone))
@@ -146,7 +147,7 @@ def page(all_: list[Summary], splits: int, limit: float, command: str) -> str:
             heading("Population GLMs beside pooled, own and mixed models", command, "scikit-learn", "statsmodels"), "",
             NOTES.format(splits=splits, limit=limit, most=LARGEST_K), "",
             f"| {' | '.join(HEAD)} |", f"|{' --- |' * 2}{' ---: |' * (len(HEAD) - 2)}",
-            *(summary.row() for summary in all_), "", *sentences(all_), "",
+            *(summary.row() for summary in all_), "", *(f"- {sentence}" for sentence in sentences(all_)), "",
         ]
     )  # fmt: skip
 
