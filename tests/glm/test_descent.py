@@ -27,24 +27,34 @@ class Bowl:
         return float(x @ self.H @ x / 2 - self.b @ x), self.H @ x - self.b
 
 
+def evenly(objective):
+    return lambda at, anew: even_axes(objective, at)
+
+
 def test_along_even_axes_a_bowl_is_round() -> None:
     bowl = Bowl()
-    axes = even_axes(bowl)(np.zeros(12))
+    axes = even_axes(bowl, np.zeros(12))
     np.testing.assert_allclose(axes.T @ bowl.H @ axes, np.eye(12), atol=1e-5)
 
 
 def test_a_round_bowl_has_one_way_down() -> None:
     bowl = Bowl()
     best = np.linalg.solve(bowl.H, bowl.b)
-    there = descend(bowl, np.ones(12), 1e-6, 500, even_axes(bowl))
+    there = descend(bowl, np.ones(12), 1e-6, 500, evenly(bowl))
     assert len(there.path) <= 5 < len(descend(bowl, np.ones(12), 1e-6, 500).path)
     assert there.objective == pytest.approx(bowl(best)[0], rel=1e-9)
 
 
+def test_who_has_arrived_goes_nowhere() -> None:
+    best = np.linalg.solve(Bowl().H, Bowl().b)
+    there = descend(Bowl(), best, 1e-6, 500)
+    assert there.vector is best and len(there.path) == 1
+
+
 def test_too_many_coordinates_stay_as_they_are() -> None:
     """Their curvature would cost more than it saves."""
-    assert even_axes(Bowl(201))(np.zeros(201)) is None
-    rounded = descend(Bowl(201), np.zeros(201), 1e-3, 100, even_axes(Bowl(201)))
+    assert even_axes(Bowl(201), np.zeros(201)) is None
+    rounded = descend(Bowl(201), np.zeros(201), 1e-3, 100, evenly(Bowl(201)))
     assert rounded.path == descend(Bowl(201), np.zeros(201), 1e-3, 100).path
 
 
@@ -52,7 +62,7 @@ def test_too_many_coordinates_stay_as_they_are() -> None:
 def test_where_nothing_curves_coordinates_stay_as_they_are(height: float) -> None:
     bowl = Bowl()
     bowl.H = np.full_like(bowl.H, height)
-    assert even_axes(bowl)(np.zeros(12)) is None
+    assert even_axes(bowl, np.zeros(12)) is None
 
 
 def problem_of(name: str) -> Problem:
@@ -67,10 +77,10 @@ def test_rounded_or_not_the_end_is_the_same_and_nothing_rises(name: str) -> None
     objective = problem_of(name).marginal(K, 40)
     start = np.random.default_rng(0).normal(size=objective.shape.size) / 3
     plain = descend(objective, start, 1e-7, 2000)
-    for end in (plain, descend(objective, start, 1e-7, 2000, even_axes(objective))):
+    for end in (plain, descend(objective, start, 1e-7, 2000, evenly(objective))):
         assert end.gradient <= 1e-7
         assert np.all(np.diff(end.path) <= 1e-12)
-    close = descend(objective, plain.vector, 1e-7, 2000, even_axes(objective))  # both may be minima, but each is one
+    close = descend(objective, plain.vector, 1e-7, 2000, evenly(objective))  # both may be minima, but each is one
     assert close.objective == pytest.approx(plain.objective, abs=1e-9)
 
 

@@ -21,23 +21,29 @@ class Solution(NamedTuple):
     gradient: float  # its largest component at the end
 
 
-Axes = Callable[[Vector], Vector | None]  # at a point: coordinates (P, P) that suit the objective there
+Axes = Callable[[Vector, bool], Vector | None]  # (P, P), that suit the objective at a point; anew, or near it
 
 
-def descend(objective: Objective, start: Vector, tol: float, max_iter: int, axes: Axes = lambda _: None) -> Solution:
-    """L-BFGS from a start, in its own coordinates or in others."""
-    path = [objective(start)[0]]
+def descend(objective: Objective, start: Vector, tol: float, max_iter: int, axes: Axes = lambda *_: None) -> Solution:
+    """L-BFGS from a start, in its own coordinates or along other axes."""
+    value, slope = objective(start)
+    path = [value]
+    if np.abs(slope).max() <= tol:
+        return Solution(start, value, path, _relative(slope, value))
     found, tries = start, 2  # once more where rounding errors have led it astray
     while True:
-        turned = _Turned(objective, found, axes(found))
+        turned = _Turned(objective, found, axes(found, len(path) > 1))
         before, left = len(path), max_iter + 1 - len(path)
         iterations = left if turned.axes is None else min(left, _BEFORE_NEW_AXES)
-        found, last = _run(turned, iterations, tol, path)
-        steepest = float(np.abs(turned.slope).max())
+        found, value = _run(turned, iterations, tol, path)
         tries -= len(path) - before < iterations
-        if len(path) > max_iter or steepest <= tol or tries == 0:
-            # what rounding leaves of a gradient grows with the objective
-            return Solution(found, last, path, steepest / max(1.0, abs(last)))
+        if len(path) > max_iter or np.abs(turned.slope).max() <= tol or tries == 0:
+            return Solution(found, value, path, _relative(turned.slope, value))
+
+
+def _relative(slope: Vector, value: float) -> float:
+    """What rounding leaves of a gradient grows with the objective."""
+    return float(np.abs(slope).max() / max(1.0, abs(value)))
 
 
 def _run(turned: _Turned, iterations: int, tol: float, path: list[float]) -> tuple[Vector, float]:
@@ -70,21 +76,17 @@ class _Turned:
         return value, self.slope if self.axes is None else self.axes.T @ self.slope
 
 
-def even_axes(objective: Objective) -> Axes:
+def even_axes(objective: Objective, at: Vector) -> Vector | None:
     """Directions along which the slope changes by about 1, as differences of slopes say.
 
     L-BFGS learns them too, but in hundreds of steps where canonical models overlap.
     """
-
-    def axes_at(at: Vector) -> Vector | None:
-        if len(at) > _MOST_AXES:
-            return None
-        slope = objective(at)[1]
-        changes = np.stack([(objective(at + _SMALL * axis)[1] - slope) / _SMALL for axis in np.eye(len(at))])
-        if not np.isfinite(changes).all() or not changes.any():
-            return None  # too far out to say
-        size, axes = np.linalg.eigh((changes + changes.T) / 2)
-        size = np.abs(size)
-        return np.asarray(axes / np.sqrt(np.maximum(size, 1e-6 * size.max())))
-
-    return axes_at
+    if len(at) > _MOST_AXES:
+        return None
+    slope = objective(at)[1]
+    changes = np.stack([(objective(at + _SMALL * axis)[1] - slope) / _SMALL for axis in np.eye(len(at))])
+    if not np.isfinite(changes).all() or not changes.any():
+        return None  # too far out to say
+    size, axes = np.linalg.eigh((changes + changes.T) / 2)
+    size = np.abs(size)
+    return np.asarray(axes / np.sqrt(np.maximum(size, 1e-6 * size.max())))

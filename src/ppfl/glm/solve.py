@@ -15,7 +15,7 @@ from .profile import Profile
 from .starts import best_start
 from .vectors import Vector
 
-_CLIENTS_TO_COMPARE, _CLIENTS_FOR_AXES = 400, 300
+_CLIENTS_TO_COMPARE = 400
 _ADAPTIONS = 8  # of the clients' grids, at most
 _BETWEEN = 20  # iterations
 _ROUGHLY, _UNTIL_ROUGHLY = 1e-5, 150
@@ -68,18 +68,29 @@ def good_start(problem: Problem, search: Search) -> Vector:
 
 def settle(fine: Marginal, vector: Vector, tol: float, max_iter: int) -> tuple[Solution, Marginal]:
     """To the end from here, on grids that follow the clients."""
-    grid = fine.adapted(vector, fine.data)
+    some = _clients_for_axes(fine.data.n_clients, len(vector))
+    objective = fine.on(fine.adapted(vector, fine.data))
+    kept: list[Vector | None] = []
+
+    def axes(at: Vector, anew: bool) -> Vector | None:
+        if anew or not kept:
+            kept[:] = [even_axes(objective.of_some(some), at)]
+        return kept[0]
+
     for _ in range(_ADAPTIONS):
-        iterations = _BETWEEN if grid.any_narrow else max_iter
-        solution = _descend_evenly(fine.on(grid), vector, tol, iterations)
-        last, grid = grid, fine.adapted(solution.vector, fine.data)
-        if not grid.differs(last):
-            if iterations == max_iter:
-                return solution, fine.on(last)
-            break
+        iterations = _BETWEEN if objective.grid.any_narrow else max_iter
+        solution = descend(objective, vector, tol, iterations, axes)
         vector = solution.vector
-    return _descend_evenly(fine.on(grid), solution.vector, tol, max_iter), fine.on(grid)
+        grid = fine.adapted(vector, fine.data)
+        moved = grid.differs(objective.grid)
+        if not moved and iterations == max_iter:
+            return solution, objective
+        objective = fine.on(grid)
+        if not moved:
+            break
+    return descend(objective, vector, tol, max_iter, axes), objective
 
 
-def _descend_evenly(objective: Marginal, vector: Vector, tol: float, max_iter: int) -> Solution:
-    return descend(objective, vector, tol, max_iter, even_axes(objective.of_some(_CLIENTS_FOR_AXES)))
+def _clients_for_axes(clients: int, parameters: int) -> int:
+    """As many as cost ten evaluations of all, but enough to tell, and no more than that."""
+    return min(300, max(60, 10 * clients // parameters))
