@@ -56,7 +56,7 @@ class Marginal:
             likely = (logs.detach() - top).clamp_(min=_NEGLIGIBLE).exp_()
             total = likely.sum(1, keepdim=True)
             value -= float((top + total.log()).sum())
-            torch.autograd.backward(logs, likely.div_(-total))
+            torch.autograd.backward(torch.dot(likely.div_(-total).flatten(), logs.flatten()))
         assert at.grad is not None
         return value / self._n_samples, at.grad.numpy() / self._n_samples
 
