@@ -33,15 +33,17 @@ def effect_table(drawn: Population) -> Markup:
 
 
 def shown_together(values: Sequence[float]) -> list[str]:
-    """Numbers of one line with as many decimals each, four digits for the largest.
+    """Numbers of one line with as many decimals each: four digits for the largest, or two more for the smallest's sake.
 
-    >>> shown_together([23.35482, -9.0993]), shown_together([0.0, 0.0])
-    (['23.35', '-9.10'], ['0', '0'])
+    >>> shown_together([23.35482, -9.0993]), shown_together([1106.7, 0.62, 0.0]), shown_together([0.0, 0.0])
+    (['23.35', '-9.10'], ['1106.70', '0.62', '0.00'], ['0', '0'])
     """
-    largest = max(map(abs, values))
-    if largest == 0 or not math.isfinite(largest):
+    sizes = [abs(value) for value in values if value != 0]
+    if not sizes or not math.isfinite(max(sizes)):
         return [f"{value:g}" for value in values]
-    decimals = min(8, max(0, 3 - math.floor(math.log10(largest))))
+    of_largest, of_smallest = (-math.floor(math.log10(size)) for size in (max(sizes), min(sizes)))
+    enough = max(0, of_largest + 3)
+    decimals = min(8, enough + 2, max(enough, of_smallest + 1))
     return [f"{value:.{decimals}f}" for value in values]
 
 
