@@ -53,7 +53,7 @@ def fit_by_rounds(
     """As a federation does it; newcomers are placed as by the profile."""
     rows, k = problem.rows, problem.shape.k
     found = solve_by_rounds(rows, k, affinity, penalty, tol, rounds, seed)
-    profile = problem.profile(tol=tol)
+    profile = problem.profile(tol)
     profile.memberships = found.placement.mean
     return Fit(
         found.coefficients, found.placement, torch.zeros(k, dtype=torch.float64), found.placement.middle(),

@@ -87,17 +87,16 @@ class Marginal:
     def _kept(self) -> list[_Piece]:
         return list(_pieces(self.data, self.grid))
 
-    def _logs(self, vector: Vector, data: Likelihood, grid: Grid) -> Tensor:
+    def _logs(self, vector: Vector, pieces: Iterable[_Piece]) -> Tensor:
         """(M, G)."""
         coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
         return torch.cat([
-            piece.data.of_clients(coefficients, piece.grid) + piece.prior.log_weights(log_alpha)
-            for piece in _pieces(data, grid)
+            piece.data.of_clients(coefficients, piece.grid) + piece.prior.log_weights(log_alpha) for piece in pieces
         ])  # fmt: skip
 
     def log_likelihood(self, vector: Vector) -> float:
         """Memberships integrated out, nothing held."""
-        return float(torch.logsumexp(self._logs(vector, self.data, self.grid), 1).sum())
+        return float(torch.logsumexp(self._logs(vector, self._pieces()), 1).sum())
 
     def adapted(self, vector: Vector, data: Likelihood) -> Grid:
         """The grid that these coefficients and these data ask for."""
@@ -112,8 +111,10 @@ class Marginal:
 
     def place(self, vector: Vector, data: Likelihood) -> Spread:
         """How likely each membership is, client by client."""
-        grid = self.grid if data is self.data else self.adapted(vector, data)
-        return Spread(grid, torch.softmax(self._logs(vector, data, grid), 1))
+        if data is self.data:
+            return Spread(self.grid, torch.softmax(self._logs(vector, self._pieces()), 1))
+        grid = self.adapted(vector, data)
+        return Spread(grid, torch.softmax(self._logs(vector, _pieces(data, grid)), 1))
 
     def without_data(self) -> Marginal:
         return Marginal(NOBODY, self.shape, self.grid.of(slice(0)), self.hold)

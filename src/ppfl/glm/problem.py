@@ -31,11 +31,13 @@ class Problem(NamedTuple):
         return Marginal(self.data, self.shape._replace(k=k), grid, self.hold)
 
     def of_some(self, clients: np.ndarray[Any, np.dtype[np.int64]]) -> Problem:
-        """Of some of the clients only."""
-        chosen = torch.from_numpy(np.sort(clients))
-        return self._replace(data=self.data.of_some(chosen)) if len(chosen) < self.data.n_clients else self
+        """Of some of the clients only, held as they are among all."""
+        if len(clients) == self.data.n_clients:
+            return self
+        data = self.data.of_some(torch.from_numpy(np.sort(clients)))
+        return self._replace(data=data, hold=self.hold.share(len(clients) / self.data.n_clients))
 
-    def profile(self, affinity: Affinity | None = None, penalty: float = 0.0, tol: float = 1e-5) -> Profile:
+    def profile(self, tol: float, affinity: Affinity | None = None, penalty: float = 0.0) -> Profile:
         level = torch.full((self.data.n_clients, self.shape.k), 1 / self.shape.k, dtype=torch.float64)
         hold = self.hold._replace(spread=SPREAD)
         return Profile(self.data, self.shape, hold, affinity, penalty, tol, level)

@@ -44,7 +44,7 @@ def solve_profile(
     problem: Problem, affinity: Affinity | None, penalty: float, search: Search
 ) -> tuple[Solution, Profile]:
     """From where memberships that are integrated out would begin, which knows the smallest simplex."""
-    profile = problem.profile(affinity, penalty, search.tol)
+    profile = problem.profile(search.tol, affinity, penalty)
     return descend(profile, good_start(problem, search), search.tol, search.max_iter), profile
 
 
@@ -61,7 +61,7 @@ def good_start(problem: Problem, search: Search) -> Vector:
     if float(few.marginal(k, grid_size(k)).adapted(best.vector, few.data).is_narrow.double().mean()) > _SURE:
         # Where clients are sure of their memberships, simplices of all sizes are local optima, as none can change
         # without all memberships; the profile changes them along, and finds the smallest.
-        other = descend(few.profile(), vector, _ROUGHLY, _UNTIL_ROUGHLY).vector
+        other = descend(few.profile(_ROUGHLY), vector, _ROUGHLY, _UNTIL_ROUGHLY).vector
         best = min(best, settle(medium, other, _ROUGHLY, search.max_iter)[0], key=lambda each: each.objective)
     return best.vector
 
