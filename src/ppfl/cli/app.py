@@ -23,13 +23,13 @@ from ..runs.storage import write_text
 from ..runs.toml import to_toml
 from ..runs.tuning import tune
 from . import demo
-from .compare import comparison_table, show_tasks, tell
+from .compare import show_tasks, tell
 from .glm import glm_command
 from .heatmap import membership_table
 from .program import program
 from .progress import show_progress
 from .reproduce import refuse_missing_data, sheet_table, tasks_of_study, write_study
-from .tables import metrics_table, result_table, summary_line
+from .tables import comparison_table, metrics_table, result_table, summary_line
 from .trials import tell_trial, trials_table
 
 app = typer.Typer(

@@ -1,9 +1,8 @@
-"""`ppfl compare`: methods side by side, live, and in the end as a table and a report."""
+"""Several runs at once: how far each of them is, live."""
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from ..runs import RunFolder, RunRecord, metric_name
+from ..runs import RunFolder, metric_name
 from ..runs.comparison import Task
 from .tables import NOTHING, show_score
 
@@ -107,47 +106,3 @@ def _cell(task: Task) -> str:
         return NOTHING
     score = show_score(found.metric or "", found.score)
     return score if found.round >= task.experiment.rounds else f"{score} {found.round}/{task.experiment.rounds}"
-
-
-def comparison_table(records: dict[str, list[RunRecord]]) -> Table:
-    """A row a method: scores as mean and standard deviation over seeds, and what a seed cost."""
-    metric = next((r.metric for runs in records.values() for r in runs if r.metric), None)
-    table = Table(
-        box=SIMPLE_HEAD,
-        caption="± standard deviation over seeds; mean, worst 10%: over clients; MB: per client, all rounds; s: a seed",
-        caption_justify="left",
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("method", no_wrap=True)
-    known = any(run.agreement for runs in records.values() for run in runs)
-    names = [metric, "mean", "worst 10%"] if metric else []
-    for name in (*names, *(["grouped", "off"] if known else []), "s", "MB up", "MB down"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for label, runs in records.items():
-        scores = [[run.scores.get(f"{metric}{part}") for run in runs] for part in ("", "_mean", "_worst_tenth")]
-        cells = [with_spread(metric, values) for values in scores] if metric else []
-        if known:
-            found = [run.agreement for run in runs]
-            share = statistics.mean(a.share for a in found if a) if all(found) else None
-            off = statistics.mean(a.distance for a in found if a) if all(found) else None
-            cells += [show_score("accuracy", share), NOTHING if off is None else f"{off:.3f}"]
-        cost = [statistics.mean(run.total(key) for run in runs) for key in ("seconds", "bytes_up", "bytes_down")]
-        clients = len(runs[0].ids)
-        table.add_row(label, *cells, f"{cost[0]:.1f}", *(f"{value / clients / 1e6:.3g}" for value in cost[1:]))
-    return table
-
-
-def with_spread(metric: str, values: Sequence[float | None]) -> str:
-    """Mean and standard deviation.
-
-    >>> with_spread("accuracy", [0.5, 0.7])
-    '60.00 ± 14.14%'
-    """
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not known:
-        return NOTHING
-    mean = show_score(metric, statistics.mean(known))
-    if len(known) == 1:
-        return mean
-    spread = show_score(metric, statistics.stdev(known))
-    return f"{mean.removesuffix('%')} ± {spread}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..runs import RunRecord
+from ..runs import RunRecord, mean_and_sd
 
 NOTHING = "–"
 ROWS = 12
@@ -25,6 +25,14 @@ class Column(NamedTuple):
 
     value: Callable[[RunRecord], float | None]
     show: Callable[[float | None], str]
+    spreads: bool = False  # whether it is told how far seeds differ in it
+
+    def over_seeds(self, runs: Sequence[RunRecord]) -> str:
+        """The mean, where all of them have the figure."""
+        known = [value for run in runs if (value := self.value(run)) is not None]
+        if len(known) < len(runs):
+            return NOTHING
+        return mean_and_sd(known, self.show) if self.spreads else self.show(statistics.mean(known))
 
 
 def result_table(
@@ -32,11 +40,7 @@ def result_table(
 ) -> Table:
     """A row a run: scores of the state it returned, the truth it found, and what it cost; in the end their mean."""
     columns = _result_columns(records)
-    caption = _CAPTION + (_TRUTH if "off" in columns else "")
-    table = Table(box=SIMPLE_HEAD, caption=caption, caption_justify="left", padding=(0, 1, 0, 0))
-    table.add_column(heading, no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _empty_table(heading, columns, _CAPTION)
     rows = [[column.value(record) for column in columns.values()] for record in records]
     for label, row in zip(labels, rows, strict=True):
         table.add_row(label, *(column.show(value) for column, value in zip(columns.values(), row, strict=True)))
@@ -49,15 +53,33 @@ def result_table(
     return table
 
 
+def comparison_table(records: Mapping[str, Sequence[RunRecord]]) -> Table:
+    """A row a method: scores as mean and standard deviation over seeds, and what a seed cost."""
+    columns = _result_columns([run for runs in records.values() for run in runs])
+    table = _empty_table("method", columns, f"± standard deviation over seeds; {_CAPTION}; s: a seed")
+    for label, runs in records.items():
+        table.add_row(label, *(column.over_seeds(runs) for column in columns.values()))
+    return table
+
+
+def _empty_table(heading: str, columns: Collection[str], caption: str) -> Table:
+    caption += _TRUTH if "off" in columns else ""
+    table = Table(box=SIMPLE_HEAD, caption=caption, caption_justify="left", padding=(0, 1, 0, 0))
+    table.add_column(heading, no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
 def _result_columns(records: Sequence[RunRecord]) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     metric = next((record.metric for record in records if record.metric), None)
     if metric is not None:
         show = partial(show_score, metric)
         columns |= {
-            metric: Column(lambda r: r.scores.get(metric), show),
-            "mean": Column(lambda r: r.scores.get(f"{metric}_mean"), show),
-            "worst 10%": Column(lambda r: r.scores.get(f"{metric}_worst_tenth"), show),
+            metric: Column(lambda r: r.scores.get(metric), show, spreads=True),
+            "mean": Column(lambda r: r.scores.get(f"{metric}_mean"), show, spreads=True),
+            "worst 10%": Column(lambda r: r.scores.get(f"{metric}_worst_tenth"), show, spreads=True),
         }
     if any(record.agreement for record in records):
         columns["grouped"] = Column(lambda r: r.agreement and r.agreement.share, partial(show_score, "accuracy"))

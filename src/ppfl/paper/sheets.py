@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple
 
 from ..runs.agreement import group_agreement
-from ..runs.record import RunRecord
+from ..runs.record import RunRecord, mean_and_sd
 from .costs import Cost, mean_cost
 from .figures import Figure, paper_figures
 from .studies import Case, Study
@@ -48,8 +48,9 @@ def _scores(study: Study, case: Case, runs: Runs) -> list[Sheet]:
         figure = figures.get(label)
         scores = [100 * run.scores["accuracy"] for run in of_label]
         difference = f"{fmean(scores) - figure.accuracy:+.2f}" if figure else NOTHING
-        row = [label, *([str(len(of_label))] if uneven else []), with_sd(scores), _of_paper(figure), difference]
-        row += [with_sd([100 * run.scores[f"accuracy_{part}"] for run in of_label]) for part in ("mean", "worst_tenth")]
+        row = [label, *([str(len(of_label))] if uneven else []), mean_and_sd(scores), _of_paper(figure), difference]
+        for part in ("mean", "worst_tenth"):
+            row.append(mean_and_sd([100 * run.scores[f"accuracy_{part}"] for run in of_label]))
         row += _cost(_whole_cost(of_label))[1:]
         if target is not None:
             row += _cost(mean_cost(of_label, target))
@@ -67,7 +68,7 @@ def _costs(study: Study, case: Case, runs: Runs) -> list[Sheet]:
             whole = _whole_cost(of_label)
             a_round = [f"{value / whole.rounds / 1e3:.4g}" for value in (whole.bytes_up, whole.bytes_down)]
             scores = [100 * run.scores["accuracy"] for run in of_label]
-            rows.append((label, with_sd(scores), *a_round, *_cost(mean_cost(of_label, target))))
+            rows.append((label, mean_and_sd(scores), *a_round, *_cost(mean_cost(of_label, target))))
         title = f"{_title(study, case, runs)}: what a client pays until accuracy is {target:.1%}"
         sheets.append(Sheet(title, columns, tuple(rows)))
     return sheets
@@ -118,16 +119,6 @@ def _cost(cost: Cost | None) -> list[str]:
     if cost is None:
         return [NOTHING] * 4
     return [f"{cost.rounds:.0f}", f"{cost.seconds:.1f}", *(f"{b / _MB:.3g}" for b in (cost.bytes_up, cost.bytes_down))]
-
-
-def with_sd(values: Sequence[float]) -> str:
-    """Mean and standard deviation over seeds.
-
-    >>> with_sd([99.0, 99.2]), with_sd([99.0])
-    ('99.10 ± 0.14', '99.00')
-    """
-    mean = f"{fmean(values):.2f}"
-    return f"{mean} ± {stdev(values):.2f}" if len(values) > 1 else mean
 
 
 def _of_paper(figure: Figure | None) -> str:

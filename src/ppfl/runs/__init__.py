@@ -6,7 +6,7 @@ from .experiment import Experiment
 from .folder import RunFolder
 from .load import load_experiment
 from .provenance import package_version
-from .record import RunRecord, find_runs, load_run, metric_name
+from .record import RunRecord, find_runs, load_run, mean_and_sd, metric_name
 from .run import Interrupted, OnMoment, run
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "group_agreement",
     "load_experiment",
     "load_run",
+    "mean_and_sd",
     "metric_name",
     "package_version",
     "run",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -80,6 +82,16 @@ def metric_name(record: Record) -> str | None:
     """
     names = (key.removesuffix(_WORST) for key in record if key.endswith(_WORST))
     return next((name for name in names if not name.startswith("validation_")), None)
+
+
+def mean_and_sd(values: Sequence[float], show: Callable[[float], str] = "{:.2f}".format) -> str:
+    """Over seeds; the mean alone where there is one.
+
+    >>> mean_and_sd([99.0, 99.2]), mean_and_sd([99.0]), mean_and_sd([0.5, 0.7], "{:.0%}".format)
+    ('99.10 ± 0.14', '99.00', '60 ± 14%')
+    """
+    mean = show(fmean(values))
+    return f"{mean.removesuffix('%')} ± {show(stdev(values))}" if len(values) > 1 else mean
 
 
 def load_run(path: str | Path) -> RunRecord:
