@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -12,8 +10,9 @@ from rich.table import Table
 
 from ..core.errors import DataError, SettingError
 from ..paper import Sheet, Study, sheets_of
-from ..runs import RunFolder, RunRecord, package_version
+from ..runs import RunFolder, RunRecord
 from ..runs.comparison import Task, folder_name, tasks_of
+from ..runs.provenance import made_with
 from ..runs.storage import write_text
 
 
@@ -53,7 +52,8 @@ def write_study(
             pictures.append(out / f"{study.name}-{place}.svg")
             write_curves(records[case], pictures[-1], title)
     page = out / f"{study.name}.md"
-    write_text(page, as_markdown(study, sheets_of(study, records), command, pictures))
+    made = made_with(run.versions for methods in records.values() for runs in methods.values() for run in runs)
+    write_text(page, "\n\n".join(_parts(study, sheets_of(study, records), command, made, pictures)) + "\n")
     return page
 
 
@@ -70,15 +70,9 @@ def sheet_table(sheet: Sheet) -> Table:
     return table
 
 
-def as_markdown(study: Study, sheets: Sequence[Sheet], command: str, pictures: Sequence[Path]) -> str:
-    """The study's page, with the command that made it."""
-    return "\n\n".join(_parts(study, sheets, command, pictures)) + "\n"
-
-
-def _parts(study: Study, sheets: Sequence[Sheet], command: str, pictures: Sequence[Path]) -> Iterator[str]:
-    yield f"# {study.title}"
-    made = f"{datetime.now(UTC):%Y-%m-%d}, ppfl {package_version('ppfl')}, torch {package_version('torch')}"
-    yield f"```\n{command}\n```\n\n{made}, {os.cpu_count()} cores."
+def _parts(study: Study, sheets: Sequence[Sheet], command: str, made: str, pictures: Sequence[Path]) -> Iterator[str]:
+    """The study's page: what made it, what came out."""
+    yield from (f"# {study.title}", f"```\n{command}\n```", made)
     yield "Accuracies are in per cent, ± standard deviation over seeds; MB are per client over all rounds."
     for sheet in sheets:
         yield sheet.markdown()
