@@ -78,7 +78,8 @@ class FedAvgLoop:
 class PPFLLoop:
     """PPFL from uniform memberships, by alternating blocks: every client moves its membership, then its models.
 
-    The server's mean is over members, as in ppfl. A subclass says how the K models are mixed.
+    As in ppfl, a client's steps are over |c|^2, of which |c|^2 counts, and the server's mean is over members. A
+    subclass says how the K models are mixed.
     """
 
     def __init__(
@@ -104,13 +105,15 @@ class PPFLLoop:
             self.load()
             if self.membership_steps:
                 self.memberships[i] = self.moved_membership(self.memberships[i], client)
-            self.train(self.memberships[i], client)
+            c = self.memberships[i]
+            self.train(c, client)
             with torch.no_grad():
-                self.add_change(totals, client.weight)
+                self.add_change(totals, client.weight * float(c @ c))
         p = self.memberships.new_tensor([client.weight for client in self.clients])
         members = (p @ self.memberships).clamp_min(LEAST_SHARE / self.k * p.sum())
+        counted = p @ self.memberships.square().sum(1)
         for name, value in self.values.items():
-            value.add_((totals[name] - p.sum() * value) / members.reshape(-1, *(1 for _ in value.shape[1:])))
+            value.add_((totals[name] - counted * value) / members.reshape(-1, *(1 for _ in value.shape[1:])))
 
     def moved_membership(self, c: Tensor, client: Client) -> Tensor:
         """Exponentiated gradient on all of the client's data."""
@@ -126,7 +129,7 @@ class PPFLLoop:
         self.optimizer.state.clear()
         for x, y in self.descent.batches(client.x, client.y):
             self.optimizer.zero_grad(set_to_none=True)
-            cross_entropy(self.mixed(c, x), y).backward()
+            (cross_entropy(self.mixed(c, x), y) / (c @ c)).backward()
             self.optimizer.step()
 
 

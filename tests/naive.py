@@ -99,6 +99,8 @@ def ppfl(federation, net, k, mix, settings, W, shared, rounds, seed, lr_factor):
                 )  # fmt: skip
             C = new_C
         if theta_block:
+            # as written, or each client with steps lr / |c|^2 of which |c|^2 counts, over the members of a model
+            norms = (C**2).sum(1) if settings.averaging == "members" else torch.ones(M)
             results = []
             for i in range(M):
                 mine = copy.deepcopy(population)
@@ -106,16 +108,15 @@ def ppfl(federation, net, k, mix, settings, W, shared, rounds, seed, lr_factor):
                 def loss(x, y, mine=mine, i=i):
                     return mine.loss(C[i], x, y)
 
-                local_sgd(
-                    mine, loss, batches_of(federation, i, settings, seed, t), settings.lr * lr_factor(t), settings
-                )
+                lr = settings.lr * lr_factor(t) / float(norms[i])
+                local_sgd(mine, loss, batches_of(federation, i, settings, seed, t), lr, settings)
                 results.append(mine)
-            before, population = population, average(results, p)
+            before, population = population, average(results, p * norms)
             if settings.averaging == "members":
                 for k in range(k_models):
                     with torch.no_grad():
                         for new, old in zip(population.nets[k].parameters(), before.nets[k].parameters(), strict=True):
-                            new.copy_(old + (new - old) * p.sum() / (p @ C[:, k]))
+                            new.copy_(old + (new - old) * (p @ norms) / (p @ C[:, k]))
     return population, C
 
 

@@ -39,6 +39,42 @@ def test_one_canonical_model_is_fedavg(mix: str) -> None:
         torch.testing.assert_close(ours.state.server.shared.canonical[name], expected)
 
 
+@pytest.mark.parametrize("collapse", [True, False])
+@pytest.mark.parametrize("canonical", ["all", "0", "2"])
+@pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
+def test_equal_memberships_of_equal_models_are_fedavg(mix: str, canonical: str, collapse: bool) -> None:
+    """Whatever K is, and over several local steps: each client's network moves as fast as it would alone."""
+    settings = {"lr": 0.4, "weight_decay": 0.05, "batch_size": 3, "local_epochs": 2}
+    method = PPFL(**settings, membership_steps=0, start="uniform", warmup=0, collapse=collapse)
+    population = Population(NET, k=3, mix=mix, canonical=canonical)
+    problem = pose(population, FEDERATION, None, 4, seed=0)
+    state = begin(method, problem)
+    state = state._replace(server=state.server._replace(shared=population.initial(0)))
+    *_, (state, _) = train(method, problem, FEDERATION, engine_by_name("stacked"), state)
+    theirs = fit(Population(NET, k=1), FEDERATION, FedAvg(**settings), rounds=4).state.server.shared.canonical
+    for name, value in state.server.shared.common.items():
+        torch.testing.assert_close(value, theirs[name][0], atol=1e-10, rtol=1e-9)
+    for name, theta in state.server.shared.canonical.items():
+        torch.testing.assert_close(theta, theirs[name].expand_as(theta), atol=1e-10, rtol=1e-9)
+
+
+@pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
+def test_to_first_order_the_mean_over_members_is_that_over_everyone_but_for_each_models_share(mix: str) -> None:
+    """So it descends the same objective, along every canonical model's own gradient."""
+    c = torch.tensor([[0.6, 0.4], [0.1, 0.9], [0.5, 0.5], [0.8, 0.2]]).double()
+    short = {"lr": 1e-7, "batch_size": 4, "membership_steps": 0, "start": "uniform", "warmup": 0}
+    population = Population(NET, k=2, mix=mix)
+    moves = []
+    for averaging in ("members", "everyone"):
+        start, end = states(population, PPFL(**short, averaging=averaging), 1, memberships=c)
+        before, after = start.server.shared.canonical, end.server.shared.canonical
+        moves.append({name: (after[name] - theta) / short["lr"] for name, theta in before.items()})
+    share = FEDERATION.weights.double() @ c
+    for name, move in moves[0].items():
+        expected = moves[1][name] / share.reshape(-1, *(1 for _ in move.shape[1:]))
+        torch.testing.assert_close(move, expected, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
 @pytest.mark.parametrize("averaging", ["members", "everyone"])
 def test_frozen_one_hot_memberships_are_clustered_learning(mix: str, averaging: str) -> None:

@@ -179,13 +179,28 @@ def descend_networks(
 
 
 def descend_models(
-    population: Population, shared: Shared, c: Tensor, data: LocalData, settings: LocalTraining, lr: float
+    population: Population,
+    shared: Shared,
+    c: Tensor,
+    data: LocalData,
+    settings: LocalTraining,
+    lr: float,
+    *,
+    as_alone: bool,
 ) -> tuple[Met, Params, Params]:
     """A local run of all K canonical models, whichever way they are mixed: the changes of the common part (C, ...),
-    and the canonical pushes (C, K, ...): the end, less what was kept of the start."""
+    and the canonical pushes (C, K, ...): the end, less what was kept of the start.
+
+    as_alone: the gradient for theta_k has a factor c_k, and so has what theta_k does to the output: a client's network
+    moves |c|^2 as fast as one that is not mixed. Here its canonical gradients are over |c|^2, and pushes times |c|^2.
+    """
+    norm = c.square().sum(dim=1)
+    scale = 1 / norm if as_alone else None
 
     def push(at: Shared, velocity: Shared, momentum: float, batch: Batch) -> Tensor:
-        return population.push_models(at, velocity, momentum, c[: len(batch.x)], *batch[:3], data.space)
+        n = len(batch.x)
+        own = None if scale is None else scale[:n]
+        return population.push_models(at, velocity, momentum, c[:n], *batch[:3], data.space, own)
 
     ends = shared.copies(len(c), data.space)
     met = descend(push, ends, data, settings, lr)
@@ -193,26 +208,37 @@ def descend_models(
     for name, theta in shared.canonical.items():
         end = ends.canonical[name]
         end.sub_(theta if kept is None else per_client(kept, end) * theta)
+        if as_alone:
+            end.mul_(per_client(norm, end))
     return met, changes(ends.common, shared.common), ends.canonical
 
 
 def descend_mixed_weights(
-    population: Population, shared: Shared, c: Tensor, data: LocalData, settings: LocalTraining, lr: float
+    population: Population,
+    shared: Shared,
+    c: Tensor,
+    data: LocalData,
+    settings: LocalTraining,
+    lr: float,
+    *,
+    as_alone: bool,
 ) -> tuple[Met, Params, Params]:
     """The same for mixed weights, exactly, at the cost of one model whatever K is (short cut 1).
 
-    The gradient for theta_k is c_k G, so W = sum_k c_k theta_k moves by |c|^2 G: SGD with momentum and weight decay,
-    being linear, takes W along exactly as if it were the parameter and its gradient |c|^2 G. The pushes (C, ...) are
-    those of theta_k, but for its factor c_k.
+    The gradient for theta_k is c_k G, so W = sum_k c_k theta_k moves by |c|^2 G, or by G `as_alone`: SGD with momentum
+    and weight decay, being linear, takes W along exactly as if it were the parameter and that its gradient. The pushes
+    (C, ...) are those of theta_k, but for its factor c_k.
     """
-    norm = c.square().sum(dim=1)
+    norm = None if as_alone else c.square().sum(dim=1)
     common = shared._replace(canonical={}).copies(len(c), data.space).common
     W = Shared(common, mixed_weights(shared.canonical, c, data.space))
     met = descend_networks(population, W, data, settings, lr, scale=norm)
     kept = kept_of_start(data, settings, lr)
     of_start = c if kept is None else kept[:, None] * c
     for name, theta in shared.canonical.items():
-        W.canonical[name].flatten(1).addmm_(of_start, theta.flatten(1), alpha=-1).div_(norm[:, None])
+        push = W.canonical[name].flatten(1).addmm_(of_start, theta.flatten(1), alpha=-1)
+        if norm is not None:
+            push.div_(norm[:, None])
     return met, changes(W.common, shared.common), W.canonical
 
 

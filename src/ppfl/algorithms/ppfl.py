@@ -1,13 +1,18 @@
 """PPFL: K canonical models shared by all, a membership vector for every client.
 
 min over theta and C of  sum_i p_i f_i(theta, c_i) + lambda C'LC,  rows of C on the simplex  (Eq. 9).
-theta block, Eq. (12):  theta_k <- theta_k + sum_{i in S} p_i (theta_ik - theta_k) / sum_{i in S} p_i c_ik
+theta block, Eq. (12):  theta_k <- theta_k + sum_{i in S} p_i |c_i|^2 (theta_ik - theta_k) / sum_{i in S} p_i c_ik
 c block, Eq. (16):      c_i <- c_i exp(-eta G_i) / <c_i, exp(-eta G_i)>
-With S the clients of the round: all of them, or a draw. Clients outside S keep their memberships, and their
-neighbours are pulled to where they last were. The mean over members, sum p_i c_ik, is a step of its own for every
-canonical model: as written (averaging="everyone", sum p_i, which is how the common part moves) a model that a
-quarter of the clients use learns at a quarter of the pace, and one-hot memberships are clustered FL only up to that
-factor.
+With theta_ik the end of local SGD on f_i, and S the clients of the round: all of them, or a draw. Clients outside S
+keep their memberships, and their neighbours are pulled to where they last were.
+
+As written (averaging="everyone") Eq. (12) has sum_{i in S} p_i (theta_ik - theta_k) / sum_{i in S} p_i, which is how
+the common part moves. The gradient for theta_k has a factor c_ik, so that a model that a quarter of the clients use
+learns at a quarter of the pace; the mean over members, sum p_i c_ik, is a step of its own for every canonical model.
+And a client's own network moves |c_i|^2 as fast as it would alone, which the server would draw out to a length that no
+client has tried. So a client takes steps of lr / |c_i|^2 for the canonical models, and |c_i|^2 of where they lead it
+counts. To first order nothing changes, and both edges are exact: equal memberships of equal models are FedAvg, one-hot
+ones clustered FL.
 
 What leaves a client: its weighted change of theta, in a sum (with mixed weights ONE model's size, whatever K
 is); its membership, as a row, because neighbours are pulled to it; before the first round, with the "gradients"
@@ -210,7 +215,8 @@ class PPFL(LocalTraining):
         """Local SGD on theta with c fixed; theta_k ends at kept theta_k + push_k, and the push goes into a sum."""
         collapse = self.collapse and population.collapses
         descend = descend_mixed_weights if collapse else descend_models
-        met, common, pushes = descend(population, shared, c, data, self, task.lr)
+        as_alone = self.averaging == "members"
+        met, common, pushes = descend(population, shared, c, data, self, task.lr, as_alone=as_alone)
         kept = kept_of_start(data, self, task.lr)
         sums = {
             "common": Sum(None, common),

@@ -61,12 +61,14 @@ class ByHand:
         y: Tensor,
         share: Tensor,
         space: Workspace,
+        scale: Tensor | None,
     ) -> Tensor:
-        """K models a client, mixed by c (C, K)."""
+        """K models a client, mixed by c (C, K); gradients times `scale` (C,)."""
+        weight = share if scale is None else share * scale[:, None]
 
         def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
             slope, losses = self.mix.slopes(self.loss, outputs, c, y)
-            return slope.mul_(share[:, None, None]), (losses * share).sum(1)
+            return slope.mul_(weight[:, None, None]), (losses * share).sum(1)
 
         return push_chain(self.chain, shared.canonical, velocity.canonical, momentum, x, slopes, space)
 
