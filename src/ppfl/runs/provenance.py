@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("ppfl", "torch", "numpy")
+_UNKNOWN = "unknown"  # an installed package knows no commit
 
 
 def describe_environment() -> dict[str, str]:
@@ -52,11 +53,14 @@ def made_with(environments: Iterable[Mapping[str, Any]]) -> str:
     >>> run = {"ppfl": "0.1.0", "torch": "2.13.0", "commit": "5444b02", "cores": "2", "started": "2026-11-15T23:10:02"}
     >>> made_with([run, {**run, "resumed": [{**run, "started": "2026-11-16T07:00:41"}]}])
     'Runs of 2026-11-15 to 2026-11-16, ppfl 0.1.0 (5444b02), torch 2.13.0, 2 cores.'
+    >>> made_with([run, {key: run[key] for key in ("ppfl", "torch", "cores", "started")}])
+    'Runs of 2026-11-15, ppfl 0.1.0 (5444b02, unknown), torch 2.13.0, 2 cores.'
     """
     each = [one for run in environments for one in (run, *run.get("resumed", ()))]
 
     def all_of(key: str) -> str:
-        return ", ".join(sorted({one[key] for one in each if key in one}))
+        found = {one.get(key, _UNKNOWN) for one in each}
+        return "" if found == {_UNKNOWN} else ", ".join(sorted(found))
 
     days = sorted({one["started"][:10] for one in each})
     commits, cores = all_of("commit"), all_of("cores")
