@@ -48,7 +48,7 @@ def write_study(
     for case, of_case in tasks.items():
         title, place = f"{study.title}: {case}", folder_name(case)
         write_report([task.run_folder for task in of_case], out / place, title, [task.label for task in of_case])
-        if study.view != "recovery":  # its curves would be of accuracy
+        if study.runs == study.name:  # else they are the other study's curves
             pictures.append(out / f"{study.name}-{place}.svg")
             write_curves(records[case], pictures[-1], title)
     page = out / f"{study.name}.md"

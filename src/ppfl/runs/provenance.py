@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("ppfl", "torch", "numpy")
-_UNKNOWN = "unknown"  # an installed package knows no commit
 
 
 def describe_environment() -> dict[str, str]:
@@ -58,12 +57,13 @@ def made_with(environments: Iterable[Mapping[str, Any]]) -> str:
     """
     each = [one for run in environments for one in (run, *run.get("resumed", ()))]
 
-    def all_of(key: str) -> str:
-        found = {one.get(key, _UNKNOWN) for one in each}
-        return "" if found == {_UNKNOWN} else ", ".join(sorted(found))
+    def all_of(key: str) -> list[str]:
+        return sorted({one[key] for one in each if key in one})
 
-    days = sorted({one["started"][:10] for one in each})
-    commits, cores = all_of("commit"), all_of("cores")
+    days, commits = sorted({one["started"][:10] for one in each}), all_of("commit")
+    if commits and any("commit" not in one for one in each):
+        commits.append("unknown")  # an installed package knows none
     told = [f"Runs of {' to '.join(dict.fromkeys((days[0], days[-1])))}"]
-    told += [f"ppfl {all_of('ppfl')}" + (f" ({commits})" if commits else ""), f"torch {all_of('torch')}"]
-    return ", ".join([*told, *([f"{cores} cores"] if cores else [])]) + "."
+    told.append(f"ppfl {', '.join(all_of('ppfl'))}" + (f" ({', '.join(commits)})" if commits else ""))
+    told += [f"torch {version}" for version in all_of("torch")] + [f"{cores} cores" for cores in all_of("cores")]
+    return ", ".join(told) + "."
