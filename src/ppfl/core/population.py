@@ -242,7 +242,7 @@ class Population:
         if space is not None and (hand := self._by_hand(x)):
             return hand.push_networks(networks, velocity, momentum, x, y, share, space, scale)
         gradient, losses = self.network_gradients(networks, x, y, share)
-        velocity.push(momentum, _with_canonical_scaled(gradient, scale))
+        velocity.push(momentum, gradient.scale_canonical(scale))
         return losses
 
     def push_models(
@@ -261,7 +261,7 @@ class Population:
         if space is not None and (hand := self._by_hand(x)) and self.caches_outputs and not shared.common:
             return hand.push_models(shared, velocity, momentum, c, x, y, share, space, scale)
         gradient, losses = self.theta_gradients(shared, c, x, y, share)
-        velocity.push(momentum, _with_canonical_scaled(gradient, scale))
+        velocity.push(momentum, gradient.scale_canonical(scale))
         return losses
 
     def push_weighted_models(
@@ -327,11 +327,3 @@ class Population:
         self._canonical_ends_net = self.canonical_modules == ("",) or ends
         self.clients.look_at(self.net, x)
         return self
-
-
-def _with_canonical_scaled(gradient: Shared, scale: Tensor | None) -> Shared:
-    """Leaves (C, ...) of the canonical part times scale (C,), in place."""
-    if scale is not None:
-        for g in gradient.canonical.values():
-            g.mul_(scale.reshape(-1, *(1 for _ in g.shape[1:])))
-    return gradient

@@ -59,6 +59,13 @@ class Shared(NamedTuple):
         for v, g in zip(self.leaves(), gradient.leaves(), strict=True):
             v.mul_(momentum).add_(g) if momentum else v.copy_(g)
 
+    def scale_canonical(self, scale: Tensor | None) -> Shared:
+        """The canonical leaves (C, ...) times scale (C,), in place; None leaves them."""
+        if scale is not None:
+            for leaf in self.canonical.values():
+                leaf.mul_(scale.reshape(-1, *(1 for _ in leaf.shape[1:])))
+        return self
+
 
 def mixed_weights(canonical: Params, c: Tensor, space: Workspace | None = None) -> Params:
     """W = sum_k c_k theta_k for c (K,), or W_i for each row of c (C, K)."""
