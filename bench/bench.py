@@ -19,7 +19,7 @@ from tables import LEGEND, compared_table, grown_table, ranks_table, targets_tab
 from targets import targets
 
 FOLDER = Path(__file__).parent
-PARTS = "abcde"
+PARTS = "abcdef"
 
 
 def main() -> None:

@@ -65,6 +65,7 @@ class On(NamedTuple):
 
 def comparisons() -> list[Comparison]:
     perceptron, linear, images = On("perceptron", {}), On("linear", {}), On("convolutions", {})
+    small = On("small_rounds", {})
     return [
         Comparison(
             "a",
@@ -100,6 +101,17 @@ def comparisons() -> list[Comparison]:
             "c",
             "two convolutions and two layers on 3 x 32 x 32, 20 clients of 250 samples",
             [images.plain_fedavg(), images.fedavg(), images.ppfl(4, "weights")],
+        ),
+        Comparison(
+            "f",
+            "small rounds: perceptron 784-128-10, 10 of 1,000 clients of 56 samples",
+            [
+                small.plain_fedavg(),
+                small.fedavg(),
+                small.ppfl(4, "weights"),
+                small.ppfl(4, "weights", steps=1),
+                small.ppfl(4, "outputs", steps=1),
+            ],
         ),
     ]
 

@@ -36,7 +36,8 @@ class Passes(NamedTuple):
 
 
 def settings_of(workload: Workload) -> dict[str, Any]:
-    return {"lr": LR, "batch_size": workload.batch_size, "schedule": "constant"}
+    asked = {"batch_size": workload.batch_size, "participation": workload.participation}
+    return {"lr": LR, "schedule": "constant", **asked}
 
 
 def fedavg(workload: Workload) -> Round:
@@ -55,7 +56,8 @@ def ppfl(workload: Workload, k: int, mix: str, theta: bool, steps: int, start: s
 
 
 def plain_fedavg(workload: Workload) -> Round:
-    return FedAvgLoop(workload.net, workload.federation, Descent(LR, batch_size=workload.batch_size))
+    descent = Descent(LR, batch_size=workload.batch_size)
+    return FedAvgLoop(workload.net, workload.federation, descent, workload.participation)
 
 
 def plain_ppfl(workload: Workload, k: int, mix: str, steps: int) -> Round:

@@ -53,8 +53,9 @@ def clients_of(federation: Federation) -> list[Client]:
 class FedAvgLoop:
     """One round at each call; `values` is the model between rounds."""
 
-    def __init__(self, net: nn.Module, federation: Federation, descent: Descent) -> None:
+    def __init__(self, net: nn.Module, federation: Federation, descent: Descent, participation: float = 1.0) -> None:
         self.clients, self.descent = clients_of(federation), descent
+        self.asked = max(1, round(participation * len(self.clients)))
         self.mine = copy.deepcopy(net)
         self.parameters = list(self.mine.parameters())
         self.optimizer = descent.optimizer(self.parameters)
@@ -62,7 +63,9 @@ class FedAvgLoop:
 
     def __call__(self) -> None:
         totals = [torch.zeros_like(p) for p in self.parameters]
-        for client in self.clients:
+        chosen = [self.clients[at] for at in torch.randperm(len(self.clients))[: self.asked].tolist()]
+        weight = sum(client.weight for client in chosen)
+        for client in chosen:
             _load(self.parameters, self.values.values())
             self.optimizer.state.clear()
             for x, y in self.descent.batches(client.x, client.y):
@@ -71,7 +74,7 @@ class FedAvgLoop:
                 self.optimizer.step()
             with torch.no_grad():
                 for total, p in zip(totals, self.parameters, strict=True):
-                    total.add_(p, alpha=client.weight)
+                    total.add_(p, alpha=client.weight / weight)
         self.values = dict(zip(self.values, totals, strict=True))
 
 

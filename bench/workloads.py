@@ -21,6 +21,7 @@ class Workload(NamedTuple):
     loss: str = "cross_entropy"
     affinity: Affinity | None = None
     penalty: float = 0.0
+    participation: float = 1.0
 
 
 def perceptron(clients: int = 100, hidden: int = 128) -> Workload:
@@ -28,6 +29,14 @@ def perceptron(clients: int = 100, hidden: int = 128) -> Workload:
     with _seeded():
         net = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, 10))
         return Workload(net, _random_federation([560] * clients, (784,), classes=10), batch_size=128)
+
+
+def small_rounds(clients: int = 1000) -> Workload:
+    """MNIST cut into many small clients, of whom one in a hundred takes part: what a round costs besides products."""
+    with _seeded():
+        net = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+        federation = _random_federation([56] * clients, (784,), classes=10)
+        return Workload(net, federation, batch_size=128, participation=0.01)
 
 
 def linear(clients: int = 300) -> Workload:
@@ -59,12 +68,12 @@ def logistic(clients: int) -> Workload:
 
 
 WORKLOADS: dict[str, Callable[..., Workload]] = {
-    workload.__name__: workload for workload in (perceptron, linear, convolutions, logistic)
+    workload.__name__: workload for workload in (perceptron, small_rounds, linear, convolutions, logistic)
 }
 
 
 class Flops(NamedTuple):
-    """Of the products in one model's pass over all the data."""
+    """Of the products in one model's pass over the data of those who take part."""
 
     forward: float
     both: float  # forward and backward
@@ -78,7 +87,7 @@ def flops(workload: Workload) -> Flops:
     with FlopCounterMode(display=False) as both:
         workload.net(x).sum().backward()
     workload.net.zero_grad()
-    scale = len(workload.federation.train) / len(x)
+    scale = workload.participation * len(workload.federation.train) / len(x)
     return Flops(forward.get_total_flops() * scale, both.get_total_flops() * scale)
 
 
