@@ -4,7 +4,8 @@ membership vector on the simplex that says how much of each it is."""
 from .algorithms import PPFL, FedAvg, Local
 from .core import Population, PPFLError, affinity
 from .data import Federation
-from .engines import Fitted, Watch, fit
+from .fitting import Fitted, fit
+from .server import Watch
 
 __version__ = "0.1.0"
 __all__ = [

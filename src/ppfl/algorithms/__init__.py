@@ -1,49 +1,56 @@
-"""One file a method, and the contract they all keep: `init, plan, work, merge, personal` as pure functions."""
+"""One file per method, and the contract they all keep: a server's half and a client's half, as pure functions.
+`local/` has what methods share on a client: batches, SGD, membership steps, the start."""
 
 from .centralized import Centralized
 from .clustered import CFL
-from .contract import Algorithm, Personal, Plan, Problem, Sum, Total, Upload, Work
+from .contract import Method, MethodDefaults, Plan, Problem, Roster, Rows, Share, Sum, Total, Upload, Work, message
 from .ditto import Ditto
-from .fedalt import FedAlt
 from .fedavg import FedAvg
 from .fedem import FedEM
-from .fedper import FedPer
-from .fedrep import FedRep
-from .fedsim import FedSim
+from .fedprox import FedProx
 from .finetune import FineTune
 from .ifca import IFCA
-from .lg_fedavg import LGFedAvg
-from .local import Local
+from .local_only import Local
+from .partial import FedAlt, FedPer, FedRep, FedSim, LGFedAvg
 from .pfedme import PFedMe
 from .ppfl import PPFL
+from .scaffold import Scaffold
 
-_BASELINES = (Local, FedAvg, Centralized, FineTune, PFedMe, Ditto, FedEM, IFCA, CFL)
-_METHODS = (*_BASELINES, LGFedAvg, FedPer, FedRep, FedAlt, FedSim, PPFL)
-ALGORITHMS: dict[str, type[Algorithm]] = {method.name: method for method in _METHODS}
+_METHODS: tuple[type[Method], ...] = (
+    Local, FedAvg, FedProx, Scaffold, Centralized, FineTune, PFedMe, Ditto, FedEM, IFCA, CFL,
+    LGFedAvg, FedPer, FedRep, FedAlt, FedSim, PPFL,
+)  # fmt: skip
+METHODS: dict[str, type[Method]] = {method.name: method for method in _METHODS}
 
 __all__ = [
-    "ALGORITHMS",
     "CFL",
     "IFCA",
+    "METHODS",
     "PPFL",
-    "Algorithm",
     "Centralized",
     "Ditto",
     "FedAlt",
     "FedAvg",
     "FedEM",
     "FedPer",
+    "FedProx",
     "FedRep",
     "FedSim",
     "FineTune",
     "LGFedAvg",
     "Local",
+    "Method",
+    "MethodDefaults",
     "PFedMe",
-    "Personal",
     "Plan",
     "Problem",
+    "Roster",
+    "Rows",
+    "Scaffold",
+    "Share",
     "Sum",
     "Total",
     "Upload",
     "Work",
+    "message",
 ]

@@ -1,4 +1,4 @@
-"""Centralized: what SGD on pooled data does, a round a step (FedSGD of McMahan et al., 2017; FedAvg with E = 1).
+"""Centralized: what SGD on pooled data does, one step per round (FedSGD of McMahan et al., 2017; FedAvg with E = 1).
 
 v <- momentum v + sum_{i in S} p_i g_i / sum_{i in S} p_i + weight_decay theta;  theta <- theta - lr v,
 with g_i the gradient of f_i on one batch. A client's own velocity would not outlive its one step, so it is the
@@ -6,28 +6,31 @@ server that has it. With whole batches and everyone in S this is gradient descen
 What leaves a client: its weighted gradient, in a sum.
 """
 
+from __future__ import annotations
+
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
-from ..core.population import Population
-from ..core.shared import Shared
-from .batches import LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work
-from .descent import LocalTraining, network_push
-from .fedavg import mean, one_model, one_model_only, with_k
+from ..core.backends import Backend
+from ..core.models import Models, OneNetwork
+from ..core.params import Params, map_params
+from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
+from .fedavg import mean, one_model_only
+from .local.batches import LocalData
+from .local.sgd import LocalTraining, TrainingLoss
 
 
 class CentralizedServer(NamedTuple):
-    shared: Shared
-    velocity: Shared
+    shared: Params
+    velocity: Params
 
 
-class Centralized(LocalTraining):
-    """One step a round on everyone's gradients."""
+class Centralized(MethodDefaults, LocalTraining):
+    """One step per round on everyone's gradients."""
 
     name: ClassVar[str] = "centralized"
+    title: ClassVar[str] = "Centralized"
 
     local_epochs: None = None
     local_steps: Literal[1] = 1
@@ -35,26 +38,26 @@ class Centralized(LocalTraining):
     def check(self, problem: Problem) -> None:
         one_model_only(self.name, problem)
 
-    def init(self, problem: Problem) -> tuple[CentralizedServer, dict[str, Tensor]]:
-        shared = problem.population.initial(problem.seed)
-        return CentralizedServer(shared, shared.map(torch.zeros_like)), {}
-
-    def work(self, population: Population, task: float, shared: Shared, own: Any, client: Any, data: LocalData) -> Work:
-        (batch,) = self.batches(data)
-        at = one_model(shared).copies(len(data.weight), data.space)
-        gradient = at.room(data.space, "velocity")
-        losses = network_push(population, data)(at, gradient, 0.0, batch)
-        return Work(client, Upload({"gradient": Sum(None, gradient)}, {}), losses, batch.real)
+    def init_server(self, problem: Problem) -> CentralizedServer:
+        start = problem.population.initial_network()
+        return CentralizedServer(start, map_params(torch.zeros_like, start))
 
     def merge(
-        self, problem: Problem, server: CentralizedServer, plan: Plan, totals: dict[str, Total], rows: Any
+        self, problem: Problem, server: CentralizedServer, task: float, totals: dict[str, Total], rows: Rows
     ) -> CentralizedServer:
-        gradient: Shared = mean(totals["gradient"])
-        gradient = gradient._replace(canonical=with_k(gradient.canonical))
-        velocity = server.velocity.map(
-            lambda v, g, theta: self.momentum * v + g + self.weight_decay * theta, gradient, server.shared
-        )
-        return CentralizedServer(server.shared.map(lambda theta, v: theta - plan.task * v, velocity), velocity)
+        def next_velocity(v: torch.Tensor, g: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+            return self.momentum * v + g + self.weight_decay * theta
 
-    def personal(self, server: CentralizedServer, clients: Any) -> Personal:
-        return Personal(server.shared, None, own=False)
+        velocity = map_params(next_velocity, server.velocity, mean(totals["gradient"]), server.shared)
+        return CentralizedServer(map_params(lambda theta, v: theta - task * v, server.shared, velocity), velocity)
+
+    def work(self, backend: Backend, task: float, shared: Params, own: Any, client: Any, data: LocalData) -> Work:
+        (batch,) = self.batches(data)
+        at = data.space.copies(shared, len(data.weight))
+        gradient = data.space.empty_like(at)
+        losses = backend.add_gradients(at, gradient, 0.0, batch)
+        loss = TrainingLoss(losses, batch.real)
+        return Work(client, Upload({"gradient": Sum(None, gradient)}, metrics=loss.metrics()))
+
+    def model(self, backend: Backend, shared: Params, own: Any, client: Any) -> Models:
+        return OneNetwork(shared)

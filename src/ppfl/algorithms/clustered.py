@@ -23,6 +23,7 @@ round of a cut the change itself, as rows. What is sent: the models in use to al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -32,32 +33,34 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ..core.population import Population
-from ..core.shared import Shared
-from .batches import LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
-from .descent import LEARNING_RATES, LocalTraining, NonNegative
-from .ifca import moved_by_clusters, train_in_clusters
+from ..core.backends import Backend
+from ..core.models import Mixture, Models
+from ..core.params import Params
+from .contract import EVERYONE, MethodDefaults, Plan, Problem, Rows, Sum, Total, Upload, Work, message, participants
+from .ifca import move_clusters, train_in_clusters
+from .local.batches import LocalData
+from .local.sgd import LEARNING_RATES, LocalTraining, NonNegative
 
 
 class CFLServer(NamedTuple):
-    shared: Shared
-    cluster: Tensor  # (M,)
+    shared: Params
+    cluster: Tensor  # (M,), in the order of the roster
     used: Tensor  # (), how many clusters there are
     first_pace: Tensor  # (), mean length of the first changes per step size; 0 before the first round
     cut: Tensor  # (), bool: whether the next round is one of cuts
 
 
-class Task(NamedTuple):
+@message
+class CFLTask(NamedTuple):
     lr: float
     cut: bool
 
 
-class CFL(LocalTraining):
+class CFL(MethodDefaults, LocalTraining):
     """Recursive bipartition into at most as many clusters as the population has canonical models."""
 
     name: ClassVar[str] = "cfl"
-    by_client: ClassVar[tuple[str, ...]] = ("cluster",)
+    title: ClassVar[str] = "Clustered FL"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "eps1": (0.2, 0.4), "eps2": (0.4, 0.7)}
 
     eps1: NonNegative = 0.2  # 0: never cut
@@ -72,104 +75,105 @@ class CFL(LocalTraining):
 
     # ------------------------------------------------------------------ server
 
-    def init(self, problem: Problem) -> tuple[CFLServer, dict[str, Tensor]]:
-        device = problem.weights.device
-        server = CFLServer(
-            shared=problem.population.initial(problem.seed),
-            cluster=torch.zeros(problem.n_clients, dtype=torch.long, device=device),
-            used=torch.tensor(1, device=device),
-            first_pace=problem.weights.new_zeros(()),
-            cut=torch.tensor(False, device=device),
+    def init_server(self, problem: Problem) -> CFLServer:
+        return CFLServer(
+            shared=problem.population.initial_models(problem.seed),
+            cluster=torch.zeros(problem.n_clients, dtype=torch.long),
+            used=torch.tensor(1),
+            first_pace=torch.zeros((), dtype=problem.population.dtype),
+            cut=torch.tensor(False),
         )
-        return server, {}
 
     def plan(self, problem: Problem, server: CFLServer, round: int) -> Plan:
-        task = Task(self.step_size(round, problem.rounds), bool(server.cut))
-        who = participants(problem, 1.0 if task.cut else self.participation, round)
-        used = int(server.used)
-        models = server.shared._replace(canonical={n: theta[:used] for n, theta in server.shared.canonical.items()})
-        return Plan(who, task, models, {"cluster": server.cluster[who]})
+        task = CFLTask(self.step_size(round, problem.rounds), bool(server.cut))
+        return Plan(EVERYONE if task.cut else participants(problem, self.participation, round), task)
+
+    def send(
+        self, problem: Problem, server: CFLServer, ids: tuple[str, ...] | None, task: Any
+    ) -> tuple[Params, dict[str, Tensor]]:
+        used, canonical = int(server.used), problem.population.canonical_names
+        models = {name: leaf[:used] if name in canonical else leaf for name, leaf in server.shared.items()}
+        return models, {"cluster": problem.roster.rows(server.cluster, ids, default=0)}
 
     def merge(
-        self, problem: Problem, server: CFLServer, plan: Plan, totals: dict[str, Total], rows: dict[str, Tensor]
+        self, problem: Problem, server: CFLServer, task: CFLTask, totals: dict[str, Total], rows: Rows
     ) -> CFLServer:
-        server = server._replace(shared=moved_by_clusters(server.shared, totals["change"]))
-        pace = rows["length"] / plan.task.lr
+        change = totals["change"]
+        server = server._replace(shared=move_clusters(problem.population, server.shared, change))
         if not server.first_pace > 0:
-            p = problem.weights[plan.who]
-            return server._replace(first_pace=(p @ pace) / p.sum())
-        if plan.task.cut:
-            disagreeing = self._disagreeing(server, plan, totals["change"], pace)
-            return self._cut(problem, server, plan.who, disagreeing, rows)._replace(cut=torch.zeros_like(server.cut))
-        due = int(server.used) < problem.population.k and bool(self._disagreeing(server, plan, totals["change"], pace))
+            mean_length = totals["length"].value[0] / totals["length"].weight[0]
+            return server._replace(first_pace=mean_length / task.lr)
+        disagreeing = self._disagreeing(problem, server, task, change, rows)
+        if task.cut:
+            return self._cut(problem, server, disagreeing, rows)._replace(cut=torch.zeros_like(server.cut))
+        due = int(server.used) < problem.population.k and bool(disagreeing)
         return server._replace(cut=torch.full_like(server.cut, due))
 
-    def personal(self, server: CFLServer, clients: Any) -> Personal:
-        k = len(next(iter(server.shared.canonical.values())))
-        return Personal(server.shared, one_hot(server.cluster, k).to(server.first_pace), own=False)
-
-    def _disagreeing(self, server: CFLServer, plan: Plan, change: Total, pace: Tensor) -> list[int]:
+    def _disagreeing(
+        self, problem: Problem, server: CFLServer, task: CFLTask, change: Total, rows: Rows
+    ) -> list[int]:
         """Clusters at rest whose clients are not, the one with the fastest client first."""
-        together = _lengths(change.value) / (change.weight * plan.task.lr)  # (K,)
-        of_client = server.cluster[plan.who]
+        pace = rows.values["length"] / task.lr
+        together = _lengths(change.value) / (change.weight * task.lr)  # (K,)
+        of_client = server.cluster[problem.roster.positions(rows.ids)]
         fastest = torch.zeros_like(together).scatter_reduce(0, of_client, pace, "amax")
         members = torch.bincount(of_client, minlength=len(together))
         at_odds = (together < self.eps1 * server.first_pace) & (fastest > self.eps2 * server.first_pace)
         found: list[int] = (at_odds & (members > 1)).nonzero()[:, 0].tolist()
         return sorted(found, key=lambda k: -float(fastest[k]))
 
-    def _cut(
-        self, problem: Problem, server: CFLServer, who: Tensor, clusters: list[int], rows: dict[str, Tensor]
-    ) -> CFLServer:
+    def _cut(self, problem: Problem, server: CFLServer, clusters: list[int], rows: Rows) -> CFLServer:
         """These clusters in two each, as long as there are models for them, by the rows of those who came back."""
         cluster, used = server.cluster.clone(), int(server.used)
-        canonical = {name: theta.clone() for name, theta in server.shared.canonical.items()}
-        changes = [leaf.flatten(1) for name, leaf in rows.items() if name != "length"]
+        canonical = problem.population.canonical_names
+        shared = {name: leaf.clone() if name in canonical else leaf for name, leaf in server.shared.items()}
+        changes = [leaf.flatten(1) for name, leaf in rows.values.items() if name != "length"]
+        ids = problem.roster.ids if rows.ids is None else rows.ids
+        who = torch.arange(problem.n_clients)[problem.roster.positions(rows.ids)].to(cluster.device)
         for k in clusters:
             here = (server.cluster[who] == k).nonzero()[:, 0]
-            members = who.to(here.device)[here]
+            members = who[here]
             likeness = _cosines([leaf[here] for leaf in changes])
-            leaves = self._other_side(likeness, [problem.ids[i] for i in members.tolist()])
+            leaves = self._other_side(likeness, [ids[at] for at in here.tolist()])
             across = likeness[leaves][:, ~leaves].max()
             if used == problem.population.k or not ((1 - across) / 2).clamp_min(0).sqrt() > self.gamma:
                 continue
             if 2 * int(leaves.sum()) > len(leaves):  # the lost go with them
                 cluster[server.cluster == k] = used
             cluster[members] = torch.where(leaves, used, k)
-            for theta in canonical.values():
-                theta[used] = theta[k]
+            for name in canonical:
+                shared[name][used] = shared[name][k]
             used += 1
-        shared = server.shared._replace(canonical=canonical)
         return server._replace(shared=shared, cluster=cluster, used=torch.full_like(server.used, used))
 
-    def _other_side(self, likeness: Tensor, ids: list[str]) -> Tensor:
+    def _other_side(self, likeness: Tensor, ids: Sequence[str]) -> Tensor:
         """Who leaves (C,) bool: of the two sides the one without the first client by name, so that no order counts."""
         distance = (1 - likeness).double().cpu().numpy()
         tree = to_tree(linkage(squareform(distance, checks=False), method=self.linkage))
         side = torch.zeros(len(ids), dtype=torch.bool, device=likeness.device)
         side[tree.get_left().pre_order()] = True
-        return ~side if side[ids.index(min(ids))] else side
+        return ~side if side[list(ids).index(min(ids))] else side
 
     # ------------------------------------------------------------------ client
 
     def work(
-        self,
-        population: Population,
-        task: Task,
-        shared: Shared,
-        own: dict[str, Tensor],
-        client: Any,
-        data: LocalData,
+        self, backend: Backend, task: CFLTask, shared: Params, own: dict[str, Tensor], client: Any, data: LocalData
     ) -> Work:
-        met, change = train_in_clusters(population, shared, own["cluster"], data, self, task.lr)
-        rows = {f"change of {name}": leaf for name, leaf in change.by_name().items()} if task.cut else {}
-        membership = one_hot(own["cluster"], population.k).to(data.weight)
-        return Work(client, Upload({"change": Sum(membership, change)}, {"length": _lengths(change), **rows}), *met)
+        loss, change = train_in_clusters(backend, shared, own["cluster"], data, self, task.lr)
+        rows = {f"change of {name}": leaf for name, leaf in change.items()} if task.cut else {}
+        membership = one_hot(own["cluster"], backend.population.k).to(data.weight)
+        length = _lengths(change)
+        sums = {"change": Sum(membership, change), "length": Sum(None, length)}
+        return Work(client, Upload(sums, {"length": length, **rows}, loss.metrics()))
+
+    def model(self, backend: Backend, shared: Params, own: dict[str, Tensor], client: Any) -> Models:
+        theta = shared[next(iter(backend.population.canonical_names))]
+        return Mixture(shared, one_hot(own["cluster"], len(theta)).to(theta.dtype))
 
 
-def _lengths(rows: Shared) -> Tensor:
+def _lengths(rows: Params) -> Tensor:
     """Euclidean, of each row of leaves (R, ...) over all leaves, (R,)."""
-    return torch.stack([leaf.flatten(1).square().sum(1) for leaf in rows.leaves()]).sum(0).sqrt()
+    return torch.stack([leaf.flatten(1).square().sum(1) for leaf in rows.values()]).sum(0).sqrt()
 
 
 def _cosines(parts: list[Tensor]) -> Tensor:

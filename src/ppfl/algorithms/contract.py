@@ -1,52 +1,103 @@
-"""What every method is: a handful of pure functions, split into a server's half and a client's half.
+"""What every method is: two sets of pure functions, a server's half and a client's half.
 
-The client's half (`work`) sees a task, what it was sent and its own data. What comes back is an `Upload`, and
-its type says what leaves a client: sums, of which the server only ever sees the total over clients, and rows,
-which it sees client by client. Tensors of clients have a leading dimension C: engines call `work` on a chunk
-of clients, a chunk of one being the plain loop.
+The server's half never sees client state, and the client's half never sees server state: a method is the only thing
+that both have in common, and `self` holds its settings alone. What comes back from a client is an `Upload`, and its
+type says who can see it: sums, of which only the total over clients is ever seen, and rows, which are seen client by
+client. Tensors of clients have a leading dimension C: engines call `work` on a chunk of clients, a chunk of one being
+the plain loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import reduce
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..core.affinity import Affinity
-from ..core.draws import hashed
+from ..core.backends import Backend
+from ..core.draws import hashed, name_keys
+from ..core.models import Models
 from ..core.population import Population
-from ..core.shared import Shared
-from .batches import LocalData, id_keys
+from ..core.trees import Tree
+from .local.batches import LocalData
 
-Tree = Any  # nested NamedTuples and dicts of tensors
+Positions = Tensor | slice
+
+MESSAGES: dict[str, type] = {}  # NamedTuples that may be part of a message between server and sites, by name
+Message = TypeVar("Message", bound=type)
 
 
-class Problem(NamedTuple):
-    """What the server knows before the first round."""
+def message(kind: Message) -> Message:
+    """Let a NamedTuple travel between server and sites. Its fields are numbers, text, tensors and other messages."""
+    assert kind.__name__ not in MESSAGES, f"there are two messages {kind.__name__}"
+    MESSAGES[kind.__name__] = kind
+    return kind
 
-    population: Population
-    ids: tuple[str, ...]
-    weights: Tensor  # (M,), p_i
-    affinity: Affinity
-    rounds: int
-    seed: int
-    dropout: float = 0.0  # of the clients asked in a round, how many are lost; no method needs to know
 
-    @property
-    def n_clients(self) -> int:
+# ---------------------------------------------------------------------- who takes part
+
+
+class Roster:
+    """The clients that a server knows by name, in the order of its rows."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self.ids = tuple(ids)
+
+    def __len__(self) -> int:
         return len(self.ids)
 
+    @cached_property
+    def keys(self) -> Tensor:
+        """(M,) keys of the names, for draws."""
+        return name_keys(self.ids)
 
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """Where each client stands."""
+        return {name: at for at, name in enumerate(self.ids)}
+
+    def positions(self, ids: Sequence[str] | None) -> Positions:
+        """Where these clients stand; None: all of them, in order."""
+        if ids is None or tuple(ids) == self.ids:
+            return slice(None)
+        return torch.tensor([self.position[name] for name in ids], dtype=torch.long)
+
+    def rows(self, table: Tensor, ids: Sequence[str] | None, default: float) -> Tensor:
+        """The rows of a table (M, ...) that belong to these clients; `default` for those that are not known."""
+        if ids is None or all(name in self.position for name in ids):
+            return table[self.positions(ids)]
+        found = table.new_full((len(ids), *table.shape[1:]), default)
+        known = [at for at, name in enumerate(ids) if name in self.position]
+        found[known] = table[self.positions([ids[at] for at in known])]
+        return found
+
+
+@message
+class Share(NamedTuple):
+    """Clients that every site draws for itself, each with this probability, by (seed, round, client id)."""
+
+    fraction: float
+
+
+EVERYONE = Share(1.0)
+Who = tuple[str, ...] | Share
+
+
+# ---------------------------------------------------------------------- what leaves a client
+
+
+@message
 class Sum(NamedTuple):
-    """sum_i p_i weight_i ⊗ value_i: with r weights a client, one value gives r sums. The server knows p_i."""
+    """sum_i p_i weight_i ⊗ value_i: with r weights per client, one value gives r sums. Clients know their p_i."""
 
     weight: Tensor | None  # (C, r); None: 1, so that r = 1
     value: Tree  # leaves (C, ...)
 
 
+@message
 class Total(NamedTuple):
     """A `Sum` over all clients that took part."""
 
@@ -57,87 +108,173 @@ class Total(NamedTuple):
 class Upload(NamedTuple):
     """Everything that leaves a client in a round. A tensor that stands in several places leaves once."""
 
-    sums: dict[str, Sum]
-    rows: dict[str, Tensor]  # leaves (C, ...)
+    sums: dict[str, Sum] = {}
+    rows: dict[str, Tensor] = {}  # leaves (C, ...)
+    metrics: dict[str, Tensor] = {}  # (C,): plain sums over clients, such as the training loss
 
 
 class Work(NamedTuple):
     client: Tree  # new state, stays with the client
     upload: Upload
-    loss: Tensor  # (C,) mean training loss met on the way
-    samples: Tensor  # (C,) how many samples that mean is over
+
+
+@message
+class Rows(NamedTuple):
+    """Values seen client by client, with the ids they belong to."""
+
+    ids: tuple[str, ...] | None  # None: all clients of the site, or of the server's roster, in its order
+    values: dict[str, Tensor]  # leaves (len(ids), ...)
+
+    @property
+    def count(self) -> int:
+        """How many clients these are."""
+        return len(next(iter(self.values.values()))) if self.values else len(self.ids or ())
+
+
+# ---------------------------------------------------------------------- a round as the server wants it
+
+
+class Problem(NamedTuple):
+    """What the server knows before the first round."""
+
+    population: Population
+    roster: Roster
+    affinity: Affinity
+    rounds: int
+    seed: int
+    importance: float = 1.0  # of all clients together: a client's p_i is its own importance over this
+    splits: tuple[str, ...] = ("train",)  # of the clients' data
+    device: torch.device = torch.device("cpu")  # where the server computes
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.roster)
 
 
 class Plan(NamedTuple):
-    """A round as the server wants it."""
+    """One exchange with the clients."""
 
-    who: Tensor  # (S,) positions of the clients that take part
-    task: Any  # small and immutable: which block, which steps
-    shared: Tree  # sent to everyone
-    own: dict[str, Tensor]  # leaves (S, ...): sent to each
-    private: bool = False  # whether the server can do without the rows this round, so that they may stay where they are
-
-    def only(self, at: Tensor) -> Plan:
-        """The round of the clients at these places of `who` alone."""
-        return self._replace(who=self.who[at], own={name: leaf[at] for name, leaf in self.own.items()})
+    who: Who
+    task: Any  # a number or a message: which block, which steps
+    ends_round: bool = True  # False: another exchange of the same round follows
 
 
-class Personal(NamedTuple):
-    """Every client's model, for prediction."""
+class Method(Protocol):
+    """The contract of one method."""
 
-    shared: Shared
-    memberships: Tensor | None  # (M, K); None where there is one canonical model
-    own: bool  # whether `shared` has a model for each client, leaves (M, ...)
-
-
-class Algorithm(Protocol):
-    """The contract. All functions are pure; `self` holds settings only."""
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # in experiment files
+    title: ClassVar[str]  # for people
     search: ClassVar[dict[str, tuple[Any, ...]]]  # settings worth tuning, and values worth trying
 
     @property
-    def by_client(self) -> tuple[str, ...]:
-        """Fields of the server state that have a row a client, (M, ...); dotted where they are deeper in it."""
+    def batch_size(self) -> int | None:
+        """Samples per local step, by which engines form their chunks; None: all of a client's."""
+
+    @property
+    def membership_penalty(self) -> float:
+        """lambda, how strongly neighbours' memberships pull; 0 where they do not."""
+
+    @property
+    def needs_lr(self) -> bool:
+        """Whether lr is still to be found by trials: with `trial` runs, and then `with_lr`."""
+
+    def with_lr(self, lr: float) -> Self: ...
+    def trial(self, lr: float) -> Self: ...
+
+    def with_everyone(self) -> Self:
+        """The same method with all clients in every round."""
+
+    def step_size(self, round: int, rounds: int) -> float:
+        """lr in a round (from 0)."""
+
+    @property
+    def theta_probability(self) -> float:
+        """How often a round moves the models, where rounds draw a block; Eq. (10) needs it."""
+
+    # ------------------------------------------------------------------ the server's half
 
     def check(self, problem: Problem) -> None:
         """Raise SettingError where the method cannot run on this problem."""
 
-    def init(self, problem: Problem) -> tuple[Tree, Tree]:
-        """Server state, and client states with (M, ...) leaves."""
+    def init_server(self, problem: Problem) -> Tree:
+        """The server state before the first round, on the CPU."""
 
     def plan(self, problem: Problem, server: Tree, round: int) -> Plan: ...
 
+    def send(self, problem: Problem, server: Tree, ids: tuple[str, ...] | None, task: Any) -> tuple[Tree, dict[str, Tensor]]:
+        """What is sent to all of these clients, and to each of them, leaves (len(ids), ...); ids None: all known.
+
+        Clients that the server has never seen get defaults. `task` is the plan's, or None for prediction.
+        """
+
+    def merge(self, problem: Problem, server: Tree, task: Any, totals: dict[str, Total], rows: Rows) -> Tree:
+        """The next server state, from those who came back: at least one did, and rows carry their ids."""
+
+    # ------------------------------------------------------------------ the client's half
+
+    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Tree:
+        """Client states before the first round, leaves (len(ids), ...), on the CPU."""
+
     def work(
-        self, population: Population, task: Any, shared: Tree, own: dict[str, Tensor], client: Tree, data: LocalData
-    ) -> Work: ...
+        self, backend: Backend, task: Any, shared: Tree, own: dict[str, Tensor], client: Tree, data: LocalData
+    ) -> Work:
+        """One exchange of a chunk of clients. The state that comes in is not written to."""
 
-    def merge(
-        self, problem: Problem, server: Tree, plan: Plan, totals: dict[str, Total], rows: dict[str, Tensor]
-    ) -> Tree:
-        """The next server state, from those who came back: `plan.who` has lost the others, and is never empty."""
+    def model(self, backend: Backend, shared: Tree, own: dict[str, Tensor], client: Tree) -> Models:
+        """The personal models of a chunk of clients, from what they were sent and what they keep."""
 
-    def personal(self, server: Tree, clients: Tree) -> Personal: ...
+    # ------------------------------------------------------------------ figures of the method's own
 
+    def measure_task(self, problem: Problem, server: Tree) -> Any:
+        """A task whose totals tell how far the method is from its goal; None where it has no such measure."""
 
-def field_of(state: Tree, path: str) -> Tensor:
-    """A field of a tree of NamedTuples, by its dotted name."""
-    leaf: Tensor = reduce(getattr, path.split("."), state)
-    return leaf
-
-
-def with_fields(state: Tree, fields: Mapping[str, Tensor]) -> Tree:
-    """The tree with other values in the fields of these dotted names."""
-    for path, leaf in fields.items():
-        name, _, deeper = path.partition(".")
-        state = state._replace(**{name: with_fields(getattr(state, name), {deeper: leaf}) if deeper else leaf})
-    return state
+    def measured(self, totals: dict[str, Total], metrics: dict[str, float]) -> dict[str, float]:
+        """The figures that a `measure_task` brought."""
 
 
-def participants(problem: Problem, fraction: float, round: int) -> Tensor:
+class MethodDefaults:
+    """What most methods answer to the smaller questions of the contract."""
+
+    title: ClassVar[str]
+
+    @property
+    def membership_penalty(self) -> float:
+        """No memberships are pulled together."""
+        return 0.0
+
+    @property
+    def theta_probability(self) -> float:
+        """As often as not: a method without blocks has no preference."""
+        return 0.5
+
+    def plan(self, problem: Problem, server: Any, round: int) -> Plan:
+        """All who take part get a task that is its step size."""
+        settings: Any = self
+        return Plan(participants(problem, settings.participation, round), settings.step_size(round, problem.rounds))
+
+    def send(
+        self, problem: Problem, server: Any, ids: tuple[str, ...] | None, task: Any
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        """The server's shared models, and nothing else."""
+        return server.shared, {}
+
+    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Tree:
+        """Nothing is kept."""
+        return {}
+
+    def measure_task(self, problem: Problem, server: Tree) -> Any:
+        """None."""
+        return None
+
+    def measured(self, totals: dict[str, Total], metrics: dict[str, float]) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
+
+def participants(problem: Problem, fraction: float, round: int) -> Who:
     """The clients of a round, drawn without replacement from (seed, round, client id); at least one."""
     count = max(1, int(fraction * problem.n_clients + 0.5))
     if count >= problem.n_clients:
-        return torch.arange(problem.n_clients)
-    draws = hashed(problem.seed, "participants", round, id_keys(problem.ids))
-    return draws.argsort()[:count].sort().values
+        return EVERYONE
+    draws = hashed(problem.seed, "participants", round, problem.roster.keys)
+    return tuple(problem.roster.ids[at] for at in draws.argsort()[:count].sort().values.tolist())

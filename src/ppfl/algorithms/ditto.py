@@ -6,35 +6,40 @@ mu = 1 is the paper's for clients that cannot choose; those that can choose amon
 What leaves a client: its weighted change of the shared model, in a sum; its own model never does.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from ..core.backends import Backend
+from ..core.models import Models
+from ..core.params import Params, expand
 from ..core.population import Population
-from ..core.shared import Shared
-from .batches import LocalData
-from .contract import Personal, Problem, Work
-from .descent import LEARNING_RATES, NonNegative, descend, network_push, pulled
-from .fedavg import FedAvg, FedAvgServer, one_model
-from .own import Own, kept, networks, nobody_yet, personal
+from .contract import Work
+from .fedavg import FedAvg
+from .local.batches import LocalData
+from .local.own_model import OwnModel, as_state, models_of, no_model_yet, to_train
+from .local.sgd import LEARNING_RATES, NonNegative, descend, proximal
 
 
 class Ditto(FedAvg):
     """FedAvg, and a model of its own for every client."""
 
     name: ClassVar[str] = "ditto"
+    title: ClassVar[str] = "Ditto"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "mu": (0.1, 1.0, 2.0)}
 
     mu: NonNegative = 1.0  # the paper's lambda
 
-    def init(self, problem: Problem) -> tuple[FedAvgServer, Any]:
-        server, _ = super().init(problem)
-        return server, nobody_yet(problem, server.shared)
+    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> OwnModel:
+        return no_model_yet(population, ids)
 
-    def work(self, population: Population, task: float, shared: Shared, own: Any, client: Own, data: LocalData) -> Work:
-        for_all = super().work(population, task, shared, own, {}, data)
-        mine = networks(client, shared)
-        near = pulled(network_push(population, data), one_model(shared).spread(len(data.weight)), self.mu)
-        met = descend(near, mine, data, self, lr=task)
-        return Work(kept(mine), for_all.upload, *met)
+    def work(self, backend: Backend, task: float, shared: Params, own: Any, client: OwnModel, data: LocalData) -> Work:
+        for_all = super().work(backend, task, shared, own, {}, data)
+        mine = to_train(client, shared)
+        near = proximal(backend.add_gradients, expand(shared, len(data.weight)), self.mu)
+        loss = descend(near, mine, data, self, lr=task)
+        return Work(as_state(mine), for_all.upload._replace(metrics=loss.metrics()))
 
-    def personal(self, server: FedAvgServer, clients: Own) -> Personal:
-        return personal(clients, server.shared)
+    def model(self, backend: Backend, shared: Params, own: Any, client: OwnModel) -> Models:
+        return models_of(client, shared)

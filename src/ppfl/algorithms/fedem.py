@@ -15,34 +15,36 @@ What leaves a client: its changes of all K models, in a sum. Its pi stay with it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..core.backends import Backend, Batch
 from ..core.errors import SettingError
+from ..core.models import Mixture, Models
+from ..core.params import Params, map_params, subtract_
 from ..core.population import Population
-from ..core.shared import Shared
 from ..core.simplex import entropy, uniform
-from .batches import Batch, LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work
-from .descent import LocalTraining, NonNegative, descend
-from .fedavg import mean
-from .model_losses import losses_of_models
+from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
+from .fedavg import NetworkServer, mean
+from .local.batches import LocalData
+from .local.model_losses import losses_of_models
+from .local.sgd import LocalTraining, NonNegative, descend
 
 
-class FedEMServer(NamedTuple):
-    shared: Shared
+class MembershipClient(NamedTuple):
+    """Client state of methods whose clients keep their memberships."""
+
+    membership: Tensor  # (C, K)
 
 
-class FedEMClient(NamedTuple):
-    membership: Tensor  # (C, K), pi_i
-
-
-class FedEM(LocalTraining):
+class FedEM(MethodDefaults, LocalTraining):
     """FedEM with the population's K canonical models as components."""
 
     name: ClassVar[str] = "fedem"
+    title: ClassVar[str] = "FedEM"
 
     weight_decay: NonNegative = 5e-4  # as in the authors' code, like momentum and schedule
 
@@ -53,51 +55,53 @@ class FedEM(LocalTraining):
                 f'fedem predicts by a mixture of predictions, the mix is "{mix}"; set mix = "predictions"'
             )
 
-    def init(self, problem: Problem) -> tuple[FedEMServer, FedEMClient]:
-        like = problem.weights
-        pi = uniform(problem.n_clients, problem.population.k, dtype=like.dtype, device=like.device)
-        return FedEMServer(problem.population.initial(problem.seed, distinct=True)), FedEMClient(pi)
-
-    def work(
-        self, population: Population, task: float, shared: Shared, own: Any, client: FedEMClient, data: LocalData
-    ) -> Work:
-        q = Responsibilities(population, shared, client.membership, data)
-
-        def push(at: Shared, velocity: Shared, momentum: float, batch: Batch) -> Tensor:
-            weights = q.of(batch).mul_(batch.share[:, None])
-            return population.push_weighted_models(at, velocity, momentum, batch.x, batch.y, weights, data.space)
-
-        ends = shared.copies(len(data.weight), data.space)
-        met = descend(push, ends, data, self, lr=task)
-        change = ends.map(Tensor.sub_, shared)
-        bound = met.loss + entropy(q.mean) - q.mean_entropy  # mean_n sum_k q_nk log(q_nk / pi_k), pi being their mean
-        return Work(FedEMClient(q.mean), Upload({"change": Sum(None, change)}, {}), bound, met.samples)
+    def init_server(self, problem: Problem) -> NetworkServer:
+        return NetworkServer(problem.population.initial_models(problem.seed, distinct=True))
 
     def merge(
-        self, problem: Problem, server: FedEMServer, plan: Plan, totals: dict[str, Total], rows: Any
-    ) -> FedEMServer:
-        return FedEMServer(server.shared.map(torch.add, mean(totals["change"])))
+        self, problem: Problem, server: NetworkServer, task: Any, totals: dict[str, Total], rows: Rows
+    ) -> NetworkServer:
+        return NetworkServer(map_params(torch.add, server.shared, mean(totals["change"])))
 
-    def personal(self, server: FedEMServer, clients: FedEMClient) -> Personal:
-        return Personal(server.shared, clients.membership, own=False)
+    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> MembershipClient:
+        return MembershipClient(uniform(len(ids), population.k, dtype=population.dtype))
+
+    def work(
+        self, backend: Backend, task: float, shared: Params, own: Any, client: MembershipClient, data: LocalData
+    ) -> Work:
+        q = Responsibilities(backend, shared, client.membership, data)
+
+        def add_gradients(at: Params, velocity: Params, momentum: float, batch: Batch) -> Tensor:
+            weights = q.of(batch).mul_(batch.share[:, None])
+            return backend.add_weighted_gradients(at, velocity, momentum, weights, batch)
+
+        ends = data.space.copies(shared, len(data.weight))
+        loss = descend(add_gradients, ends, data, self, lr=task)
+        change = Sum(None, subtract_(ends, shared))
+        # the bound adds mean_n sum_k q_nk log(q_nk / pi_k), and pi is the mean of the q
+        bound = loss._replace(loss=loss.loss + entropy(q.mean) - q.mean_entropy)
+        return Work(MembershipClient(q.mean), Upload({"change": change}, metrics=bound.metrics()))
+
+    def model(self, backend: Backend, shared: Params, own: Any, client: MembershipClient) -> Models:
+        return Mixture(shared, client.membership)
 
 
 class Responsibilities:
     """q_i(n, k) of all samples of a chunk of clients, client after client."""
 
-    def __init__(self, population: Population, shared: Shared, pi: Tensor, data: LocalData) -> None:
-        self._q = pi.new_empty(int(data.sizes.sum()), population.k)
+    def __init__(self, backend: Backend, models: Params, pi: Tensor, data: LocalData) -> None:
+        self._q = pi.new_empty(int(data.sizes.sum()), backend.population.k)
         first = data.sizes.cumsum(0) - data.sizes
-        self._moved_by = (first - data.start).to(pi.device)[:, None]  # (C, 1): from rows of the data to rows of q
+        self._offset = (first - data.start).to(pi.device)[:, None]  # (C, 1): from rows of the data to rows of q
         self.mean, self.mean_entropy = torch.zeros_like(pi), torch.zeros_like(pi[:, 0])
-        for block in losses_of_models(population, shared, data):
+        for block in losses_of_models(backend, models, data):
             which, batch = block.which, block.batch
             q = (pi[which].log()[:, :, None] - block.losses).softmax(dim=1)  # (C, K, B)
             real = batch.share > 0
-            self._q[(batch.rows + self._moved_by[which])[real]] = q.transpose(1, 2)[real]
+            self._q[(batch.rows + self._offset[which])[real]] = q.transpose(1, 2)[real]
             self.mean[which] += block.mean(q)
             self.mean_entropy[which] += block.mean(entropy(q.transpose(1, 2)))
 
     def of(self, batch: Batch) -> Tensor:
         """(C, K, B) of the first C clients' samples in a batch, to be written to."""
-        return self._q[batch.rows + self._moved_by[: len(batch.x)]].transpose(1, 2)
+        return self._q[batch.rows + self._offset[: len(batch.x)]].transpose(1, 2)

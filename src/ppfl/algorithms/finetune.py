@@ -1,43 +1,42 @@
 """Fine-tuning (as in Yu et al., 2020; Cheng et al., 2021): any method, and then some local steps for every client.
 
 W_i <- local SGD on f_i from the client's personal model, in the last round, in which everyone takes part; all rounds
-before it are the inner method's, and its schedule ends there. What is personal must be one network a client: a
+before it are the inner method's, and its schedule ends there. What is personal must be one network per client: a
 population that mixes weights, or outputs of affine parts, gives W_i = sum_k c_ik theta_k; the others are refused. A
 client that is lost in the last round keeps the model it would have started from.
-What leaves a client: what the inner method sends, and in the last round nothing.
+What leaves a client: what the inner method sends, and in the last round nothing but its training loss.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 
+from ..core.backends import Backend
 from ..core.errors import SettingError
+from ..core.models import Mixture, Models, Networks
+from ..core.params import Params, map_params
 from ..core.population import Population
 from ..core.settings import Settings
-from ..core.shared import Shared, mixed_weights
-from ..core.workspace import Workspace
-from .batches import LocalData
-from .choice import Method
-from .contract import Algorithm, Personal, Plan, Problem, Total, Tree, Upload, Work, field_of, with_fields
-from .descent import LEARNING_RATES, LocalTraining, Met, Positive, descend_networks
-from .fedavg import FedAvg, one_model, with_k
-from .own import Own, kept, nobody_yet, personal
-
-
-class FineTuneServer(NamedTuple):
-    inner: Tree
-    tuned: Tensor  # (), 1 after the last round
+from ..core.trees import Tree
+from .contract import EVERYONE, Method, Plan, Problem, Rows, Total, Upload, Work, message
+from .fedavg import FedAvg
+from .local.batches import LocalData
+from .local.own_model import OwnModel, as_state, models_of, no_model_yet
+from .local.sgd import LEARNING_RATES, LocalTraining, Positive, TrainingLoss, train_networks
+from .registry import MethodByName
 
 
 class FineTuneClient(NamedTuple):
     inner: Tree
-    own: Own  # the model after the last round
+    own: OwnModel  # the model after the last round
 
 
+@message
 class LastRound(NamedTuple):
     """The task of a client that fine-tunes; any other is the inner method's."""
 
@@ -53,9 +52,10 @@ class FineTune(Settings):
     model_config = ConfigDict(defer_build=True)  # until all methods are known
 
     name: ClassVar[str] = "finetune"
+    title: ClassVar[str] = "Fine-tuning"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES}
 
-    method: Annotated[Algorithm, Method(besides="finetune")] = FedAvg()
+    method: Annotated[Method, MethodByName(besides="finetune")] = FedAvg()
     lr: Positive | Literal["auto"] = "auto"  # "auto": the inner method's in its first round
     steps: Annotated[int, Field(ge=0)] | None = None
     epochs: Annotated[int, Field(ge=1)] | None = None
@@ -66,20 +66,106 @@ class FineTune(Settings):
             raise ValueError("epochs and steps are both set; keep one of them")
         return self
 
-    @property
-    def by_client(self) -> tuple[str, ...]:
-        """The inner method's, where its state now is."""
-        return tuple(f"inner.{name}" for name in self.method.by_client)
+    # ------------------------------------------------------------------ what the inner method answers
 
     @property
     def batch_size(self) -> int | None:
-        """The inner method's, by which engines cut their chunks."""
-        return self._training.batch_size
+        return self.method.batch_size
 
     @property
-    def penalty(self) -> float:
-        """The inner method's, by which affinities are made and objectives measured."""
-        return float(getattr(self.method, "penalty", 0.0))
+    def membership_penalty(self) -> float:
+        return self.method.membership_penalty
+
+    @property
+    def needs_lr(self) -> bool:
+        return self.method.needs_lr
+
+    def with_lr(self, lr: float) -> FineTune:
+        return self.model_copy(update={"method": self.method.with_lr(lr)})
+
+    def trial(self, lr: float) -> Any:
+        """The inner method's: the steps at the end tell nothing of its lr."""
+        return self.method.trial(lr)
+
+    def with_everyone(self) -> FineTune:
+        return self.model_copy(update={"method": self.method.with_everyone()})
+
+    def step_size(self, round: int, rounds: int) -> float:
+        return self.method.step_size(round, rounds)
+
+    @property
+    def theta_probability(self) -> float:
+        return self.method.theta_probability
+
+    def measure_task(self, problem: Problem, server: Tree) -> Any:
+        return self.method.measure_task(_before_last(problem), server)
+
+    def measured(self, totals: dict[str, Total], metrics: dict[str, float]) -> dict[str, float]:
+        return self.method.measured(totals, metrics)
+
+    # ------------------------------------------------------------------ server
+
+    def check(self, problem: Problem) -> None:
+        if problem.rounds < 2:
+            raise SettingError("finetune takes the last round for itself, which leaves none to train; set rounds >= 2")
+        if problem.population.k > 1 and not problem.population.collapses:
+            raise SettingError(
+                f"finetune needs one network per client, and mix = {problem.population.mix.name!r} leaves it with "
+                f"{problem.population.k}; set mix = 'weights'"
+            )
+        self.method.check(_before_last(problem))
+
+    def init_server(self, problem: Problem) -> Tree:
+        return self.method.init_server(_before_last(problem))
+
+    def plan(self, problem: Problem, server: Tree, round: int) -> Plan:
+        if round < problem.rounds - 1:
+            return self.method.plan(_before_last(problem), server, round)
+        return Plan(EVERYONE, LastRound(self.step_size(0, problem.rounds) if self.lr == "auto" else self.lr))
+
+    def send(
+        self, problem: Problem, server: Tree, ids: tuple[str, ...] | None, task: Any
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        inner = None if isinstance(task, LastRound) else task
+        return self.method.send(_before_last(problem), server, ids, inner)
+
+    def merge(self, problem: Problem, server: Tree, task: Any, totals: dict[str, Total], rows: Rows) -> Tree:
+        if isinstance(task, LastRound):
+            return server
+        return self.method.merge(_before_last(problem), server, task, totals, rows)
+
+    # ------------------------------------------------------------------ client
+
+    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> FineTuneClient:
+        return FineTuneClient(self.method.init_clients(population, seed, ids), no_model_yet(population, ids))
+
+    def work(
+        self,
+        backend: Backend,
+        task: Any,
+        shared: Tree,
+        own: dict[str, Tensor],
+        client: FineTuneClient,
+        data: LocalData,
+    ) -> Work:
+        if not isinstance(task, LastRound):
+            work = self.method.work(backend, task, shared, own, client.inner, data)
+            return work._replace(client=client._replace(inner=work.client))
+        mine = network_of_each(backend, self.method.model(backend, shared, own, client.inner), len(data.weight))
+        loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
+        if self.steps != 0:
+            loss = train_networks(backend, mine, data, self._training, task.lr)
+        return Work(client._replace(own=as_state(mine)), Upload(metrics=loss.metrics()))
+
+    def model(self, backend: Backend, shared: Tree, own: dict[str, Tensor], client: FineTuneClient) -> Models:
+        tuned = client.own.exists > 0
+        if not bool(tuned.any()):
+            return self.method.model(backend, shared, own, client.inner)
+        if bool(tuned.all()):
+            return Networks(client.own.model)
+        with backend.space.frame():
+            untuned = network_of_each(backend, self.method.model(backend, shared, own, client.inner), len(tuned))
+            return models_of(client.own, untuned)
 
     @property
     def _training(self) -> LocalTraining:
@@ -88,85 +174,14 @@ class FineTune(Settings):
         epochs = self.epochs or (1 if self.steps is None else None)
         return self.method.model_copy(update={"local_epochs": epochs, "local_steps": self.steps})
 
-    def check(self, problem: Problem) -> None:
-        if problem.rounds < 2:
-            raise SettingError("finetune takes the last round for itself, which leaves none to train; set rounds >= 2")
-        if problem.population.k > 1 and not problem.population.collapses:
-            raise SettingError(
-                f"finetune needs one network a client, and mix = {problem.population.mix.name!r} leaves it with "
-                f"{problem.population.k}; set mix = 'weights'"
-            )
-        self.method.check(_before_last(problem))
 
-    # ------------------------------------------------------------------ server
-
-    def init(self, problem: Problem) -> tuple[FineTuneServer, FineTuneClient]:
-        server, clients = self.method.init(_before_last(problem))
-        initial = problem.population.initial(problem.seed)
-        model = initial._replace(canonical={name: theta[:1] for name, theta in initial.canonical.items()})
-        return (
-            FineTuneServer(server, problem.weights.new_zeros(())),
-            FineTuneClient(clients, nobody_yet(problem, model)),
-        )
-
-    def plan(self, problem: Problem, server: FineTuneServer, round: int) -> Plan:
-        if round < problem.rounds - 1:
-            return self.method.plan(_before_last(problem), server.inner, round)
-        task = LastRound(self._training.step_size(0, problem.rounds) if self.lr == "auto" else self.lr)
-        rows = {name: field_of(server.inner, name) for name in self.method.by_client}
-        nobodys = {name: leaf[:0] for name, leaf in rows.items()}
-        return Plan(torch.arange(problem.n_clients), task, with_fields(server.inner, nobodys), rows)
-
-    def merge(
-        self, problem: Problem, server: FineTuneServer, plan: Plan, totals: dict[str, Total], rows: dict[str, Tensor]
-    ) -> FineTuneServer:
-        if isinstance(plan.task, LastRound):
-            return server._replace(tuned=torch.ones_like(server.tuned))
-        return server._replace(inner=self.method.merge(_before_last(problem), server.inner, plan, totals, rows))
-
-    def personal(self, server: FineTuneServer, clients: FineTuneClient) -> Personal:
-        inner = self.method.personal(server.inner, clients.inner)
-        if not bool(server.tuned):
-            return inner
-        if bool(clients.own.exists.all()):
-            return Personal(clients.own.model, None, own=True)
-        untuned = network_of_each(inner, len(clients.own.exists), None)
-        return personal(clients.own, untuned._replace(canonical=with_k(untuned.canonical, k_at=1)))
-
-    # ------------------------------------------------------------------ client
-
-    def work(
-        self,
-        population: Population,
-        task: Any,
-        shared: Tree,
-        own: dict[str, Tensor],
-        client: FineTuneClient,
-        data: LocalData,
-    ) -> Work:
-        if not isinstance(task, LastRound):
-            work = self.method.work(population, task, shared, own, client.inner, data)
-            return work._replace(client=client._replace(inner=work.client))
-        start = self.method.personal(with_fields(shared, own), client.inner)
-        mine = network_of_each(start, len(data.weight), data.space)
-        met = Met(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
-        if self.steps != 0:
-            met = descend_networks(population, mine, data, self._training, task.lr)
-        return Work(client._replace(own=kept(mine)), Upload({}, {}), *met)
-
-
-def network_of_each(personal: Personal, clients: int, space: Workspace | None) -> Shared:
-    """The personal models of a chunk as one plain network a client, to be written to."""
-    shared, c = personal.shared, personal.memberships
-    if personal.own and c is None:
-        return one_model(shared.map(torch.clone), k_at=1)
-    if personal.own:
-        mixed = {name: torch.einsum("ck,ck...->c...", c, theta) for name, theta in shared.canonical.items()}
-        return Shared({name: leaf.clone() for name, leaf in shared.common.items()}, mixed)
-    if c is None:
-        return one_model(shared).copies(clients, space)
-    common = shared._replace(canonical={}).copies(clients, space).common
-    return Shared(common, mixed_weights(shared.canonical, c, space))
+def network_of_each(backend: Backend, models: Models, clients: int) -> Params:
+    """The personal models of a chunk as one network per client, to be written to, in this thread's workspace."""
+    if isinstance(models, Mixture):
+        return backend.mixed_weights(*models)
+    if isinstance(models, Networks):
+        return map_params(Tensor.clone, models.values)
+    return backend.space.copies(models.values, clients)
 
 
 def _before_last(problem: Problem) -> Problem:

@@ -2,7 +2,7 @@
 
 k_i = argmin_k f_i(theta_k) on all of a client's training data, anew in every round it takes part in; then
 theta_k <- theta_k + sum_{i in S: k_i = k} p_i (theta_i - theta_k) / sum_{i in S: k_i = k} p_i, with S the clients of
-the round and theta_i the end of a local run from theta_{k_i}: the paper's model averaging. A model that nobody chose
+the round and theta_i the end of a local run from theta_{k_i}: the paper's model averaging. A model that no client chose
 stays as it is. Where networks have a common part, all clients move it together: the paper's weight sharing.
 
 Equal models would leave nothing to choose, so they start from K draws, and which clients end up together depends on
@@ -11,34 +11,34 @@ these: the paper asks for a good start, or for several.
 What leaves a client: its change, ONE model's size, and its choice as K numbers, both in a sum.
 """
 
-from typing import Annotated, Any, ClassVar, NamedTuple
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from ..core.backends import Backend
 from ..core.errors import SettingError
+from ..core.models import Mixture, Models
+from ..core.params import Params, expand, per_client, subtract_
 from ..core.population import Population
-from ..core.shared import Shared
-from .batches import LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work
-from .descent import LocalTraining, Met, descend_networks, per_client
-from .model_losses import losses_of_models
+from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
+from .fedavg import NetworkServer
+from .fedem import MembershipClient
+from .local.batches import LocalData
+from .local.model_losses import losses_of_models
+from .local.sgd import LocalTraining, TrainingLoss, train_networks
 
 
-class IFCAServer(NamedTuple):
-    shared: Shared
-
-
-class IFCAClient(NamedTuple):
-    membership: Tensor  # (C, K), one-hot: the last choice; of a client that has made none, the first model
-
-
-class IFCA(LocalTraining):
+class IFCA(MethodDefaults, LocalTraining):
     """IFCA with as many clusters as the population has canonical models, by whichever mix."""
 
     name: ClassVar[str] = "ifca"
+    title: ClassVar[str] = "IFCA"
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # plain steps, as in the authors' code
 
@@ -49,55 +49,61 @@ class IFCA(LocalTraining):
                 f"a cluster needs at least one client: set k <= {problem.n_clients}"
             )
 
-    def init(self, problem: Problem) -> tuple[IFCAServer, IFCAClient]:
-        first = torch.zeros(problem.n_clients, dtype=torch.long, device=problem.weights.device)
-        membership = one_hot(first, problem.population.k).to(problem.weights)
-        return IFCAServer(problem.population.initial(problem.seed, distinct=True)), IFCAClient(membership)
-
-    def work(
-        self, population: Population, task: float, shared: Shared, own: Any, client: IFCAClient, data: LocalData
-    ) -> Work:
-        choice = mean_losses_of_models(population, shared, data).argmin(dim=1)
-        met, change = train_in_clusters(population, shared, choice, data, self, lr=task)
-        membership = one_hot(choice, population.k).to(data.weight)
-        return Work(IFCAClient(membership), Upload({"change": Sum(membership, change)}, {}), *met)
+    def init_server(self, problem: Problem) -> NetworkServer:
+        return NetworkServer(problem.population.initial_models(problem.seed, distinct=True))
 
     def merge(
-        self, problem: Problem, server: IFCAServer, plan: Plan, totals: dict[str, Total], rows: Any
-    ) -> IFCAServer:
-        return IFCAServer(moved_by_clusters(server.shared, totals["change"]))
+        self, problem: Problem, server: NetworkServer, task: Any, totals: dict[str, Total], rows: Rows
+    ) -> NetworkServer:
+        return NetworkServer(move_clusters(problem.population, server.shared, totals["change"]))
 
-    def personal(self, server: IFCAServer, clients: IFCAClient) -> Personal:
-        return Personal(server.shared, clients.membership, own=False)
+    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> MembershipClient:
+        first = one_hot(torch.zeros(len(ids), dtype=torch.long), population.k)  # of a client that has made no choice
+        return MembershipClient(first.to(population.dtype))
+
+    def work(
+        self, backend: Backend, task: float, shared: Params, own: Any, client: MembershipClient, data: LocalData
+    ) -> Work:
+        choice = mean_losses_of_models(backend, shared, data).argmin(dim=1)
+        loss, change = train_in_clusters(backend, shared, choice, data, self, lr=task)
+        membership = one_hot(choice, backend.population.k).to(data.weight)
+        upload = Upload({"change": Sum(membership, change)}, metrics=loss.metrics())
+        return Work(MembershipClient(membership), upload)
+
+    def model(self, backend: Backend, shared: Params, own: Any, client: MembershipClient) -> Models:
+        return Mixture(shared, client.membership)
 
 
-def mean_losses_of_models(population: Population, shared: Shared, data: LocalData) -> Tensor:
+def mean_losses_of_models(backend: Backend, models: Params, data: LocalData) -> Tensor:
     """f_i(theta_k) on all of each client's data, (C, K)."""
-    found = data.weight.new_zeros(len(data.weight), population.k)
-    for block in losses_of_models(population, shared, data):
+    found = data.weight.new_zeros(len(data.weight), backend.population.k)
+    for block in losses_of_models(backend, models, data):
         found[block.which] += block.mean(block.losses)
     return found
 
 
 def train_in_clusters(
-    population: Population, shared: Shared, cluster: Tensor, data: LocalData, settings: LocalTraining, lr: float
-) -> tuple[Met, Shared]:
-    """A local run of each client's own cluster's network (C,), and what it changed, leaves (C, ...)."""
-    of_client = {name: theta[cluster] for name, theta in shared.canonical.items()}
-    starts = Shared(shared.spread(len(cluster)).common, of_client)
-    ends = starts.room(data.space, "values").map(Tensor.copy_, starts)
-    met = descend_networks(population, ends, data, settings, lr)
-    return met, ends.map(Tensor.sub_, starts)
+    backend: Backend, models: Params, cluster: Tensor, data: LocalData, settings: LocalTraining, lr: float
+) -> tuple[TrainingLoss, Params]:
+    """A local run of the network of each client's cluster (C,), and what it changed, leaves (C, ...)."""
+    common, canonical = backend.population.split(models)
+    starts = expand(common, len(cluster)) | {name: theta[cluster] for name, theta in canonical.items()}
+    ends = data.space.empty_like(starts)
+    for name, start in starts.items():
+        ends[name].copy_(start)
+    loss = train_networks(backend, ends, data, settings, lr)
+    return loss, subtract_(ends, starts)
 
 
-def moved_by_clusters(shared: Shared, change: Total) -> Shared:
-    """Every model by the mean change of its members, where it has any; the common part by everybody's."""
+def move_clusters(population: Population, models: Params, change: Total) -> Params:
+    """Every model by the mean change of its members, where it has any; the common part by that of all clients."""
     members = change.weight  # (K,): sum_i p_i over each cluster's members
     counted = torch.where(members > 0, members, 1)  # without members the sum of changes is 0
-    return Shared(
-        {name: value + change.value.common[name].sum(0) / members.sum() for name, value in shared.common.items()},
-        {
-            name: theta + change.value.canonical[name] / per_client(counted, theta)
-            for name, theta in shared.canonical.items()
-        },
-    )
+
+    def moved(name: str, value: Tensor) -> Tensor:
+        found = change.value[name]
+        if name in population.canonical_names:
+            return value + found / per_client(counted, value)
+        return value + found.sum(0) / members.sum()
+
+    return {name: moved(name, value) for name, value in models.items()}

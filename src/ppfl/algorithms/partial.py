@@ -1,35 +1,46 @@
-"""Partial personalization: a part of the network is everybody's, the rest is each client's own.
+"""Partial personalization: one part of the network is shared by all, the other is each client's own.
 
 u <- u + sum_{i in S} p_i (u_i - u) / sum_{i in S} p_i for the shared part u; the personal part v_i stays where it is.
 The methods differ in which part is personal, and in how a client trains the two. With nothing personal this is
 FedAvg, with everything Local; a network of one layer has no other split.
+
+| method | personal | training |
+|---|---|---|
+| FedSim (Pillutla et al., ICML 2022) | any part | both parts at once |
+| FedPer (Arivazhagan et al., 2019) | the last layers | both parts at once |
+| LG-FedAvg (Liang et al., 2020) | all but the last layers | both parts at once |
+| FedAlt (Pillutla et al., ICML 2022) | any part | v_i with u fixed, then u with the new v_i fixed |
+| FedRep (Collins et al., ICML 2021) | the last layers | many epochs on v_i, then local SGD on u |
+
+What leaves a client: its weighted change of the shared part u, in a sum. Its personal part v_i stays.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from pydantic import Field, model_validator
+from torch import nn
 
+from ..core.backends import Backend, Batch
 from ..core.errors import SettingError
+from ..core.models import Models, Networks, OneNetwork
+from ..core.network_parts import trains
+from ..core.params import Params, expand, map_params, subtract_
 from ..core.population import Population
-from ..core.shared import Shared
-from .batches import LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work
-from .descent import LocalTraining, Met, descend_networks
-from .fedavg import mean, one_model, one_model_only, with_k
+from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
+from .fedavg import NetworkServer, mean, one_model_only
+from .local.batches import LocalData
+from .local.sgd import LocalTraining, TrainingLoss, train_networks
 
 Part = str | tuple[str, ...]  # names of submodules, or "input" and "output" for the first and the last layer
 Names = frozenset[str]  # of parameters
 
 
-class PartialServer(NamedTuple):
-    shared: Shared  # the shared part alone
-
-
-class Partial(LocalTraining):
+class Partial(MethodDefaults, LocalTraining):
     """What these methods have in common. The state of a client is its personal part, and never leaves it."""
 
     name: ClassVar[str]
@@ -38,46 +49,49 @@ class Partial(LocalTraining):
     def personal_parameters(self, net: nn.Module) -> Names:
         """Those that stay with a client."""
 
-    def train(self, population: Population, networks: Shared, personal: Names, data: LocalData, lr: float) -> Met:
+    def train(self, backend: Backend, networks: Params, personal: Names, data: LocalData, lr: float) -> TrainingLoss:
         """A client's local run, in place on its whole network: both parts at once."""
-        return descend_networks(population, networks, data, self, lr)
+        return train_networks(backend, networks, data, self, lr)
 
     def check(self, problem: Problem) -> None:
         one_model_only(self.name, problem)
         self.personal_parameters(problem.population.net)
 
-    def init(self, problem: Problem) -> tuple[PartialServer, Shared]:
+    def init_server(self, problem: Problem) -> NetworkServer:
         personal = self.personal_parameters(problem.population.net)
-        start = problem.population.initial(problem.seed)
-        shared = Names(start.by_name()) - personal
-        return PartialServer(part_of(start, shared)), part_of(start, personal).spread(problem.n_clients)
-
-    def work(
-        self, population: Population, task: float, shared: Shared, own: Any, client: Shared, data: LocalData
-    ) -> Work:
-        start, mine = one_model(shared), one_model(client, k_at=1)
-        ends = start.copies(len(data.weight), data.space)
-        kept = mine.room(data.space, "personal").map(Tensor.copy_, mine)
-        met = self.train(population, together(ends, kept), Names(kept.by_name()), data, task)
-        change = ends.map(Tensor.sub_, start)
-        kept = kept._replace(canonical=with_k(kept.canonical, k_at=1))
-        return Work(kept, Upload({"change": Sum(None, change)}, {}), *met)
+        start = problem.population.initial_network()
+        return NetworkServer({name: value for name, value in start.items() if name not in personal})
 
     def merge(
-        self, problem: Problem, server: PartialServer, plan: Plan, totals: dict[str, Total], rows: Any
-    ) -> PartialServer:
-        change: Shared = mean(totals["change"])
-        change = change._replace(canonical=with_k(change.canonical))
-        return PartialServer(server.shared.map(torch.add, change))
+        self, problem: Problem, server: NetworkServer, task: Any, totals: dict[str, Total], rows: Rows
+    ) -> NetworkServer:
+        return NetworkServer(map_params(torch.add, server.shared, mean(totals["change"])))
 
-    def personal(self, server: PartialServer, clients: Shared) -> Personal:
-        if not clients.leaves():
-            return Personal(server.shared, None, own=False)
-        return Personal(together(server.shared.spread(len(clients.leaves()[0])), clients), None, own=True)
+    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Params:
+        personal = self.personal_parameters(population.net)
+        start = population.initial_network()
+        return expand({name: value for name, value in start.items() if name in personal}, len(ids))
+
+    def work(self, backend: Backend, task: float, shared: Params, own: Any, client: Params, data: LocalData) -> Work:
+        ends = data.space.copies(shared, len(data.weight))
+        mine = data.space.empty_like(client)
+        for name, leaf in client.items():
+            mine[name].copy_(leaf)
+        loss = self.train(backend, ends | mine, Names(mine), data, task)
+        change = Sum(None, subtract_(ends, shared))
+        return Work(mine, Upload({"change": change}, metrics=loss.metrics()))
+
+    def model(self, backend: Backend, shared: Params, own: Any, client: Params) -> Models:
+        if not client:
+            return OneNetwork(shared)
+        return Networks(expand(shared, len(next(iter(client.values())))) | client)
 
 
-class PersonalPart(Partial):
-    """The same, where the settings say which part is personal."""
+class FedSim(Partial):
+    """Any part is personal, and both parts are trained at once. An adapter is a submodule like any other."""
+
+    name: ClassVar[str] = "fedsim"
+    title: ClassVar[str] = "FedSim"
 
     personal_part: Part = "output"
 
@@ -85,18 +99,103 @@ class PersonalPart(Partial):
         return parameters_of(net, self.personal_part, "personal_part")
 
 
-def part_of(whole: Shared, names: Names) -> Shared:
-    """The leaves with these names."""
-    return Shared(*({name: leaf for name, leaf in part.items() if name in names} for part in whole))
+class FedPer(FedSim):
+    """FedSim with the last layer personal; name more of them in `personal_part` for more personalization layers."""
+
+    name: ClassVar[str] = "fedper"
+    title: ClassVar[str] = "FedPer"
 
 
-def together(one: Shared, other: Shared) -> Shared:
-    """The leaves of both."""
-    return Shared({**one.common, **other.common}, {**one.canonical, **other.canonical})
+class LGFedAvg(Partial):
+    """FedSim with everything personal but the head. A network of one layer is all head: then it is FedAvg."""
+
+    name: ClassVar[str] = "lg-fedavg"
+    title: ClassVar[str] = "LG-FedAvg"
+
+    shared_part: Part = "output"
+
+    def personal_parameters(self, net: nn.Module) -> Names:
+        trained = Names(name for name, p in net.named_parameters() if p.requires_grad)
+        return trained - parameters_of(net, self.shared_part, "shared_part")
+
+
+class FedAlt(FedSim):
+    """The personal part first, then the shared part with the new personal part."""
+
+    name: ClassVar[str] = "fedalt"
+    title: ClassVar[str] = "FedAlt"
+
+    personal_epochs: Annotated[int, Field(ge=1)] | None = None  # neither: as much as on the shared part
+    personal_steps: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_measure_of_personal_work(self) -> FedAlt:
+        if self.personal_epochs is not None and self.personal_steps is not None:
+            raise ValueError("personal_epochs and personal_steps are both set; keep one of them")
+        return self
+
+    def train(self, backend: Backend, networks: Params, personal: Names, data: LocalData, lr: float) -> TrainingLoss:
+        epochs, steps = self.personal_epochs, self.personal_steps
+        if epochs is None and steps is None:
+            epochs, steps = self.local_epochs, self.local_steps
+        first = PersonalTraining.like(self, epochs, steps)
+        return train_in_turn(backend, networks, personal, data, lr, first, self)
+
+
+class FedRep(FedSim):
+    """FedAlt with the last layer personal, and many passes over it for one over the representation."""
+
+    name: ClassVar[str] = "fedrep"
+    title: ClassVar[str] = "FedRep"
+
+    head_epochs: Annotated[int, Field(ge=1)] = 10
+
+    def train(self, backend: Backend, networks: Params, personal: Names, data: LocalData, lr: float) -> TrainingLoss:
+        first = PersonalTraining.like(self, epochs=self.head_epochs, steps=None)
+        return train_in_turn(backend, networks, personal, data, lr, first, self)
+
+
+class PersonalTraining(LocalTraining):
+    """A run on the personal part, with batches of its own: those of the shared part are others."""
+
+    @classmethod
+    def like(cls, method: LocalTraining, epochs: int | None, steps: int | None) -> PersonalTraining:
+        """The same optimizer, for so long."""
+        return cls(
+            momentum=method.momentum,
+            weight_decay=method.weight_decay,
+            batch_size=method.batch_size,
+            local_epochs=epochs,
+            local_steps=steps,
+        )
+
+    def batches(self, data: LocalData) -> Iterable[Batch]:
+        return data.steps(self.batch_size, self._epochs(), self.local_steps, purpose="personal")
+
+
+def train_in_turn(
+    backend: Backend,
+    networks: Params,
+    personal: Names,
+    data: LocalData,
+    lr: float,
+    first: LocalTraining,
+    then: LocalTraining,
+) -> TrainingLoss:
+    """The personal part with the shared one fixed, then the shared part with the personal one fixed, in place."""
+    shared = Names(networks) - personal
+    runs = [
+        train_networks(backend, networks, data, settings, lr, only=names)
+        for settings, names in ((first, personal), (then, shared))
+        if names
+    ]
+    loss, samples = (torch.stack(both) for both in zip(*runs, strict=True))
+    total = samples.sum(dim=0)
+    return TrainingLoss((loss * samples).sum(dim=0) / total, total)
 
 
 def parameters_of(net: nn.Module, part: Part, setting: str) -> Names:
-    """Names of the parameters of a part of the network; one that stands in several modules is one parameter.
+    """Names of the trained parameters of a part of the network; one that stands in several modules is one parameter.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> sorted(parameters_of(net, "output", "personal_part"))
@@ -104,22 +203,18 @@ def parameters_of(net: nn.Module, part: Part, setting: str) -> Names:
     """
     names = (part,) if isinstance(part, str) else part
     chosen = {id(p) for name in names for p in _module(net, name, setting).parameters()}
-    return Names(name for name, p in net.named_parameters() if id(p) in chosen)
+    return Names(name for name, p in net.named_parameters() if id(p) in chosen and p.requires_grad)
 
 
 def _module(net: nn.Module, name: str, setting: str) -> nn.Module:
-    known: dict[str, nn.Module] = {n: m for n, m in net.named_modules(remove_duplicate=False) if n and _learns(m)}
+    known: dict[str, nn.Module] = {n: m for n, m in net.named_modules(remove_duplicate=False) if n and trains(m)}
     if name in known:
         return known[name]
-    layers = [m for m in net.modules() if _learns(m) and not any(_learns(inner) for inner in m.children())]
+    layers = [m for m in net.modules() if trains(m) and not any(trains(inner) for inner in m.children())]
     ends = {"input": layers[0], "output": layers[-1]}
     if name in ends:
         return ends[name]
     raise SettingError(
-        f"{setting} names {name!r}, which is no submodule with parameters; "
+        f"{setting} names {name!r}, which is no submodule with trained parameters; "
         f"use {', '.join(map(repr, [*ends, *known]))}, or several of them"
     )
-
-
-def _learns(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())

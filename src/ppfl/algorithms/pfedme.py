@@ -11,24 +11,27 @@ What leaves a client: its weighted change of w, in a sum; theta_i never does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
+from ..core.backends import Backend
+from ..core.models import Models
+from ..core.params import Params, first_clients, map_params, subtract_
 from ..core.population import Population
-from ..core.shared import Shared
-from .batches import LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work
-from .descent import LEARNING_RATES, Met, Positive, descend, network_push, pulled
-from .fedavg import FedAvg, FedAvgServer, one_model
-from .own import Own, kept, networks, nobody_yet, personal
-from .schedules import factor
+from .contract import Plan, Problem, Rows, Sum, Total, Upload, Work, message
+from .fedavg import FedAvg, NetworkServer
+from .local.batches import LocalData
+from .local.own_model import OwnModel, as_state, models_of, no_model_yet, to_train
+from .local.schedules import factor
+from .local.sgd import LEARNING_RATES, Positive, TrainingLoss, descend, proximal
 
 
-class Steps(NamedTuple):
+@message
+class PFedMeSteps(NamedTuple):
     lr: float  # of theta_i
     pace: float  # how much of the way to theta_i its w_i goes
 
@@ -37,6 +40,7 @@ class PFedMe(FedAvg):
     """A shared model that is near everyone's own."""
 
     name: ClassVar[str] = "pfedme"
+    title: ClassVar[str] = "pFedMe"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {
         "lr": LEARNING_RATES,
         "mu": (1.0, 5.0, 15.0),
@@ -59,34 +63,35 @@ class PFedMe(FedAvg):
             )
         return self
 
-    def init(self, problem: Problem) -> tuple[FedAvgServer, Any]:
-        server, _ = super().init(problem)
-        return server, nobody_yet(problem, server.shared)
-
-    def plan(self, problem: Problem, server: FedAvgServer, round: int) -> Plan:
+    def plan(self, problem: Problem, server: NetworkServer, round: int) -> Plan:
         plan = super().plan(problem, server, round)
         pace = self.outer_lr * self.mu * factor(self.schedule, round, problem.rounds)
-        return plan._replace(task=Steps(lr=plan.task, pace=pace))
+        return plan._replace(task=PFedMeSteps(lr=plan.task, pace=pace))
 
-    def work(self, population: Population, task: Any, shared: Shared, own: Any, client: Own, data: LocalData) -> Work:
-        start, theta = one_model(shared), networks(client, shared)
-        w = start.copies(len(data.weight), data.space)
-        near_w = pulled(network_push(population, data), w, self.mu)
-        lost, met = torch.zeros_like(data.weight), torch.zeros_like(data.weight)
+    def merge(
+        self, problem: Problem, server: NetworkServer, task: Any, totals: dict[str, Total], rows: Rows
+    ) -> NetworkServer:
+        mean = super().merge(problem, server, task, totals, rows).shared
+        return NetworkServer(map_params(lambda w, mean: torch.lerp(w, mean, self.beta), server.shared, mean))
+
+    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> OwnModel:
+        return no_model_yet(population, ids)
+
+    def work(self, backend: Backend, task: Any, shared: Params, own: Any, client: OwnModel, data: LocalData) -> Work:
+        theta = to_train(client, shared)
+        w = data.space.copies(shared, len(data.weight))
+        near_w = proximal(backend.add_gradients, w, self.mu)
+        loss, samples = torch.zeros_like(data.weight), torch.zeros_like(data.weight)
         for batch in self.batches(data):
             found = descend(near_w, theta, data, self, task.lr, batches=repeat(batch, self.inner_steps))
             moving = len(batch.x)
-            w.first(moving).map(lambda leaf, to: leaf.lerp_(to, task.pace), theta.first(moving))
-            lost.addcmul_(found.loss, found.samples)
-            met.add_(found.samples)
-        change = Sum(None, w.map(Tensor.sub_, start))
-        return Work(kept(theta), Upload({"change": change}, {}), *Met(lost / met.clamp_min(1), met))
+            pairs = first_clients(w, moving), first_clients(theta, moving)
+            map_params(lambda leaf, to: leaf.lerp_(to, task.pace), *pairs)
+            loss.addcmul_(found.loss, found.samples)
+            samples.add_(found.samples)
+        change = Sum(None, subtract_(w, shared))
+        mean = TrainingLoss(loss / samples.clamp_min(1), samples)
+        return Work(as_state(theta), Upload({"change": change}, metrics=mean.metrics()))
 
-    def merge(
-        self, problem: Problem, server: FedAvgServer, plan: Plan, totals: dict[str, Total], rows: Any
-    ) -> FedAvgServer:
-        mean = super().merge(problem, server, plan, totals, rows).shared
-        return FedAvgServer(server.shared.map(lambda w, mean: torch.lerp(w, mean, self.beta), mean))
-
-    def personal(self, server: FedAvgServer, clients: Own) -> Personal:
-        return personal(clients, server.shared)
+    def model(self, backend: Backend, shared: Params, own: Any, client: OwnModel) -> Models:
+        return models_of(client, shared)

@@ -9,77 +9,99 @@ keep their memberships, and their neighbours are pulled to where they last were.
 As written (averaging="everyone") Eq. (12) has sum_{i in S} p_i (theta_ik - theta_k) / sum_{i in S} p_i, which is how
 the common part moves. The gradient for theta_k has a factor c_ik, so that a model that a quarter of the clients use
 learns at a quarter of the pace; the mean over members, sum p_i c_ik, is a step of its own for every canonical model.
-And a client's own network moves |c_i|^2 as fast as it would alone, which the server would draw out to a length that no
+And a client's own network moves |c_i|^2 as fast as it would alone, which the server would stretch to a length that no
 client has tried. So a client takes steps of lr / |c_i|^2 for the canonical models, and |c_i|^2 of where they lead it
 counts. To first order nothing changes, and both edges are exact: equal memberships of equal models are FedAvg, one-hot
 ones clustered FL.
 
-What leaves a client: its weighted change of theta, in a sum (with mixed weights ONE model's size, whatever K
-is); its membership, as a row, because neighbours are pulled to it; before the first round, with the "gradients"
-start, a short sketch of its first gradient. That survey asks everyone, and again until K clients or more have answered
-in one round; whoever is lost in it starts evenly, as a newcomer does.
+What leaves a client: its weighted change of theta, in a sum (with mixed weights ONE model's size, whatever K is).
+With share_memberships = true also two rows: its membership, because neighbours are pulled to it, and before the first
+round, with the "gradients" start, a short sketch of its first gradient with its importance p_i. With
+share_memberships = false there are no rows: memberships stay with their clients, the server keeps nothing per client,
+and the start is found from sums in ten messages. The start asks everyone, and again until K clients or more have
+answered in one round; clients lost in it start evenly, as newcomers do.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from ..core.backends import Backend
 from ..core.draws import uniform as draw
 from ..core.errors import SettingError
+from ..core.models import Mixture, Models
 from ..core.objective import client_membership_gradient
+from ..core.params import Params, per_client
 from ..core.population import Population
-from ..core.shared import Shared
 from ..core.simplex import inside, mirror_step, uniform
-from .batches import LocalData
-from .contract import Personal, Plan, Problem, Sum, Total, Upload, Work, participants
-from .descent import (
+from .contract import EVERYONE, MethodDefaults, Plan, Problem, Rows, Sum, Total, Upload, Work, message, participants
+from .fedavg import mean
+from .local.batches import LocalData
+from .local.memberships import MembershipSteps
+from .local.schedules import factor
+from .local.sgd import (
     LEARNING_RATES,
     LocalTraining,
     NonNegative,
     Positive,
-    descend_mixed_weights,
-    descend_models,
-    kept_of_start,
-    per_client,
+    TrainingLoss,
+    part_of_start_left,
+    train_mixed_weights,
+    train_models,
 )
-from .fedavg import mean
-from .memberships import MembershipSteps
-from .schedules import factor
-from .start import gradient_sketch, memberships_from_sketches
+from .local.start import PrivateStart, gradient_sketch, memberships_from_sketches, nearest_cells, start_memberships
 
-LEAST_SHARE = 0.1  # of an even share: a model that hardly anyone uses is not sped up without bound
+LEAST_SHARE = 0.1  # of an even share: a model that hardly any client uses is not sped up without bound
 
 
 class PPFLServer(NamedTuple):
-    shared: Shared
-    memberships: Tensor  # (M, K), as last reported
+    shared: Params  # canonical leaves (K, ...)
+    memberships: Tensor  # (M, K), as last reported; (0, K) where they stay with the clients
     started: Tensor  # (), bool: whether these have their start; until then rounds are surveys
+    survey: Any = {}  # a PrivateStart between the messages of a survey
 
 
 class PPFLClient(NamedTuple):
     membership: Tensor  # (C, K)
-    rounds: Tensor  # (C,), how often it took part; a newcomer starts from what the server sends
+    rounds: Tensor  # (C,), how often it took part; before that it starts from what the server sends
+    point: Tensor  # (C, d), its sketch along the main directions of all, for the private start
 
 
-class Task(NamedTuple):
-    """The blocks to move and the steps to take; neither block: send a sketch of the first gradient."""
+@message
+class PPFLTask(NamedTuple):
+    """The blocks to move and the steps to take."""
 
     theta: bool
     memberships: bool
     lr: float
     membership_lr: float
-    sketch_seed: int | None = None
 
 
-class PPFL(LocalTraining):
+@message
+class Survey(NamedTuple):
+    """Before the first round: "sketch" (as a row), or the private "moments", "assign" and "place"."""
+
+    stage: str
+    seed: int
+
+
+@message
+class Stationarity(NamedTuple):
+    """The measure of Section 3.2, on full gradients."""
+
+    membership_lr: float
+
+
+class PPFL(MethodDefaults, LocalTraining):
     """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default)."""
 
     name: ClassVar[str] = "ppfl"
-    by_client: ClassVar[tuple[str, ...]] = ("memberships",)
+    title: ClassVar[str] = "PPFL"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "membership_lr": (0.1, 0.3, 0.5, 1.0)}
 
     order: Literal["alternating", "random"] = "alternating"
@@ -94,7 +116,16 @@ class PPFL(LocalTraining):
     averaging: Literal["members", "everyone"] = "members"
     warmup: Annotated[int, Field(ge=0)] = 5  # rounds (a tenth at most) in which lr rises and memberships wait
     start: Literal["gradients", "uniform"] = "gradients"  # "uniform" is the paper's: c_i = 1/K, theta_k all drawn
+    share_memberships: bool = True  # False: they stay with the clients; only without a penalty between neighbours
     collapse: bool = True  # short cut 1 for mixed weights; False runs all K models, for checking
+
+    @property
+    def membership_penalty(self) -> float:
+        return self.penalty
+
+    @property
+    def theta_probability(self) -> float:
+        return self.block_probability
 
     def check(self, problem: Problem) -> None:
         if problem.population.k > problem.n_clients:
@@ -102,102 +133,192 @@ class PPFL(LocalTraining):
                 f"k is {problem.population.k} but there are {problem.n_clients} clients; "
                 f"a canonical model needs at least one client: set k <= {problem.n_clients}"
             )
+        if not self.share_memberships and self._pulls(problem):
+            raise SettingError(
+                f"share_memberships is false and penalty is {self.penalty:g} with an affinity between clients, but a "
+                f"client is pulled to its neighbours' memberships; set penalty = 0, or share_memberships = true"
+            )
 
     # ------------------------------------------------------------------ server
 
-    def init(self, problem: Problem) -> tuple[PPFLServer, PPFLClient]:
-        k, n = problem.population.k, problem.n_clients
-        shared = problem.population.initial(problem.seed, distinct=not self._surveys(problem.population))
-        c = uniform(n, k, dtype=problem.weights.dtype, device=problem.weights.device)
-        started = torch.tensor(not self._surveys(problem.population), device=c.device)
-        return PPFLServer(shared, c, started), PPFLClient(c.clone(), torch.zeros_like(problem.weights))
+    def init_server(self, problem: Problem) -> PPFLServer:
+        surveys = self.start == "gradients" and problem.population.k > 1
+        shared = problem.population.initial_models(problem.seed, distinct=not surveys)
+        rows = problem.n_clients if self.share_memberships else 0
+        c = uniform(rows, problem.population.k, dtype=problem.population.dtype)
+        return PPFLServer(shared, c, torch.tensor(not surveys))
 
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
         if not bool(server.started):
-            everyone = torch.arange(problem.n_clients)
-            return Plan(everyone, Task(False, False, 0.0, 0.0, sketch_seed=problem.seed), server.shared, {})
+            return self._plan_survey(problem, server)
         warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
         both = self.order == "alternating"
         theta = both or warming_up or float(draw(problem.seed, "block", round)) < self.block_probability
         slower = factor(self.schedule, round, problem.rounds) if self.membership_schedule else 1.0
-        task = Task(
+        task = PPFLTask(
             theta=theta,
             memberships=self.membership_steps != 0 and not warming_up and (both or not theta),
             lr=self.step_size(round, problem.rounds) * min(1.0, (round + 1) / (warm + 1)),
             membership_lr=self.membership_lr * slower,
         )
-        who = participants(problem, self.participation, round)
-        own = {"membership": server.memberships[who]}
-        pulled = self.penalty > 0 and bool(problem.affinity.degree.any())
-        if task.memberships and pulled:
+        return Plan(participants(problem, self.participation, round), task)
+
+    def send(
+        self, problem: Problem, server: PPFLServer, ids: tuple[str, ...] | None, task: Any
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        shared: dict[str, Any] = {"models": server.shared}
+        if isinstance(task, Survey) and server.survey:
+            shared |= {name: getattr(server.survey, name) for name in ("mean", "directions", "centres")}
+        if not self.share_memberships:
+            return shared, {}
+        rows, own = problem.roster.rows, {}
+        own["membership"] = rows(server.memberships, ids, default=1 / problem.population.k)
+        moves = isinstance(task, Stationarity) or (isinstance(task, PPFLTask) and task.memberships)
+        if moves and self._pulls(problem):
             degree, neighbours = problem.affinity.majorant(server.memberships)
-            own |= {"degree": degree[who], "neighbours": neighbours[who]}
-        return Plan(who, task, server.shared, own, private=not pulled)
+            own |= {"degree": rows(degree, ids, default=0), "neighbours": rows(neighbours, ids, default=0)}
+        return shared, own
 
     def merge(
-        self, problem: Problem, server: PPFLServer, plan: Plan, totals: dict[str, Total], rows: dict[str, Tensor]
+        self, problem: Problem, server: PPFLServer, task: Any, totals: dict[str, Total], rows: Rows
     ) -> PPFLServer:
-        memberships, who = server.memberships.clone(), plan.who
-        if "sketch" in rows:
-            if len(who) < problem.population.k:
-                return server
-            theirs = problem.weights[who], tuple(problem.ids[i] for i in who.tolist()), problem.population.k
-            memberships[who] = memberships_from_sketches(rows["sketch"], *theirs, problem.seed)
-            return server._replace(memberships=memberships, started=torch.ones_like(server.started))
-        memberships[who] = rows["membership"]
-        return server._replace(shared=_moved(server.shared, totals), memberships=memberships)
-
-    def personal(self, server: PPFLServer, clients: PPFLClient) -> Personal:
-        return Personal(server.shared, server.memberships, own=False)
+        if isinstance(task, Survey):
+            return self._merge_survey(problem, server, task, totals, rows)
+        server = server._replace(shared=_moved(problem.population, server.shared, totals))
+        if not self.share_memberships:
+            return server
+        memberships = server.memberships.clone()
+        memberships[problem.roster.positions(rows.ids)] = rows.values["membership"]
+        return server._replace(memberships=memberships)
 
     def trial(self, lr: float) -> PPFL:
         """Memberships wait: a step that is too long must not spoil them, and lr is about theta."""
         frozen = {"membership_steps": 0, "warmup": 0, "order": "alternating"}
         return super().trial(lr).model_copy(update=frozen)
 
-    def _surveys(self, population: Population) -> bool:
-        return self.start == "gradients" and population.k > 1
+    def measure_task(self, problem: Problem, server: PPFLServer) -> Stationarity:
+        return Stationarity(self.membership_lr)
+
+    def measured(self, totals: dict[str, Total], metrics: dict[str, float]) -> dict[str, float]:
+        """Section 3.2: |grad_theta F|^2 + (|C - C_+|_1 / eta)^2, with C_+ the mirror step on the full gradient."""
+        theta = sum(float(leaf.double().square().sum()) for leaf in totals["gradient"].value.values())
+        return {"stationarity": theta + (metrics["moved"] / self.membership_lr) ** 2}
+
+    def _pulls(self, problem: Problem) -> bool:
+        return self.penalty > 0 and bool(problem.affinity.degree.any())
+
+    def _plan_survey(self, problem: Problem, server: PPFLServer) -> Plan:
+        if self.share_memberships:
+            return Plan(EVERYONE, Survey("sketch", problem.seed))
+        if not server.survey:
+            return Plan(EVERYONE, Survey("moments", problem.seed), ends_round=False)
+        if server.survey.corners is None:
+            return Plan(EVERYONE, Survey("assign", problem.seed), ends_round=False)
+        return Plan(EVERYONE, Survey("place", problem.seed))
+
+    def _merge_survey(
+        self, problem: Problem, server: PPFLServer, task: Survey, totals: dict[str, Total], rows: Rows
+    ) -> PPFLServer:
+        k, started = problem.population.k, torch.ones_like(server.started)
+        if task.stage == "sketch":
+            if rows.count < k:
+                return server
+            ids = problem.roster.ids if rows.ids is None else rows.ids
+            sketches, weights = rows.values["sketch"], rows.values["importance"]
+            memberships = server.memberships.clone()
+            memberships[problem.roster.positions(rows.ids)] = memberships_from_sketches(
+                sketches, weights, ids, k, problem.seed
+            )
+            return server._replace(memberships=memberships, started=started)
+        if task.stage == "place":
+            return server._replace(started=started, survey={})
+        if task.stage == "assign":
+            cells = totals["cells"]
+            return server._replace(
+                survey=server.survey.moved(cells.weight, cells.value["point"], cells.value["square"])
+            )
+        moments = totals["moments"]
+        weight, clients = totals["clients"].weight[0].double(), totals["clients"].value["one"][0]
+        start = PrivateStart.from_moments(weight, moments.weight, moments.value["sketch"], k, problem.seed)
+        enough = round(float(clients)) >= k
+        return server._replace(survey=start) if enough else server._replace(survey={})
 
     # ------------------------------------------------------------------ client
 
+    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> PPFLClient:
+        c = uniform(len(ids), population.k, dtype=population.dtype)
+        return PPFLClient(c, c.new_zeros(len(ids)), c.new_zeros(len(ids), max(1, population.k - 1)))
+
     def work(
         self,
-        population: Population,
-        task: Task,
-        shared: Shared,
+        backend: Backend,
+        task: Any,
+        shared: dict[str, Any],
         own: dict[str, Tensor],
         client: PPFLClient,
         data: LocalData,
     ) -> Work:
-        if task.sketch_seed is not None:
-            sketch = gradient_sketch(population, shared, data, task.sketch_seed)
-            nothing_met = torch.zeros_like(data.weight)
-            return Work(client, Upload({}, {"sketch": sketch}), nothing_met, nothing_met)
-        c = torch.where(client.rounds[:, None] > 0, client.membership, own["membership"])
-        loss = samples = torch.zeros_like(data.weight)
+        if isinstance(task, Survey):
+            return self._answer_survey(backend, task, shared, client, data)
+        c = self._membership(own, client)
+        if isinstance(task, Stationarity):
+            return self._measure(backend, task, shared["models"], own, c, client, data)
+        loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
         sums: dict[str, Sum] = {}
         if task.memberships:
-            c, loss, samples = self._move_memberships(population, task, shared, own, c, data)
+            c, loss = self._move_memberships(backend, task, shared["models"], own, c, data)
         if task.theta:
-            sums, loss, samples = self._move_theta(population, task, shared, c, data)
-        return Work(PPFLClient(c, client.rounds + 1), Upload(sums, {"membership": c}), loss, samples)
+            sums, loss = self._move_theta(backend, task, shared["models"], c, data)
+        rows = {"membership": c} if self.share_memberships else {}
+        return Work(PPFLClient(c, client.rounds + 1, client.point), Upload(sums, rows, loss.metrics()))
+
+    def model(self, backend: Backend, shared: dict[str, Any], own: dict[str, Tensor], client: PPFLClient) -> Models:
+        return Mixture(shared["models"], self._membership(own, client))
+
+    def _membership(self, own: dict[str, Tensor], client: PPFLClient) -> Tensor:
+        if not self.share_memberships:
+            return client.membership
+        return torch.where(client.rounds[:, None] > 0, client.membership, own["membership"])
+
+    def _answer_survey(
+        self, backend: Backend, task: Survey, shared: dict[str, Any], client: PPFLClient, data: LocalData
+    ) -> Work:
+        if task.stage == "place":
+            c = start_memberships(client.point.double(), shared["centres"][0].double()).to(client.membership)
+            return Work(client._replace(membership=c), Upload())
+        loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
+        point = client.point
+        if task.stage in ("sketch", "moments") or bool((point == 0).all(1).any()):
+            sketch, losses = gradient_sketch(backend, shared["models"], data, task.seed)
+            loss = TrainingLoss(losses, data.sizes.to(losses))
+        if task.stage == "sketch":
+            return Work(client, Upload({}, {"sketch": sketch, "importance": data.weight}, loss.metrics()))
+        if task.stage == "moments":
+            counts = Sum(None, {"one": 1 / data.weight})
+            sums = {"moments": Sum(sketch, {"sketch": sketch}), "clients": counts}
+            return Work(client, Upload(sums, metrics=loss.metrics()))
+        start = PrivateStart(shared["mean"], shared["directions"], shared["centres"])
+        if loss.samples.any():
+            point = start.points(sketch)
+        cells = Sum(nearest_cells(point, start.centres), {"point": point, "square": point.square().sum(1)})
+        return Work(client._replace(point=point), Upload({"cells": cells}))
 
     def _move_memberships(
         self,
-        population: Population,
-        task: Task,
-        shared: Shared,
+        backend: Backend,
+        task: PPFLTask,
+        models: Params,
         own: dict[str, Tensor],
         c: Tensor,
         data: LocalData,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, TrainingLoss]:
         """Mirror steps on the surrogate of Eq. (13), theta and the neighbours fixed."""
         weight = data.weight
         scale = 1 / weight[:, None] if self.membership_scale == "own" else torch.ones_like(weight)[:, None]
-        alone = weight[:, None] * scale  # all there is to G where nobody pulls
+        alone = weight[:, None] * scale  # all there is to G where no neighbour pulls
         first: Tensor | None = None
-        steps = (20 if population.caches_outputs else 1) if self.membership_steps is None else self.membership_steps
-        for gradient_at in MembershipSteps(population, shared, data, self.membership_batch).steps(steps):
+        steps = (20 if backend.caches_outputs else 1) if self.membership_steps is None else self.membership_steps
+        for gradient_at in MembershipSteps(backend, models, data, self.membership_batch).steps(steps):
             slope, loss = gradient_at(c)
             first = loss if first is None else first
             if "degree" in own:
@@ -207,38 +328,66 @@ class PPFL(LocalTraining):
                 G = slope * alone
             c = inside(mirror_step(c, G, task.membership_lr))
         assert first is not None
-        return c, first, data.sizes.to(weight)
+        return c, TrainingLoss(first, data.sizes.to(weight))
 
     def _move_theta(
-        self, population: Population, task: Task, shared: Shared, c: Tensor, data: LocalData
-    ) -> tuple[dict[str, Sum], Tensor, Tensor]:
-        """Local SGD on theta with c fixed; theta_k ends at kept theta_k + push_k, and the push goes into a sum."""
-        collapse = self.collapse and population.collapses
-        descend = descend_mixed_weights if collapse else descend_models
-        as_alone = self.averaging == "members"
-        met, common, pushes = descend(population, shared, c, data, self, task.lr, as_alone=as_alone)
-        kept = kept_of_start(data, self, task.lr)
+        self, backend: Backend, task: PPFLTask, models: Params, c: Tensor, data: LocalData
+    ) -> tuple[dict[str, Sum], TrainingLoss]:
+        """Local SGD on theta with c fixed; theta_k ends at what is left of it and a move, which goes into a sum."""
+        collapse = self.collapse and backend.population.collapses
+        train = train_mixed_weights if collapse else train_models
+        run = train(backend, models, c, data, self, task.lr, own_pace=self.averaging == "members")
+        left = part_of_start_left(data, self, task.lr)
         sums = {
-            "common": Sum(None, common),
-            "kept": Sum(c if self.averaging == "members" else None, {} if kept is None else kept - 1),
-            "push": Sum(c if collapse else None, pushes),
+            "common": Sum(None, run.common),
+            "left": Sum(c if self.averaging == "members" else None, {} if left is None else left - 1),
+            "moves": Sum(c if collapse else None, run.moves),
         }
-        return sums, *met
+        return sums, run.loss
+
+    def _measure(
+        self,
+        backend: Backend,
+        task: Stationarity,
+        models: Params,
+        own: dict[str, Tensor],
+        c: Tensor,
+        client: PPFLClient,
+        data: LocalData,
+    ) -> Work:
+        """Gradients on all data: of theta in a sum, and how far a mirror step would take the membership."""
+        slopes, gradient = torch.zeros_like(c), data.space.empty_like(
+            {name: leaf.expand(len(c), *leaf.shape) for name, leaf in models.items()}
+        )
+        for leaf in gradient.values():
+            leaf.zero_()
+        for batch in data.everything():
+            n = len(batch.x)
+            share = batch.real / data.sizes[:n].to(batch.real)
+            slope, _ = backend.membership_gradients(models, c[:n], batch)
+            slopes[:n] += share[:, None] * slope
+            found, _ = backend.model_gradients(models, c[:n], batch)
+            for name, leaf in found.items():
+                gradient[name][:n] += per_client(share, leaf) * leaf
+        degree = own.get("degree", torch.zeros_like(data.weight))
+        neighbours = own.get("neighbours", torch.zeros_like(c))
+        G = client_membership_gradient(slopes, c, data.weight, degree, neighbours, self.penalty)
+        moved = (c - inside(mirror_step(c, G, task.membership_lr))).abs().sum(1)
+        return Work(client, Upload({"gradient": Sum(None, gradient)}, metrics={"moved": moved}))
 
 
-def _moved(shared: Shared, totals: dict[str, Total]) -> Shared:
-    """Eq. (12) for the common part; the canonical models' kept values and pushes over those who count."""
-    if "push" not in totals:
-        return shared
-    common, kept, push = mean(totals["common"]), totals["kept"], totals["push"]
-    k = len(next(iter(shared.canonical.values())))
-    counted = torch.maximum(kept.weight, LEAST_SHARE / k * totals["common"].weight)  # (K,) or (1,)
+def _moved(population: Population, models: Params, totals: dict[str, Total]) -> Params:
+    """Eq. (12) for the common part; what is left of the canonical models and their moves, over those who count."""
+    if "moves" not in totals:
+        return models
+    common, left, moves = mean(totals["common"]), totals["left"], totals["moves"]
+    counted = torch.maximum(left.weight, LEAST_SHARE / population.k * totals["common"].weight)  # (K,) or (1,)
 
-    def canonical(theta: Tensor, push: Tensor) -> Tensor:  # push: (K, ...), or (1, K, ...) from K models a client
-        moved = theta + (push if push.dim() == theta.dim() else push[0]) / per_client(counted, theta)
-        return moved if isinstance(kept.value, dict) else moved + theta * per_client(kept.value / counted, theta)
+    def canonical(theta: Tensor, move: Tensor) -> Tensor:  # move: (K, ...), or (1, K, ...) from K models per client
+        moved = theta + (move if move.dim() == theta.dim() else move[0]) / per_client(counted, theta)
+        return moved if isinstance(left.value, dict) else moved + theta * per_client(left.value / counted, theta)
 
-    return Shared(
-        {name: value + common[name] for name, value in shared.common.items()},
-        {name: canonical(theta, push.value[name]) for name, theta in shared.canonical.items()},
-    )
+    return {
+        name: canonical(value, moves.value[name]) if name in population.canonical_names else value + common[name]
+        for name, value in models.items()
+    }

@@ -6,7 +6,7 @@ from .errors import AffinityError, CheckpointError, DataError, ModelError, PPFLE
 from .losses import LOSSES, Loss, loss_by_name
 from .mixing import MIXES
 from .population import Population
-from .shared import Shared
+from .params import Params
 
 __all__ = [
     "LOSSES",
@@ -17,9 +17,9 @@ __all__ = [
     "Loss",
     "ModelError",
     "PPFLError",
+    "Params",
     "Population",
     "SettingError",
-    "Shared",
     "affinity",
     "loss_by_name",
     "simplex",

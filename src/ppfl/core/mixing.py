@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from .losses import Classification, Loss
-from .shared import Shared, mixed_weights, weighted_sum
+from .params import Params, weighted_sum
 
 if TYPE_CHECKING:
-    from .population import Population
+    from .backends.autograd import Autograd
 
 
 MembershipLoss = Callable[[Tensor], tuple[Tensor, Tensor]]  # c (C, K) -> slopes (C, K), losses (C,)
@@ -27,7 +27,7 @@ class Mix(Protocol):
     caches_outputs: bool  # c enters after the K outputs, so they can be kept while c moves
     takes_any_part: bool  # ... wherever in the network the canonical part is
 
-    def run(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
+    def run(self, backend: Autograd, models: Params, c: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
         """What one client's network gives: the mixed output (B, ...), or all K of them (K, B, ...)."""
 
     def of_outputs(self, outputs: Tensor, c: Tensor) -> Tensor:
@@ -57,8 +57,8 @@ class Outputs(OneOutput):
 
     name, caches_outputs, takes_any_part = "outputs", True, False
 
-    def run(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
-        return population.run_mixed_outputs(shared, c, x)
+    def run(self, backend: Autograd, models: Params, c: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
+        return backend.run_mixed_outputs(models, c, x, key)
 
     def of_outputs(self, outputs: Tensor, c: Tensor) -> Tensor:
         return weighted_sum(c, outputs)
@@ -85,8 +85,8 @@ class Predictions:
 
     name, caches_outputs, takes_any_part = "predictions", True, True
 
-    def run(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
-        return population.outputs_one(shared, x)
+    def run(self, backend: Autograd, models: Params, c: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
+        return backend.run_models(models, x, key)
 
     def of_outputs(self, outputs: Tensor, c: Tensor) -> Tensor:
         return outputs
@@ -141,8 +141,9 @@ class Weights(OneOutput):
 
     name, caches_outputs, takes_any_part = "weights", False, False
 
-    def run(self, population: Population, shared: Shared, c: Tensor, x: Tensor) -> Tensor:
-        return population.run_plain(shared.common, mixed_weights(shared.canonical, c), x)
+    def run(self, backend: Autograd, models: Params, c: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
+        common, canonical = backend.population.split(models)
+        return backend.run({**common, **{name: weighted_sum(c, theta) for name, theta in canonical.items()}}, x, key)
 
     def of_outputs(self, outputs: Tensor, c: Tensor) -> Tensor:
         raise TypeError(_ENTERS_BEFORE)
@@ -165,10 +166,12 @@ class MixedModule(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+        self.trained = [name for name, p in inner.named_parameters() if p.requires_grad]
         self.register_buffer("membership", torch.ones(1))
 
     def forward(self, *inputs: Any) -> Tensor:
-        stacked = dict(self.inner.named_parameters())
+        values = dict(self.inner.named_parameters())
+        stacked = {name: values[name] for name in self.trained}
         outputs: Tensor = vmap(lambda theta: functional_call(self.inner, theta, inputs))(stacked)
         return weighted_sum(self.membership, outputs)
 

@@ -3,27 +3,63 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from .params import Params
+
+Kind = tuple[torch.dtype, torch.device]
+
 
 class Workspace:
-    """Tensors by name, taken anew at every step. One thread's own: two that share one overwrite each other's numbers.
+    """Buffers in the order of a stack: every call gives another one, and leaving a frame frees what it took.
 
-    >>> space = Workspace()
-    >>> first = space.take("x", (2, 3), torch.zeros(()))
-    >>> space.take("x", (3,), torch.zeros(())).data_ptr() == first.data_ptr()
+    Two buffers that are in use at the same time are therefore never the same memory. One thread's own.
+
+    >>> space, like = Workspace(), torch.zeros(())
+    >>> with space.frame():
+    ...     first, second = space.empty((2, 3), like), space.empty((3,), like)
+    >>> with space.frame():
+    ...     again = space.empty((3,), like)
+    >>> again.data_ptr() == first.data_ptr() != second.data_ptr()
     True
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._buffers: dict[Kind, list[Tensor]] = {}
+        self._in_use: dict[Kind, int] = {}
 
-    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A tensor of this shape with any values; it replaces what was taken under this name before."""
-        key, size = (name, like.dtype, like.device), math.prod(shape)
-        held = self._held.get(key)
-        if held is None or held.numel() < size:
-            held = self._held[key] = like.new_empty(size)
-        return held[:size].view(shape)
+    def empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A tensor of this shape with any values, in use until its frame is left."""
+        kind, size = (like.dtype, like.device), math.prod(shape)
+        at = self._in_use.get(kind, 0)
+        buffers = self._buffers.setdefault(kind, [])
+        if at == len(buffers):
+            buffers.append(like.new_empty(size))
+        elif buffers[at].numel() < size:
+            buffers[at] = like.new_empty(size)
+        self._in_use[kind] = at + 1
+        return buffers[at][:size].view(shape)
+
+    def empty_like(self, params: Params) -> Params:
+        """Tensors of the same shapes with any values."""
+        return {name: self.empty(tuple(leaf.shape), leaf) for name, leaf in params.items()}
+
+    def copies(self, params: Params, clients: int) -> Params:
+        """The same values for each of `clients` clients, leaves (C, ...), to be written to."""
+        return {
+            name: self.empty((clients, *leaf.shape), leaf).copy_(leaf.expand(clients, *leaf.shape))
+            for name, leaf in params.items()
+        }
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """What is taken inside is free again at the end."""
+        before = dict(self._in_use)
+        try:
+            yield
+        finally:
+            self._in_use = before

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -134,6 +135,14 @@ class Federation:
     def n_classes(self) -> int | None:
         """Number of classes, or None where the targets are real numbers. A selection keeps its parent's."""
         return None if self.classes is None else len(self.classes)
+
+    @cached_property
+    def importance(self) -> Tensor:
+        """Of each client (M,), float64, on a scale that several sites have in common: its number of samples where
+        weights are n_i / n, else its weight times n."""
+        sizes = self.train.sizes.double().cpu()
+        by_size = torch.allclose(self.weights, _shares(self.train))
+        return sizes if by_size else self.weights.double().cpu() * len(self.train)
 
     def split(self, name: Split) -> Samples:
         """One part, or an error that says how to get it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -45,6 +46,16 @@ class Samples:
     def sizes(self) -> Tensor:
         """Samples of each client (M,)."""
         return self.offsets.diff()
+
+    @cached_property
+    def cpu_sizes(self) -> Tensor:
+        """`sizes` on the CPU, where indices are made."""
+        return self.sizes.cpu()
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """Where each client begins (M,), on the CPU."""
+        return self.offsets[:-1].cpu()
 
     @property
     def n_clients(self) -> int:

@@ -1,0 +1,166 @@
+"""A chunk of clients' own data, and the batches drawn from it.
+
+A batch is a rectangle: clients by samples, padded with share 0. The clients of a chunk come largest first, so those
+that still have a step to take are always the first ones, and a batch holds no others. Which samples are in it depends
+on (seed, round, client id) only, so every engine and every chunking draws the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.backends import Batch
+from ...core.draws import hashed, shuffles
+from ...core.workspace import Workspace
+from ...data import Samples
+
+
+class Draws(NamedTuple):
+    """What the random draws of a round depend on, besides a client's own key."""
+
+    seed: int
+    round: int
+    masks: bool = False  # whether the network has dropout layers
+
+
+class LocalData:
+    """What a chunk of clients holds: their samples, their importance, and how this round draws from them.
+
+    The inputs of a batch are overwritten by the next one.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        weight: Tensor,
+        keys: Tensor,
+        clients: Tensor,
+        draws: Draws,
+        space: Workspace,
+    ) -> None:
+        """`weight` and `keys` (C,) are those of the `clients` (C,), positions in `samples`."""
+        self.weight, self.keys = weight, keys  # p_i; for draws
+        self.samples, self.space, self._clients, self._draws = samples, space, clients, draws
+        self.start = samples.starts[clients]  # (C,); indices are made on the CPU, data stay where they are
+        self.sizes = samples.cpu_sizes[clients]  # (C,)
+        assert bool((self.sizes.diff() <= 0).all()), "the clients of a chunk come largest first"
+        self._side_by_side = bool((self.sizes == self.sizes[0]).all() and (self.start.diff() == self.sizes[0]).all())
+
+    def groups(self) -> list[tuple[slice, LocalData]]:
+        """The clients in groups of similar size, for passes over all samples with little padding."""
+        return [
+            (which, LocalData(self.samples, self.weight[which], self.keys[which], self._clients[which], *rest))
+            for rest in [(self._draws, self.space)]
+            for which in similar_sizes(self.sizes)
+        ]
+
+    def count_steps(self, batch_size: int | None, epochs: int | None, steps: int | None = None) -> Tensor:
+        """How many steps each client takes, (C,): so many epochs, or so many steps."""
+        if epochs is None:
+            return torch.full_like(self.sizes, steps or 0)
+        size = batch_size or int(self.sizes.max())
+        return (self.sizes + size - 1) // size * epochs
+
+    def steps(
+        self, batch_size: int | None, epochs: int | None = None, steps: int | None = None, purpose: str = "theta"
+    ) -> Iterator[Batch]:
+        """One batch per local step: `epochs` passes over each client's data, or `steps` steps each."""
+        size = batch_size or int(self.sizes.max())
+        per_epoch = (self.sizes + size - 1) // size
+        todo = self.count_steps(batch_size, epochs, steps)
+        passes = int(((todo + per_epoch - 1) // per_epoch).max())
+        visits = self._visits(passes, None if batch_size is None else purpose)
+        seed, round, draws_masks = self._draws
+        masks = hashed(seed, "dropout", purpose, round, self.keys) if draws_masks else None
+        inputs = _Inputs(self.samples.x, self.space)
+        for step in range(int(todo[0])):
+            n = int((todo > step).sum())
+            at = step % per_epoch[:n] * size
+            real = (self.sizes[:n] - at).clamp_max_(size)
+            if visits is None:
+                where = _rectangle(self.start[:n] + at, real)
+            elif passes == 1:  # all are at the same place
+                where = visits[:n, 0, step * size : step * size + int(real.max())]
+            else:
+                epochs_before = torch.arange(n) * passes + step // per_epoch[:n]
+                where = visits.reshape(-1)[_rectangle(epochs_before * visits.shape[2] + at, real)]
+            keys = None if masks is None else hashed(step, after=masks[:n].clone()).to(self.samples.x.device)
+            yield self._batch(inputs, where, real, keys, whole=batch_size is None)
+
+    def everything(self, block: int = 2048) -> Iterator[Batch]:
+        """All samples of every client, in blocks of at most `block` samples per client; dropout is off."""
+        inputs = _Inputs(self.samples.x, self.space)
+        for first in range(0, int(self.sizes[0]), block):
+            n = int((self.sizes > first).sum())
+            real = (self.sizes[:n] - first).clamp_max_(block)
+            where = _rectangle(self.start[:n] + first, real)
+            yield self._batch(inputs, where, real, None, whole=int(real[0]) == int(self.sizes[0]))
+
+    def _visits(self, epochs: int, purpose: str | None) -> Tensor | None:
+        """(C, epochs, N): rows of the data in the order they are visited, one of the client's own where it has no more;
+        None where whole batches are visited as they lie.
+        """
+        if purpose is None:
+            return None
+        state = hashed(self._draws.seed, purpose, self._draws.round, self.keys)
+        visits = self.start[:, None, None].repeat(1, epochs, int(self.sizes[0]))
+        for which in similar_sizes(self.sizes):  # rectangles of little padding
+            longest, sizes = int(self.sizes[which.start]), self.sizes[which]
+            draws = hashed(torch.arange(epochs)[:, None], torch.arange(longest), after=state[which, None, None])
+            visits[which, :, :longest] += shuffles(draws, sizes).clamp_max_(sizes[:, None, None] - 1)
+        return visits
+
+    def _batch(self, inputs: _Inputs, where: Tensor, real: Tensor, keys: Tensor | None, whole: bool) -> Batch:
+        """The samples at these rows (C, B), of which the first `real` (C,) of each client are no padding."""
+        x = self.samples.x
+        count = real.to(x.dtype if x.is_floating_point() else torch.float32)
+        share = (torch.arange(where.shape[1]) < real[:, None]) / count[:, None]
+        where = where.to(x.device)
+        gathered = inputs.view(int(self.start[0]), where) if whole and self._side_by_side else inputs.copy(where)
+        return Batch(gathered, self.samples.y[where], share.to(x.device), count.to(x.device), where, keys)
+
+
+class _Inputs:
+    """The inputs of one batch after the other, in one buffer: no later batch is larger than the first."""
+
+    def __init__(self, x: Tensor, space: Workspace) -> None:
+        self.x, self.space = x, space
+        self._buffer: Tensor | None = None
+
+    def copy(self, where: Tensor) -> Tensor:
+        """x of the samples at `where` (C, B)."""
+        if self._buffer is None:
+            self._buffer = self.space.empty((where.numel(), *self.x.shape[1:]), self.x)
+        gathered = self._buffer[: where.numel()]
+        torch.index_select(self.x, 0, where.reshape(-1), out=gathered)
+        return gathered.view(*where.shape, *self.x.shape[1:])
+
+    def view(self, first: int, where: Tensor) -> Tensor:
+        """The same where they lie side by side from `first` on, without a copy."""
+        return self.x[first : first + where.numel()].view(*where.shape, *self.x.shape[1:])
+
+
+def _rectangle(first: Tensor, real: Tensor) -> Tensor:
+    """(C, B): `real` (C,) positions from `first` (C,) on, and the last of them again where others have more."""
+    width = int(real.max())
+    position = first[:, None] + torch.arange(width)
+    return position if int(real.min()) == width else position.clamp_max_((first + real - 1)[:, None])
+
+
+def similar_sizes(sizes: Tensor, most: int | None = None) -> list[slice]:
+    """Sizes (C,), largest first, in runs of at most `most` whose smallest is at least half the largest.
+
+    >>> [sizes[run].tolist() for sizes in [torch.tensor([100, 90, 60, 4, 3])] for run in similar_sizes(sizes, most=2)]
+    [[100, 90], [60], [4, 3]]
+    """
+    runs, first, most = [], 0, most or len(sizes)
+    while first < len(sizes):
+        alike = int((2 * sizes[first : first + most] >= sizes[first]).sum())
+        runs.append(slice(first, first + alike))
+        first += alike
+    return runs
+

@@ -1,0 +1,225 @@
+"""Where memberships start. Memberships that move before the canonical models differ freeze a wrong assignment
+(lock-in), so the first round asks every client which way it would pull a common model, and starts from that.
+
+All K canonical models begin with the same values, and each client makes a short sketch of the gradient of its whole
+loss there. Where clients are mixtures of K kinds, their first gradients are mixtures of the K kinds' gradients, so the
+sketches lie in a simplex; its corners are looked for by k-means along the main directions of the sketches. Either the
+server sees the sketches (`memberships_from_sketches`), or they stay with the clients and every step is a sum over
+clients (`PrivateStart`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ...core.backends import Backend
+from ...core.draws import hashed, name_keys, uniform
+from ...core.params import Params, first_clients
+from ...core.simplex import inside
+from .batches import LocalData
+
+WIDTH = 256  # numbers in a sketch; distances between gradients are kept to about 10 %
+TRUST = 0.9  # the rest is spread evenly: a start that no later step could leave would be lock-in again
+MOST_POINTS = 20_000  # clients among whom corners are looked for, enough for K means, and rows in a block
+SETTLED = 1e-12  # a membership that moves by less has arrived
+RESTARTS = 64  # k-means runs side by side, where each step is a message
+STEPS = 8  # of k-means: with one message before them and one after them that makes ten
+
+
+def gradient_sketch(backend: Backend, models: Params, data: LocalData, seed: int) -> tuple[Tensor, Tensor]:
+    """(C, s): the gradient of each client's mean loss for one canonical model, hashed to s = WIDTH numbers; and that
+    loss (C,)."""
+    clients, canonical = len(data.weight), backend.population.canonical_names
+    networks = data.space.copies({name: v[0] if name in canonical else v for name, v in models.items()}, clients)
+    gradient = data.space.empty_like(networks)
+    sketches: Tensor | None = None
+    losses = torch.zeros_like(data.weight)
+    for batch in data.everything():
+        n = len(batch.x)
+        G = first_clients(gradient, n)
+        loss = backend.add_gradients(first_clients(networks, n), G, 0.0, batch)
+        share = batch.real / data.sizes[:n].to(batch.real)
+        rows = torch.cat([G[name].flatten(1) for name in sorted(canonical)], dim=1)
+        sketch = share[:, None] * count_sketch(rows, seed)
+        sketches = sketch.new_zeros(clients, sketch.shape[1]) if sketches is None else sketches
+        sketches[:n] += sketch
+        losses[:n] += share * loss
+    assert sketches is not None
+    return sketches, losses
+
+
+def count_sketch(rows: Tensor, seed: int, width: int = WIDTH) -> Tensor:
+    """(C, d) to (C, width), inner products kept on average: each column goes to a random place, with a random sign.
+
+    >>> count_sketch(torch.ones(2, 1000), seed=0).shape
+    torch.Size([2, 256])
+    """
+    if rows.shape[1] <= width:
+        return rows
+    draws = hashed(seed, "sketch", torch.arange(rows.shape[1])).to(rows.device)
+    sign = ((draws & 1) * 2 - 1).to(rows)
+    return rows.new_zeros(len(rows), width).index_add_(1, (draws >> 1) % width, rows * sign)
+
+
+# ---------------------------------------------------------------------- sketches that the server sees
+
+
+def memberships_from_sketches(sketches: Tensor, weights: Tensor, ids: tuple[str, ...], k: int, seed: int) -> Tensor:
+    """(M, K) start memberships, rows in the order of ids, whatever that order is.
+
+    Principal directions, weighted by p_i since a small client's gradient is noisy; k-means there for the corners,
+    among at most MOST_POINTS clients drawn by (seed, id); then each client as the nearest mixture of the corners.
+    """
+    by_name = torch.tensor(sorted(range(len(ids)), key=ids.__getitem__))
+    p = weights.cpu()[by_name].double()
+    p = p / p.sum()
+    points = principal_points(sketches, p, by_name, max(1, k - 1))
+    asked = torch.arange(len(ids))
+    if len(ids) > MOST_POINTS:
+        draws = hashed(seed, "corners", name_keys(ids))[by_name]
+        asked = draws.argsort()[:MOST_POINTS].sort().values
+    c = start_memberships(points, find_corners(points[asked], p[asked], k, seed))
+    in_order = torch.empty_like(c)
+    in_order[by_name] = c
+    return in_order.to(sketches)
+
+
+def start_memberships(points: Tensor, corners: Tensor) -> Tensor:
+    """(C, K): every point as the nearest mixture of the corners, and a part that is spread evenly."""
+    return inside(TRUST * nearest_mixtures(points, corners) + (1 - TRUST) / len(corners))
+
+
+def principal_points(rows: Tensor, p: Tensor, order: Tensor, count: int) -> Tensor:
+    """(M, count) float64: rows[order] from their mean, along their `count` main directions, both weighted by p.
+
+    In blocks: all rows at once in double precision would take several times the memory of the rows.
+    """
+    blocks = torch.split(order, MOST_POINTS), torch.split(p, MOST_POINTS)
+
+    def block(at: Tensor) -> Tensor:
+        return rows[at.to(rows.device)].double().cpu()
+
+    mean = torch.stack([share @ block(at) for at, share in zip(*blocks, strict=True)]).sum(0)
+    moment = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
+    for at, share in zip(*blocks, strict=True):
+        centred = block(at) - mean
+        moment += centred.T @ (share[:, None] * centred)
+    main = torch.linalg.eigh(moment).eigenvectors[:, -count:]
+    points = torch.empty(len(order), count, dtype=torch.float64)
+    for at, part in zip(blocks[0], torch.split(points, MOST_POINTS), strict=True):
+        torch.matmul(block(at) - mean, main, out=part)
+    return points
+
+
+def find_corners(points: Tensor, p: Tensor, k: int, seed: int) -> Tensor:
+    """(K, d): the centres of k-means with weights p, the largest group first."""
+    from sklearn.cluster import KMeans  # a second to load, and only this start needs it
+
+    found = KMeans(n_clusters=k, n_init=20, random_state=seed % 2**32).fit(points.numpy(), sample_weight=p.numpy())
+    size = torch.bincount(torch.from_numpy(found.labels_).long(), weights=p, minlength=k)
+    return torch.from_numpy(found.cluster_centers_)[size.argsort(descending=True)]
+
+
+# ---------------------------------------------------------------------- sketches that stay with the clients
+
+
+class PrivateStart(NamedTuple):
+    """The same from sums over clients alone: their moments, then steps of k-means, many runs of it side by side."""
+
+    mean: Tensor  # (s,), of the sketches
+    directions: Tensor  # (s, d), main directions of the sketches
+    centres: Tensor  # (R, K, d), float64
+    step: int = 0
+
+    @classmethod
+    def from_moments(cls, weight: Tensor, first: Tensor, second: Tensor, k: int, seed: int) -> PrivateStart:
+        """From sum p_i, sum p_i s_i and sum p_i s_i s_i'. Centres start as draws of a normal distribution."""
+        mean = first.double() / weight
+        moment = second.double() / weight - torch.outer(mean, mean)
+        values, vectors = torch.linalg.eigh(moment)
+        count = max(1, k - 1)
+        spread = values[-count:].clamp_min(0).sqrt()
+        draws = [uniform(seed, "centres", side, torch.arange(RESTARTS * k * count)) for side in (0, 1)]
+        normal = (-2 * (1 - draws[0]).log()).sqrt() * (2 * torch.pi * draws[1]).cos()  # Box and Muller's
+        centres = normal.reshape(RESTARTS, k, count).to(spread) * spread
+        return cls(mean, vectors[:, -count:], centres)
+
+    def points(self, sketches: Tensor) -> Tensor:
+        """(C, d) of a client's sketches: where they are along the main directions."""
+        return ((sketches.double() - self.mean) @ self.directions).to(sketches.dtype)
+
+    def moved(self, weight: Tensor, points: Tensor, squares: Tensor) -> PrivateStart:
+        """After one step of k-means, from the sums of each cell (R K,) of p_i, p_i x_i and p_i |x_i|^2.
+
+        After the last step, `centres` are those of the best run, the largest group first, as (1, K, d).
+        """
+        restarts, k, _ = self.centres.shape
+        weight, points = weight.double().reshape(restarts, k), points.double().reshape(restarts, k, -1)
+        found = points / weight.clamp_min(1e-300)[..., None]
+        centres = torch.where(weight[..., None] > 0, found, self.centres)
+        if self.step + 1 == STEPS:
+            around = squares.double().reshape(restarts, k) - weight * found.square().sum(-1)
+            best = int(around.sum(1).argmin())
+            centres = centres[best, weight[best].argsort(descending=True)][None]
+        return self._replace(centres=centres, step=self.step + 1)
+
+    @property
+    def corners(self) -> Tensor | None:
+        """(K, d) once they are found."""
+        return self.centres[0] if self.step == STEPS else None
+
+
+def nearest_cells(points: Tensor, centres: Tensor) -> Tensor:
+    """(C, R K) one-hot for each of R runs: the nearest of its K centres (R, K, d) to every point (C, d)."""
+    restarts, k, d = centres.shape
+    distance = torch.cdist(points.double(), centres.reshape(-1, d).double()).reshape(-1, restarts, k)
+    return one_hot(distance.argmin(-1), k).flatten(1).to(points.dtype)
+
+
+# ---------------------------------------------------------------------- mixtures of corners
+
+
+def nearest_mixtures(points: Tensor, corners: Tensor, steps: int = 300) -> Tensor:
+    """argmin over rows c on the simplex of |c corners - point|^2, by projected gradient. (M, K).
+
+    A row is done when it moves no more, or after `steps` steps.
+    """
+    gram = corners @ corners.T
+    longest_step = 1 / torch.linalg.eigvalsh(gram)[-1].clamp_min(1e-30)
+    turn = torch.eye(len(corners)).to(gram) - longest_step * gram
+    # columns are clients here: sums over K run along whole vectors, and a block stays in the cache
+    blocks = [_settled(turn, longest_step * (corners @ block.T), steps).T for block in torch.split(points, 8192)]
+    return torch.cat(blocks)
+
+
+def _settled(turn: Tensor, push: Tensor, steps: int) -> Tensor:
+    """The columns c = project(turn c + push), (K, B)."""
+    c = torch.full_like(push, 1 / len(push))
+    settled, moving = c.clone(), torch.arange(c.shape[1], device=c.device)
+    for step in range(1, steps + 1):
+        before, c = c, _project_columns(torch.addmm(push, turn, c))
+        if step % 5 == 0 or step == steps:  # looking costs about as much as a step
+            settled[:, moving] = c
+            still = ((c - before).abs().amax(0) > SETTLED).nonzero().flatten()
+            if len(still) == 0:
+                break
+            moving, c, push = moving[still], c[:, still], push[:, still]
+    return settled
+
+
+def _project_columns(v: Tensor) -> Tensor:
+    """simplex.project of the columns of (K, B), without a sort: Newton's steps to the threshold, at most K."""
+    v = v - v.amax(0)
+    threshold = (v.sum(0) - 1) / len(v)
+    above = (v - threshold).clamp_min_(0)
+    for _ in range(len(v) - 1):
+        excess = above.sum(0) - 1
+        if float(excess.amax()) < SETTLED:
+            break
+        threshold += excess / (above > 0).sum(0)
+        above = (v - threshold).clamp_min_(0)
+    return above

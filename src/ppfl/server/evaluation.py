@@ -1,0 +1,131 @@
+"""Scores of all clients' personal models, from sums over clients, or client by client where sites report that."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithms.contract import Method, Problem
+from ..core.losses import Loss
+from ..core.trees import Tree
+from ..sites import Evaluate, Reply
+from .loop import MAIN, in_roster_order
+from .transports import Transport
+
+
+class Evaluation(NamedTuple):
+    """Scores on one split. Without rows, `loss`, `score` and `samples` are None."""
+
+    sums: dict[str, Tensor]  # as `sites.evaluation.score_sums` has them
+    loss: Tensor | None  # (M,), mean over samples
+    score: Tensor | None  # (M,), mean over samples: accuracy for classifiers
+    samples: Tensor | None  # (M,)
+
+    @property
+    def pooled(self) -> float:
+        """Mean score over samples: every client's own model on its own data, as in the paper."""
+        return float(self.sums["score"] / self.sums["samples"])
+
+    @property
+    def pooled_loss(self) -> float:
+        """Mean loss over samples."""
+        return float(self.sums["loss"] / self.sums["samples"])
+
+    @property
+    def weighted_loss(self) -> float:
+        """sum_i p_i f_i."""
+        return float(self.sums["importance_loss"] / self.sums["importance"])
+
+    @property
+    def per_client(self) -> Tensor | None:
+        """Scores of the clients that have samples."""
+        return None if self.score is None or self.samples is None else self.score[self.samples > 0]
+
+    @property
+    def mean(self) -> float:
+        """Mean score over clients, all alike."""
+        return float(self.sums["client_score"] / self.sums["clients"])
+
+    def metric_sd(self) -> float:
+        """Standard deviation of the metric over clients."""
+        mean = self.sums["metric"] / self.sums["clients"]
+        return float((self.sums["metric_squared"] / self.sums["clients"] - mean.square()).clamp_min(0).sqrt())
+
+    def worst_tenth(self, higher_is_better: bool = True) -> float:
+        """Mean score over the tenth of the clients that fares worst: exact, or from a histogram."""
+        scores = self.per_client
+        if scores is None:
+            return self._worst_of_histogram(higher_is_better)
+        ordered = scores.sort(descending=not higher_is_better).values
+        return float(ordered[: max(1, len(ordered) // 10)].mean())
+
+    def _worst_of_histogram(self, higher_is_better: bool) -> float:
+        counts, totals = self.sums["histogram"] if higher_is_better else self.sums["histogram"].flip(1)
+        worst = max(1.0, float(counts.sum() // 10))
+        taken = torch.minimum(counts.cumsum(0), torch.tensor(worst, dtype=counts.dtype)).diff(prepend=counts.new_zeros(1))
+        return float((taken * totals / counts.clamp_min(1)).sum() / worst)
+
+
+class Measured(NamedTuple):
+    """Scores by split, and the memberships that clients report with them."""
+
+    splits: dict[str, Evaluation]
+    memberships: Tensor | None  # (M, K)
+
+
+def evaluate(
+    method: Method,
+    problem: Problem,
+    transport: Transport,
+    server: Tree,
+    splits: tuple[str, ...] = ("test",),
+    *,
+    session: str = MAIN,
+    per_client: bool = True,
+    hard: bool = False,
+) -> Measured:
+    """Every client's personal model on its own data. hard: by the max rule."""
+    shared, own = method.send(problem, server, None, None)
+    (reply,) = transport.ask([Evaluate(session, splits, shared, own, per_client, hard)])
+    return read_evaluation(reply, splits, transport)
+
+
+def read_evaluation(reply: Reply, splits: tuple[str, ...], transport: Transport) -> Measured:
+    """What a reply to `Evaluate` says."""
+    rows: dict[str, Any] = in_roster_order(reply.rows, transport).values if reply.rows.values else {}
+
+    def of_split(split: str) -> Evaluation:
+        prefix = f"{split}."
+        sums = {name.removeprefix(prefix): v.cpu() for name, v in reply.metrics.items() if name.startswith(prefix)}
+        return Evaluation(sums, *(rows.get(f"{split}.{name}") for name in ("loss", "score", "samples")))
+
+    return Measured({split: of_split(split) for split in splits}, rows.get("membership"))
+
+
+def objective_value(evaluation: Evaluation, memberships: Tensor | None, problem: Problem, penalty: float) -> float:
+    """F(theta, C) of Eq. (9), from scores on all training data."""
+    if memberships is None or penalty == 0:
+        return evaluation.weighted_loss
+    return evaluation.weighted_loss + penalty * float(problem.affinity.penalty(memberships))
+
+
+def summary(evaluation: Evaluation, split: str, loss: Loss) -> dict[str, Any]:
+    """The figures of a split, as a record has them."""
+    prefix = "" if split == "test" else f"{split}_"
+
+    def metric(score: float) -> float:
+        return float(loss.metric(torch.tensor(score, dtype=torch.float64)))
+
+    found = {
+        f"{prefix}{loss.metric_name}": metric(evaluation.pooled),
+        f"{prefix}{loss.metric_name}_mean": metric(evaluation.mean),
+        f"{prefix}{loss.metric_name}_sd": evaluation.metric_sd(),
+        f"{prefix}{loss.metric_name}_worst_tenth": metric(evaluation.worst_tenth(loss.metric_name == "accuracy")),
+        f"{split}_loss": evaluation.pooled_loss,
+    }
+    if evaluation.score is not None and evaluation.samples is not None:
+        scores = zip(loss.metric(evaluation.score).tolist(), evaluation.samples.tolist(), strict=True)
+        found[f"{prefix}per_client"] = [round(value, 6) if samples > 0 else None for value, samples in scores]
+    return found

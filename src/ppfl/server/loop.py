@@ -1,0 +1,188 @@
+"""The server: plan, send, merge, again. It sees sums over clients, and the rows that a method asks for."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from ..algorithms.contract import Method, Plan, Problem, Rows, Share
+from ..core.affinity import Affinity, nothing
+from ..core.errors import SettingError
+from ..core.population import Population
+from ..core.trees import Tree, bytes_of, tree_map
+from ..sites import Close, Describe, Reply, Save, Setup, Train
+from ..sites.messages import Snapshot, number
+from .transports import Transport
+
+MAIN = "main"  # the session of the run itself; trials have sessions of their own
+
+
+class ServerState(NamedTuple):
+    """All that the server has between two rounds. Client states are at the sites."""
+
+    round: int  # rounds done
+    exchange: int  # exchanges done
+    server: Tree
+
+
+class RoundReport(NamedTuple):
+    """What a round did and cost."""
+
+    round: int  # from 1
+    loss: float  # mean training loss of the clients on the way; nan where they report none
+    participants: int  # clients whose work was counted
+    bytes_up: int  # of all clients together, before sites add them up
+    bytes_down: int  # to all who were asked
+    bytes_carried: int  # between server and sites, as the transport counts it
+    seconds: float
+    lost: int  # clients that were asked and did not come back
+    refused: int  # clients whose upload a filter refused
+
+
+class DivergedError(SettingError):
+    """Training whose numbers are no longer finite."""
+
+
+class RefusedUpdateWarning(UserWarning):
+    """An upload was refused, and the round went on without it."""
+
+
+def make_problem(
+    population: Population, transport: Transport, affinity: Affinity | None = None, *, rounds: int, seed: int = 0
+) -> Problem:
+    """The problem as the server knows it; refuses an affinity that does not fit the clients."""
+    if rounds < 1:
+        raise SettingError(f"rounds is {rounds}; train for at least one round")
+    ids = transport.roster.ids
+    (described,) = transport.ask([Describe()])
+    pull = nothing(ids) if affinity is None else affinity.check(ids)
+    facts = number(described, "importance"), tuple(described.facts["splits"]), transport.device
+    return Problem(population, transport.roster, pull.to(transport.device), rounds, seed, *facts)
+
+
+def begin(
+    method: Method, problem: Problem, transport: Transport, *, session: str = MAIN, dropout: float = 0.0
+) -> ServerState:
+    """The server state before the first round, with clients at the sites that are ready for it."""
+    if not 0 <= dropout < 1:
+        raise SettingError(f"dropout is {dropout}; it is the share of clients a round loses: set 0 <= dropout < 1")
+    method.check(problem)
+    setup_sites(method, problem, transport, session=session, dropout=dropout)
+    server = tree_map(lambda leaf: leaf.to(problem.device), method.init_server(problem))
+    return ServerState(0, 0, server)
+
+
+def setup_sites(
+    method: Method, problem: Problem, transport: Transport, *, session: str = MAIN, dropout: float = 0.0
+) -> None:
+    """Clients at the sites that are ready for the first round."""
+    start = problem.population.initial_network()
+    transport.ask([Setup(session, method, start, problem.seed, problem.importance, dropout)])
+
+
+def train(
+    method: Method, problem: Problem, transport: Transport, state: ServerState, session: str = MAIN
+) -> Iterator[tuple[ServerState, RoundReport]]:
+    """From `state` to the last round, one state per round; the same bits wherever it is stopped and resumed."""
+    while state.round < problem.rounds:
+        clock, carried = time.perf_counter(), transport.bytes_carried
+        tally = _RoundTally()
+        server, exchange = state.server, state.exchange
+        while True:
+            plan = method.plan(problem, server, state.round)
+            exchange += 1
+            reply = ask_clients(method, problem, transport, server, plan, state.round, exchange, session)
+            tally.add(reply, plan)
+            if number(reply, "participants"):
+                server = method.merge(problem, server, plan.task, reply.totals, reply.rows)
+            else:  # nothing came back: the round is over, and as if it had never been
+                server = state.server
+            if plan.ends_round or not number(reply, "participants"):
+                break
+        state = ServerState(state.round + 1, exchange, server)
+        yield state, tally.report(state.round, transport.bytes_carried - carried, time.perf_counter() - clock)
+
+
+def ask_clients(
+    method: Method,
+    problem: Problem,
+    transport: Transport,
+    server: Tree,
+    plan: Plan,
+    round: int,
+    exchange: int,
+    session: str = MAIN,
+    *,
+    keep_states: bool = True,
+) -> Reply:
+    """One exchange: what the clients of a plan are sent, and the reply of all of them together."""
+    ids = None if isinstance(plan.who, Share) else plan.who
+    shared, own = method.send(problem, server, ids, plan.task)
+    request = Train(session, round, exchange, exchange - 1, plan.who, plan.task, shared, own, keep_states)
+    (reply,) = transport.ask([request])
+    sent = bytes_of(shared), bytes_of(own) // max(1, len(next(iter(own.values()), ())))
+    down = torch.tensor(number(reply, "asked") * sum(sent), dtype=torch.float64)
+    return reply._replace(metrics={**reply.metrics, "bytes_down": down})
+
+
+def client_states(transport: Transport, session: str = MAIN, snapshot: Snapshot = "now") -> Rows:
+    """The states of all clients, rows in the order of the roster."""
+    (reply,) = transport.ask([Save(session, snapshot)])
+    return in_roster_order(reply.rows, transport)
+
+
+def in_roster_order(rows: Rows, transport: Transport) -> Rows:
+    """Rows of all clients, named and ordered as the roster has them."""
+    ids = transport.roster.ids
+    if rows.ids is None or rows.ids == ids:
+        return Rows(ids, rows.values)
+    where = {client: at for at, client in enumerate(rows.ids)}
+    at = torch.tensor([where[client] for client in ids], dtype=torch.long)
+    return Rows(ids, {name: leaf[at.to(leaf.device)] for name, leaf in rows.values.items()})
+
+
+def close(transport: Transport, session: str) -> None:
+    """Let the sites forget a session."""
+    transport.ask([Close(session)])
+
+
+class _RoundTally:
+    """Counts over the exchanges of a round."""
+
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys(
+            ("loss", "samples", "bytes_up", "bytes_down", "participants", "lost", "refused"), 0.0
+        )
+
+    def add(self, reply: Reply, plan: Plan) -> None:
+        for name in ("loss", "samples", "bytes_up", "bytes_down"):
+            self.sums[name] += number(reply, name)
+        for name in ("participants", "lost", "refused"):
+            self.sums[name] = number(reply, name)
+        self._look_at_refusals(reply)
+
+    def _look_at_refusals(self, reply: Reply) -> None:
+        if not reply.refused:
+            return
+        broken = sum("not finite" in refusal.reason for refusal in reply.refused)
+        if broken > number(reply, "participants"):
+            raise DivergedError(
+                f"training diverged: the updates of {broken} of {broken + int(number(reply, 'participants'))} clients "
+                f"are not finite; use a smaller lr or membership_lr"
+            )
+        for client, reason in reply.refused:
+            warnings.warn(
+                f"client {client!r} was left out of a round: {reason}; look at its data",
+                RefusedUpdateWarning,
+                stacklevel=2,
+            )
+
+    def report(self, round: int, carried: int, seconds: float) -> RoundReport:
+        sums = self.sums
+        loss = sums["loss"] / sums["samples"] if sums["samples"] else float("nan")
+        counts = {name: int(sums[name]) for name in ("participants", "bytes_up", "bytes_down", "lost", "refused")}
+        return RoundReport(round, loss, bytes_carried=carried, seconds=seconds, **counts)

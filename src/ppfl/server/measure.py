@@ -1,0 +1,107 @@
+"""Training with its record: what is measured on the way, and which state is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..algorithms.contract import EVERYONE, Method, Plan, Problem
+from ..core.errors import SettingError
+from ..sites import Keep
+from .evaluation import evaluate, objective_value, summary
+from .loop import MAIN, ServerState, ask_clients, train
+from .output import Kept, OutputRule, draw_output_round, keep, output_probabilities
+from .transports import Transport
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is measured while training, and which state is returned."""
+
+    every: int = 1  # rounds between evaluations; the last round is always evaluated
+    objective: bool = False  # F, on all training data
+    stationarity: bool = False  # the measure of Section 3.2, on full gradients
+    output: OutputRule = "last"
+    smoothness: tuple[float, float] = (0.0, 0.0)  # L_1, L_2 for the random output rule
+    report_clients: bool = True  # whether clients' own scores and memberships are reported; else sums alone
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise SettingError(f"evaluation every {self.every} rounds; set every >= 1")
+
+
+class RoundEnd(NamedTuple):
+    """The end of a round."""
+
+    state: ServerState
+    kept: Kept
+    record: Record
+    memberships: Tensor | None  # (M, K), where the round was evaluated and clients report them
+
+
+def train_and_measure(
+    method: Method,
+    problem: Problem,
+    transport: Transport,
+    watch: Watch,
+    state: ServerState,
+    kept: Kept | None = None,
+) -> Iterator[RoundEnd]:
+    """Train from `state`, measuring; the same records wherever it is stopped and resumed."""
+    drawn = _drawn_round(method, problem, watch)
+    for now, report in train(method, problem, transport, state):
+        record: Record = report._asdict()
+        for rare in ("lost", "refused"):
+            if not record[rare]:
+                del record[rare]
+        memberships = None
+        if now.round == problem.rounds or now.round % watch.every == 0:
+            measured, memberships = measure(method, problem, transport, now, watch)
+            record |= measured
+        chosen = keep(watch.output, kept, now, _criterion(record), drawn)
+        if chosen is not kept and watch.output != "last":
+            transport.ask([Keep(MAIN)])
+        kept = chosen
+        yield RoundEnd(now, kept, record, memberships)
+
+
+def measure(
+    method: Method, problem: Problem, transport: Transport, state: ServerState, watch: Watch
+) -> tuple[Record, Tensor | None]:
+    """Scores of the personal models on the clients' own test data, and F and stationarity on request."""
+    splits = tuple(split for split in ("test", "validation") if split in problem.splits)
+    needs_objective = watch.objective or (watch.output == "best" and "validation" not in splits)
+    asked = (*splits, "train") if needs_objective else splits
+    found = evaluate(method, problem, transport, state.server, asked, per_client=watch.report_clients)
+    record: Record = {}
+    for split in splits:
+        record |= summary(found.splits[split], split, problem.population.loss)
+    if needs_objective:
+        penalty = method.membership_penalty
+        record["objective"] = objective_value(found.splits["train"], found.memberships, problem, penalty)
+    if watch.stationarity and (task := method.measure_task(problem, state.server)) is not None:
+        plan = Plan(EVERYONE, task)
+        reply = ask_clients(
+            method, problem, transport, state.server, plan, state.round, state.exchange, keep_states=False
+        )
+        record |= method.measured(reply.totals, {name: float(v) for name, v in reply.metrics.items() if v.dim() == 0})
+    return record, found.memberships
+
+
+def _criterion(record: Record) -> float:
+    """What "best" means: the loss on validation data where there are some, else the training objective."""
+    loss = float(record["validation_loss"] if "validation_loss" in record else record.get("objective", math.inf))
+    return math.inf if math.isnan(loss) else loss
+
+
+def _drawn_round(method: Method, problem: Problem, watch: Watch) -> int:
+    if watch.output != "random":
+        return problem.rounds
+    etas = [method.step_size(t, problem.rounds) for t in range(problem.rounds)]
+    return draw_output_round(output_probabilities(etas, method.theta_probability, watch.smoothness), problem.seed)

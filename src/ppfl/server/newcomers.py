@@ -1,0 +1,65 @@
+"""Clients that were never seen in training: what a run's models are worth to them, before and after they adapt.
+
+A newcomer does what any client does in a round, with what the trained server sends and its own training samples, and
+what it would upload is thrown away: no model changes. By the contract that is all it takes, for every method.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..algorithms.contract import Method, Problem
+from ..core.draws import name_keys, uniform
+from ..core.errors import SettingError
+from ..core.trees import Tree
+from ..data import Federation
+from ..sites import Describe, Evaluate
+from ..sites.messages import number
+from .evaluation import Evaluation, read_evaluation
+from .loop import MAIN, ask_clients, setup_sites
+from .transports import Transport
+
+ROUNDS = 5  # memberships that start evenly need a few
+
+
+class NewcomerScores(NamedTuple):
+    """Scores of newcomers on their own test data."""
+
+    before: Evaluation  # with the models they are sent
+    after: Evaluation  # after a few rounds of their own
+
+
+def part_newcomers(federation: Federation, fraction: float, seed: int) -> tuple[Federation, Federation | None]:
+    """Clients to train with, and newcomers, drawn by their ids."""
+    if fraction == 0:
+        return federation, None
+    new = (uniform(seed, "newcomers", name_keys(federation.ids)) < fraction).tolist()
+    known, unknown = (
+        [c for c, is_new in zip(federation.ids, new, strict=True) if is_new == one] for one in (False, True)
+    )
+    if not known or not unknown:
+        raise SettingError(
+            f"newcomers = {fraction} leaves {len(known)} clients to train with and {len(unknown)} newcomers "
+            f"of {federation.n_clients}; choose a fraction that leaves some of both"
+        )
+    return federation.select(known), federation.select(unknown)
+
+
+def score_newcomers(
+    method: Method, problem: Problem, server: Tree, newcomers: Transport, rounds: int = ROUNDS
+) -> NewcomerScores:
+    """Score the clients of `newcomers` with a trained server state."""
+    ids, method = newcomers.roster.ids, method.with_everyone()
+    (described,) = newcomers.ask([Describe()])
+    setup_sites(method, problem._replace(importance=number(described, "importance")), newcomers)
+
+    def score() -> Evaluation:
+        shared, own = method.send(problem, server, ids, None)
+        (reply,) = newcomers.ask([Evaluate(MAIN, ("test",), shared, own)])
+        return read_evaluation(reply, ("test",), newcomers).splits["test"]
+
+    before = score()
+    for exchange, round in enumerate(range(problem.rounds - rounds, problem.rounds), start=1):
+        plan = method.plan(problem, server, max(round, 1))._replace(who=ids)
+        ask_clients(method, problem, newcomers, server, plan, max(round, 1), exchange)
+    return NewcomerScores(before, score())

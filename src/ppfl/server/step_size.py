@@ -1,0 +1,76 @@
+"""lr = "auto": a step size that needs no tuning, found on training loss before the run.
+
+Good steps differ by powers of ten between problems, so they are tried rather than guessed: a few rounds from the
+start for each lr, from 0.1 in half decades in the direction that improves, until it no longer does. A step whose loss
+rises on the way is refused: it is at the edge of stability, and early luck there does not last.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TypeVar
+
+from ..algorithms.contract import Method, Problem
+from ..core.trees import Tree
+from .evaluation import evaluate
+from .loop import DivergedError, RefusedUpdateWarning, begin, close, train
+from .transports import Transport
+
+TRIAL_ROUNDS = 6  # the first of them may be a survey
+FIRST = 0.1
+RANGE = -8, 8  # half decades from FIRST: 1e-5 to 1e3
+RISE = 1.02  # a trial whose loss rises in any round is too bold, however low it was before
+TRIAL = "trial"  # the session of trials at the sites
+
+AnyMethod = TypeVar("AnyMethod", bound=Method)
+
+
+def choose_lr(method: AnyMethod, problem: Problem, transport: Transport, dropout: float = 0.0) -> AnyMethod:
+    """The method as it is, or with the lr that trains fastest where it says "auto"."""
+    if not method.needs_lr:
+        return method
+    short = problem._replace(rounds=TRIAL_ROUNDS)
+    losses: dict[int, float] = {}
+
+    def loss_at(exponent: int) -> float:
+        if exponent not in losses:
+            losses[exponent] = _loss_after_trial(method.trial(_lr(exponent)), short, transport, dropout)
+        return losses[exponent]
+
+    best = 0
+    while loss_at(best) == math.inf and best > RANGE[0]:
+        best -= 1
+    for direction in (1, -1):
+        while RANGE[0] <= best + direction <= RANGE[1] and loss_at(best + direction) < loss_at(best):
+            best += direction
+    close(transport, TRIAL)
+    return method.with_lr(_lr(best))
+
+
+def _lr(exponent: int) -> float:
+    return float(f"{FIRST * 10 ** (exponent / 2):.3g}")
+
+
+def _loss_after_trial(method: Method, problem: Problem, transport: Transport, dropout: float) -> float:
+    state = begin(method, problem, transport, session=TRIAL, dropout=dropout)
+    now = _training_loss(method, problem, transport, state.server)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RefusedUpdateWarning)  # the run itself reports them
+            for later, _ in train(method, problem, transport, state, TRIAL):
+                before, now = now, _training_loss(method, problem, transport, later.server)
+                if not now <= RISE * before:  # nor where it is nan
+                    return math.inf
+    except DivergedError:
+        return math.inf
+    return now
+
+
+def _training_loss(method: Method, problem: Problem, transport: Transport, server: Tree) -> float:
+    """sum_i p_i f_i over clients whose loss is finite; nan where that is less than half of them."""
+    found = evaluate(method, problem, transport, server, ("train",), session=TRIAL, per_client=False)
+    sums = found.splits["train"].sums
+    if float(sums["not_finite"]) > float(sums["clients"]):
+        return math.nan
+    return found.splits["train"].weighted_loss

@@ -1,0 +1,174 @@
+"""Sites in the processes that torchrun started, one site per process. Every process runs the same server.
+
+The texts of all replies are gathered, so that every process knows what the others have; then one all-reduce for each
+type of number adds the sums, and rows are put together.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..algorithms.contract import Rows
+from ..core.errors import PPFLError, RankError
+from ..core.trees import named_leaves, with_leaves
+from ..sites import Describe, Reply, Request, Site
+from ..sites.messages import combine
+from ..sites.wire import build, describe, parse
+from .transports import _ids_of, _named, make_roster, route
+
+Answer = TypeVar("Answer")
+
+
+class Ranks:
+    """The processes that work on one run; here one process alone."""
+
+    rank, size = 0, 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes files and prints."""
+        return self.rank == 0
+
+    def decide_on_first(self, question: Callable[[], Answer]) -> Answer:
+        """What the first process answers (as JSON has it); where it raises an error, all of them stop."""
+        return question()
+
+
+ALONE = Ranks()
+
+
+class TorchRanks(Ranks):
+    """The processes that torchrun started."""
+
+    def __init__(self, device: str = "cpu", timeout: timedelta = timedelta(minutes=30)) -> None:
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=timeout)
+            atexit.register(_leave)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.device = torch.device(device)
+        self.bytes_carried = 0
+        signal.signal(signal.SIGTERM, self._stop)  # what torchrun sends when another process has died
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        self.bytes_carried += self.size * tensor.numel() * tensor.element_size()
+        try:
+            dist.all_reduce(tensor)
+        except (RuntimeError, ValueError) as error:  # the latter after the group broke down
+            reason = str(error).splitlines()[0]
+            raise RankError(
+                f"another of the {self.size} processes stopped answering process {self.rank} ({reason})"
+            ) from None
+        return tensor
+
+    def gather_texts(self, text: bytes) -> list[bytes]:
+        """The texts of all processes."""
+        lengths = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        lengths[self.rank] = len(text)
+        sizes = self.add(lengths).tolist()
+        buffer = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device)
+        start = sum(sizes[: self.rank])
+        buffer[start : start + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
+        together = bytes(self.add(buffer).cpu().numpy())
+        ends = [sum(sizes[: at + 1]) for at in range(self.size)]
+        return [together[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+    def decide_on_first(self, question: Callable[[], Answer]) -> Answer:
+        answer: Any = None
+        refusal: PPFLError | None = None
+        if self.first:
+            try:
+                answer = question()
+            except PPFLError as error:
+                refusal = error
+        heard = json.loads(
+            self.gather_texts(json.dumps({"answer": answer, "refused": refusal is not None}).encode())[0]
+        )
+        if refusal is not None:
+            raise refusal
+        if heard["refused"]:
+            raise SystemExit(2)  # the first process says why
+        result: Answer = answer if self.first else heard["answer"]
+        return result
+
+    def from_first(self, tensor: Tensor) -> Tensor:
+        """The first process's values."""
+        return self.add(tensor.clone() if self.first else torch.zeros_like(tensor))
+
+    def _stop(self, signum: int, frame: FrameType | None) -> NoReturn:
+        raise RankError(f"process {self.rank} of {self.size} was told to stop: most likely another one has died")
+
+
+class TorchRun:
+    """One site per process."""
+
+    def __init__(self, site: Site, ranks: TorchRanks, order: Sequence[str] | None = None) -> None:
+        """order: of the clients in the roster; by default site after site."""
+        self.site, self.ranks = site, ranks
+        described = [build(parse(text)[1], []) for text in ranks.gather_texts(describe(_plain(site))[0])]
+        self._ids = [ids for ids, _ in described]
+        self.roster = make_roster(self._ids, order)
+        self.device = ranks.device
+
+    @property
+    def bytes_carried(self) -> int:
+        return self.ranks.bytes_carried
+
+    def ask(self, requests: Sequence[Request]) -> list[Reply]:
+        return [self._ask(request) for request in requests]
+
+    def _ask(self, request: Request) -> Reply:
+        ids, device = self._ids[self.ranks.rank], self.ranks.device
+        text, tensors = describe(_named(self.site.answer(route(request, self.roster, ids)), ids, self.roster))
+        replies = []
+        for rank, other in enumerate(self.ranks.gather_texts(text)):
+            specs, body = parse(other)
+            here = [tensor.to(device) for tensor in tensors] if rank == self.ranks.rank else None
+            replies.append(build(body, here or [torch.zeros(s, dtype=kind, device=device) for kind, s in specs]))
+        # every process has zeros for what others hold: their sum is the reply of all sites together
+        return self._added(combine(replies, [f"rank {rank}" for rank in range(self.ranks.size)]))
+
+    def _added(self, reply: Reply) -> Reply:
+        named = named_leaves({"totals": reply.totals, "metrics": reply.metrics, "rows": reply.rows.values})
+        by_dtype: dict[torch.dtype, list[str]] = {}
+        for name, leaf in named.items():
+            by_dtype.setdefault(leaf.dtype, []).append(name)
+        found: dict[str, Tensor] = {}
+        for names in by_dtype.values():
+            flat = self.ranks.add(torch.cat([named[name].flatten() for name in names]))
+            parts = torch.split(flat, [named[name].numel() for name in names])
+            for name, part in zip(names, parts, strict=True):
+                found[name] = part.reshape(named[name].shape)
+        tree = with_leaves({"totals": reply.totals, "metrics": reply.metrics, "rows": reply.rows.values}, found)
+        return reply._replace(totals=tree["totals"], metrics=tree["metrics"], rows=Rows(reply.rows.ids, tree["rows"]))
+
+
+def _plain(site: Site) -> tuple[Any, Any]:
+    described = site.answer(Describe())
+    return described.rows.ids, described.facts
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_first_process() -> bool:
+    """Whether this is an ordinary run, or the first of the processes that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def launched_ranks(device: str) -> Ranks:
+    """The processes of this run: several where torchrun started this one."""
+    return TorchRanks(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 or dist.is_initialized() else ALONE

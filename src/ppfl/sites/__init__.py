@@ -1,0 +1,43 @@
+"""All that happens where the data are: a site answers requests with sums over its clients. Engines compute (`loop`, one
+client at a time, the reference; `stacked`, many in one tensor operation), filters look at every upload."""
+
+from .engines import ENGINES, Engine, Loop, Stacked, engine_by_name
+from .filters import BoundedUploads, Filter, FiniteUploads, default_filters
+from .messages import (
+    Close,
+    Describe,
+    Evaluate,
+    Keep,
+    Refusal,
+    Reply,
+    Request,
+    Restore,
+    Save,
+    Setup,
+    Train,
+)
+from .site import Site
+
+__all__ = [
+    "ENGINES",
+    "BoundedUploads",
+    "Close",
+    "Describe",
+    "Engine",
+    "Evaluate",
+    "Filter",
+    "FiniteUploads",
+    "Keep",
+    "Loop",
+    "Refusal",
+    "Reply",
+    "Request",
+    "Restore",
+    "Save",
+    "Setup",
+    "Site",
+    "Stacked",
+    "Train",
+    "default_filters",
+    "engine_by_name",
+]

@@ -1,0 +1,104 @@
+"""Every client's personal model on its own data, at a site.
+
+Scores leave a site as sums over its clients: also the worst tenth, which comes from a histogram. Each client's own
+scores are rows, for runs that ask for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithms.local.batches import Draws, LocalData
+from ..core.backends import Backend, Batch
+from ..core.losses import Loss
+from ..core.models import Models
+from ..data import Samples
+
+BLOCK_BYTES = 16 * 2**20
+BINS = 512  # of the histogram of scores
+
+
+class ClientScores(NamedTuple):
+    """One number per client."""
+
+    loss: Tensor  # (M,), mean over samples
+    score: Tensor  # (M,), mean over samples: accuracy for classifiers
+    samples: Tensor  # (M,)
+
+
+def score_clients(
+    backend: Backend,
+    samples: Samples,
+    models_of: Callable[[Tensor], Models],
+    weight: Tensor,
+    keys: Tensor,
+    hard: bool,
+) -> ClientScores:
+    """Loss and score of every client on its own samples. models_of: of the clients at these positions."""
+    sums = torch.zeros(3, samples.n_clients, dtype=torch.float64)
+    for who, models, batches in _blocks(backend, samples, models_of, weight, keys):
+        chosen = models.hardened() if hard else models
+        for batch in batches:
+            n = len(batch.x)
+            prediction, loss = backend.evaluate(chosen.first(n), batch.x, batch.y)
+            score = backend.loss.score(prediction.flatten(0, 1), batch.y.flatten(0, 1)).reshape(batch.share.shape)
+            means = torch.stack([loss * batch.share, score * batch.share, batch.share]).sum(dim=2)
+            sums[:, who[:n]] += (means * batch.real).double().cpu()
+    loss, score = sums[:2] / sums[2].clamp_min(1)
+    return ClientScores(loss, score, sums[2])
+
+
+def score_sums(scores: ClientScores, importance: Tensor, loss: Loss) -> dict[str, Tensor]:
+    """What is reported of all clients together; a client whose loss is not finite is only counted."""
+    scored = scores.samples > 0
+    finite = scored & scores.loss.isfinite() & scores.score.isfinite()
+    values, n = loss.metric(scores.score[finite]), scores.samples[finite]
+    return {
+        "loss": (scores.loss[finite] * n).sum(),
+        "score": (scores.score[finite] * n).sum(),
+        "samples": n.sum(),
+        "clients": finite.sum().double(),
+        "client_score": scores.score[finite].sum(),
+        "metric": values.sum(),
+        "metric_squared": values.square().sum(),
+        "importance": importance[finite].double().sum(),
+        "importance_loss": (importance[finite].double() * scores.loss[finite]).sum(),
+        "not_finite": (scored & ~finite).sum().double(),
+        "histogram": _histogram(scores.score[finite]),
+    }
+
+
+def _histogram(scores: Tensor) -> Tensor:
+    """(2, BINS): how many clients have a score in each bin, and the sum of their scores."""
+    bins = bin_of(scores)
+    counts = torch.bincount(bins, minlength=BINS).double()
+    return torch.stack([counts, torch.bincount(bins, weights=scores, minlength=BINS).double()])
+
+
+def bin_of(scores: Tensor) -> Tensor:
+    """Bins that grow with the score: even steps up to 1, where accuracies are, and in powers of 2 above."""
+    low, high = scores.clamp(0, 1), scores.clamp_min(1).log2()
+    half = BINS // 2
+    return torch.where(scores <= 1, (low * (half - 1)).long(), (half + 4 * high).clamp_max(BINS - 1).long())
+
+
+def _blocks(
+    backend: Backend, samples: Samples, models_of: Callable[[Tensor], Models], weight: Tensor, keys: Tensor
+) -> Iterator[tuple[Tensor, Models, Iterator[Batch]]]:
+    """Blocks of clients of similar size, with the models and the samples that belong to them."""
+    sizes = samples.cpu_sizes
+    sample = samples.x[:1].numel() * samples.x.element_size()
+    per_client = int(sizes.max()) * sample + backend.population.bytes_of_local_run()
+    pieces = max(1, min(samples.n_clients, samples.n_clients * per_client // BLOCK_BYTES))
+    for piece in sizes.argsort(descending=True, stable=True).tensor_split(pieces):
+        who = piece[sizes[piece] > 0]
+        if len(who) == 0:
+            continue
+        with backend.space.frame():
+            at = who.to(weight.device)
+            data = LocalData(samples, weight[at], keys[who], who, Draws(0, 0), backend.space)
+            yield who, models_of(who), data.everything(block=max(1, BLOCK_BYTES // (sample * len(who))))

@@ -1,0 +1,167 @@
+"""What a server asks of its sites, and what they answer.
+
+Every request and every reply is a tree of numbers, text and tensors, so that any transport can carry it. What a reply
+holds is either a sum over clients (`totals`, `metrics`) or seen client by client (`rows`); `facts` are the same for
+all sites, or are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithms.contract import Method, Rows, Total, Who, message
+from ..core.errors import DataError
+from ..core.params import Params
+from ..core.trees import Tree, tree_map
+
+Snapshot = Literal["now", "kept"]
+
+
+@message
+class Describe(NamedTuple):
+    """How many clients and samples there are, and of which shape."""
+
+
+@message
+class Setup(NamedTuple):
+    """Begin a session: clients with fresh states, by this method. A session of the same name is replaced."""
+
+    session: str
+    method: Method
+    start: Params  # the network's values before the first round
+    seed: int
+    importance: float  # of all clients of all sites together
+    dropout: float = 0.0  # of the clients asked in a round, how many are lost: a simulation
+
+
+@message
+class Train(NamedTuple):
+    """One exchange of a round.
+
+    `merged` is the last exchange of which the server has merged this site's reply: work of a later one is undone.
+    """
+
+    session: str
+    round: int  # from 0
+    exchange: int  # counted over the whole session, from 1
+    merged: int
+    who: Who
+    task: Any
+    shared: Tree  # for all of them
+    own: dict[str, Tensor]  # one row for each of `who`, or for all clients of the site where it draws them itself
+    keep_states: bool = True  # False: client states stay as they are, a measurement
+
+
+@message
+class Evaluate(NamedTuple):
+    """Every client's personal model on its own data."""
+
+    session: str
+    splits: tuple[str, ...]
+    shared: Tree
+    own: dict[str, Tensor]  # one row for each client of the site
+    per_client: bool = True  # whether each client's scores are reported, as rows
+    hard: bool = False  # by the max rule
+
+
+@message
+class Keep(NamedTuple):
+    """Remember the client states as they are now, as the kept ones."""
+
+    session: str
+
+
+@message
+class Save(NamedTuple):
+    """The client states, as rows by client id."""
+
+    session: str
+    snapshot: Snapshot = "now"
+
+
+@message
+class Restore(NamedTuple):
+    """Client states as they were saved; a site takes those of its own clients."""
+
+    session: str
+    exchange: int  # after which they were saved
+    states: Rows
+    snapshot: Snapshot = "now"
+
+
+@message
+class Close(NamedTuple):
+    """Forget a session."""
+
+    session: str
+
+
+Request = Describe | Setup | Train | Evaluate | Keep | Save | Restore | Close
+
+
+@message
+class Refusal(NamedTuple):
+    """An upload that was not counted."""
+
+    client: str
+    reason: str
+
+
+@message
+class Reply(NamedTuple):
+    """What a site answers, or all sites together."""
+
+    totals: dict[str, Total] = {}  # sums over clients, weighted by p_i
+    metrics: dict[str, Tensor] = {}  # plain sums over clients, float64
+    rows: Rows = Rows((), {})
+    facts: dict[str, Any] = {}
+    refused: tuple[Refusal, ...] = ()
+
+
+def number(reply: Reply, metric: str) -> float:
+    """A metric that is one number; 0 where no client reported it."""
+    found = reply.metrics.get(metric)
+    return 0.0 if found is None else float(found)
+
+
+def combine(replies: Sequence[Reply], names: Sequence[str]) -> Reply:
+    """The replies of several sites, with these names, as one."""
+    first, *others = replies
+    if not others:
+        return first
+    for name, other in zip(names[1:], others, strict=True):
+        refuse_disagreement(first.facts, names[0], other.facts, name)
+    metrics: dict[str, Tensor] = {}
+    totals: dict[str, Total] = {}
+    for reply in replies:
+        for key, value in reply.metrics.items():
+            metrics[key] = metrics[key] + value if key in metrics else value
+        for key, total in reply.totals.items():
+            totals[key] = tree_map(torch.add, totals[key], total) if key in totals else total
+    return Reply(
+        totals, metrics, join_rows([reply.rows for reply in replies]), first.facts,
+        tuple(refusal for reply in replies for refusal in reply.refused),
+    )  # fmt: skip
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """Rows of different clients, one after the other. All of them name their clients."""
+    filled = [part for part in parts if part.values]
+    if not filled:
+        return Rows(tuple(name for part in parts for name in part.ids or ()), {})
+    values = {key: torch.cat([part.values[key] for part in filled]) for key in filled[0].values}
+    return Rows(tuple(name for part in filled for name in part.ids or ()), values)
+
+
+def refuse_disagreement(one: dict[str, Any], first: str, other: dict[str, Any], second: str) -> None:
+    """Refuse two sites whose data do not fit together."""
+    for key in one:
+        if one[key] != other.get(key):
+            raise DataError(
+                f"site {second!r} has {key} {other.get(key)!r} but site {first!r} has {one[key]!r}; "
+                f"sites of one federation must agree: change the data of one of them"
+            )

@@ -1,0 +1,264 @@
+"""A site: it owns the data of its clients, their states and an engine, and answers requests.
+
+A hospital has many patients, a gateway many meters: a site sends ONE sum for all its clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithms.contract import Method, Rows, Share
+from ..algorithms.local.batches import Draws, LocalData
+from ..core.backends import Backend
+from ..core.draws import name_keys, uniform
+from ..core.errors import CheckpointError, DataError
+from ..core.models import Mixture, Models
+from ..core.population import Population
+from ..core.trees import named_leaves, tree_map
+from ..data import Federation
+from .engines import Engine
+from .evaluation import score_clients, score_sums
+from .filters import Filter, default_filters, refusals
+from .messages import (
+    Close, Describe, Evaluate, Keep, Refusal, Reply, Request, Restore, Save, Setup, Train,
+)  # fmt: skip
+from .states import ClientStates
+from .tally import Tally
+
+
+class Session(NamedTuple):
+    """A run of a method at a site."""
+
+    method: Method
+    seed: int
+    dropout: float
+    weight: Tensor  # (M,), p_i
+    states: ClientStates
+
+
+class Site:
+    """The clients of a federation, with the population's network and an engine to compute with."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        population: Population,
+        engine: Engine,
+        *,
+        name: str = "site",
+        filters: Sequence[Filter] | None = None,
+    ) -> None:
+        self.federation, self.engine, self.name = federation, engine, name
+        self.filters = default_filters() if filters is None else tuple(filters)
+        self.keys = name_keys(federation.ids)
+        self.positions = {client: at for at, client in enumerate(federation.ids)}
+        self.backend: Backend = engine.backend(population, federation.train, federation.n_classes)
+        self.sessions: dict[str, Session] = {}
+        self._answers: dict[type, Callable[[Any], Reply]] = {
+            Describe: self.describe,
+            Setup: self.setup,
+            Train: self.train,
+            Evaluate: self.evaluate,
+            Keep: self.keep,
+            Save: self.save,
+            Restore: self.restore,
+            Close: self.close,
+        }
+
+    def answer(self, request: Request) -> Reply:
+        """Do what a request asks for."""
+        return self._answers[type(request)](request)
+
+    # ------------------------------------------------------------------ before the first round
+
+    def describe(self, request: Describe) -> Reply:
+        federation = self.federation
+        sums = {
+            "clients": torch.tensor(float(federation.n_clients), dtype=torch.float64),
+            "samples": torch.tensor(float(len(federation.train)), dtype=torch.float64),
+            "importance": federation.importance.sum(),
+        }
+        facts = {
+            "sample_shape": list(federation.train.x.shape[1:]),
+            "sample_dtype": str(federation.train.x.dtype),
+            "n_classes": federation.n_classes,
+            "splits": sorted(federation.splits),
+        }
+        return Reply(metrics=sums, rows=Rows(federation.ids, {}), facts=facts)
+
+    def setup(self, request: Setup) -> Reply:
+        population, device = self.backend.population, self.federation.train.x.device
+        population.load(request.start)
+        states = request.method.init_clients(population, request.seed, self.federation.ids)
+        weight = (self.federation.importance / request.importance).float().to(device, population.dtype)
+        self.sessions[request.session] = Session(
+            request.method, request.seed, request.dropout, weight,
+            ClientStates(tree_map(lambda leaf: leaf.to(device), states)),
+        )  # fmt: skip
+        return Reply()
+
+    def close(self, request: Close) -> Reply:
+        self.sessions.pop(request.session, None)
+        return Reply()
+
+    # ------------------------------------------------------------------ a round
+
+    def train(self, request: Train) -> Reply:
+        session = self._session(request.session)
+        asked, own_rows = self._asked(request, session.seed)
+        here = torch.arange(len(asked))
+        if session.dropout:  # lost clients got what they were sent, and nothing of theirs comes back
+            luck = uniform(session.seed, "dropout", request.round, self.keys[asked])
+            here = (luck >= session.dropout).nonzero()[:, 0]
+        if request.keep_states:
+            session.states.begin(request.exchange, request.merged)
+        refused: dict[int, str] = {}
+        while True:  # again without those whose uploads are refused: work depends on nothing but its keys
+            counted = here[[int(at) not in refused for at in here]] if refused else here
+            round = _ClientRound(self, session, request, asked[counted], own_rows[counted])
+            tally = round.run()
+            found = {} if tally is None else refusals(self.filters, tally.norms)
+            if not found:
+                break
+            refused |= {int(counted[at]): reason for at, reason in found.items()}
+            if request.keep_states:
+                session.states.undo_work()
+        if tally is not None:
+            for one in self.filters:
+                one.remember(tally.norms)
+        return self._reply(tally, asked, here, counted, refused)
+
+    def _reply(
+        self, tally: Tally | None, asked: Tensor, here: Tensor, counted: Tensor, refused: dict[int, str]
+    ) -> Reply:
+        ids = self.federation.ids
+        counts = {"asked": len(asked), "participants": len(counted), "lost": len(asked) - len(here)}
+        counts |= {"refused": len(refused), "bytes_up": 0 if tally is None else tally.bytes_up}
+        metrics = {name: torch.tensor(float(count), dtype=torch.float64) for name, count in counts.items()}
+        names = tuple(Refusal(ids[int(asked[at])], reason) for at, reason in sorted(refused.items()))
+        if tally is None:
+            return Reply(metrics=metrics, rows=Rows((), {}), refused=names)
+        everyone = len(counted) == len(ids) == len(asked)
+        came = None if everyone else tuple(ids[at] for at in asked[counted].tolist())
+        rows = Rows(came, tally.rows) if tally.rows else Rows((), {})
+        return Reply(tally.totals, metrics | tally.metrics, rows, refused=names)
+
+    def _asked(self, request: Train, seed: int) -> tuple[Tensor, Tensor]:
+        """Positions of the clients that take part, and of their rows in what was sent to each."""
+        if isinstance(request.who, Share):
+            who = torch.arange(self.federation.n_clients)
+            if request.who.fraction < 1:
+                draws = uniform(seed, "participants", request.round, self.keys)
+                who = (draws < request.who.fraction).nonzero()[:, 0]
+            return who, who
+        who = torch.tensor([self._position(client) for client in request.who], dtype=torch.long)
+        return who, torch.arange(len(who))
+
+    def _position(self, client: str) -> int:
+        if client not in self.positions:
+            raise DataError(f"site {self.name!r} has no client {client!r}; its ids look like {self.federation.ids[0]!r}")
+        return self.positions[client]
+
+    # ------------------------------------------------------------------ scores
+
+    def evaluate(self, request: Evaluate) -> Reply:
+        session, loss = self._session(request.session), self.backend.loss
+        metrics: dict[str, Tensor] = {}
+        rows: dict[str, Tensor] = {}
+
+        def models_of(who: Tensor) -> Models:
+            own = {name: leaf[who.to(leaf.device)] for name, leaf in request.own.items()}
+            return session.method.model(self.backend, request.shared, own, session.states.rows(who))
+
+        for split in request.splits:
+            samples = self.federation.splits[split]
+            with torch.no_grad():
+                scores = score_clients(self.backend, samples, models_of, session.weight, self.keys, request.hard)
+            sums = score_sums(scores, self.federation.importance, loss)
+            metrics |= {f"{split}.{name}": value for name, value in sums.items()}
+            if request.per_client:
+                rows |= {f"{split}.{name}": value for name, value in scores._asdict().items()}
+        if request.per_client and isinstance(models_of(torch.zeros(1, dtype=torch.long)), Mixture):
+            everyone = models_of(torch.arange(self.federation.n_clients))
+            assert isinstance(everyone, Mixture)
+            rows["membership"] = everyone.memberships
+        return Reply(metrics=metrics, rows=Rows(None, rows) if rows else Rows((), {}))
+
+    # ------------------------------------------------------------------ states
+
+    def keep(self, request: Keep) -> Reply:
+        self._session(request.session).states.keep()
+        return Reply()
+
+    def save(self, request: Save) -> Reply:
+        states = self._session(request.session).states
+        found = states.kept if request.snapshot == "kept" else states.now
+        return Reply(rows=Rows(None, named_leaves(found)))
+
+    def restore(self, request: Restore) -> Reply:
+        states, saved = self._session(request.session).states, request.states
+        if saved.ids is None or saved.ids == self.federation.ids:
+            named = saved.values
+        else:
+            where = {client: at for at, client in enumerate(saved.ids or ())}
+            missing = [client for client in self.federation.ids if client not in where]
+            if missing:
+                raise CheckpointError(
+                    f"the saved states have no client {missing[0]!r} of site {self.name!r}; "
+                    f"restore states of the same clients, or onboard new ones"
+                )
+            at = torch.tensor([where[client] for client in self.federation.ids], dtype=torch.long)
+            named = {name: leaf[at.to(leaf.device)] for name, leaf in saved.values.items()}
+        states.restore(request.snapshot, named, request.exchange)
+        return Reply()
+
+    def _session(self, name: str) -> Session:
+        if name not in self.sessions:
+            raise CheckpointError(f"site {self.name!r} has no session {name!r}; send it a Setup first")
+        return self.sessions[name]
+
+
+class _ClientRound:
+    """The work of some clients in one exchange."""
+
+    def __init__(self, site: Site, session: Session, request: Train, who: Tensor, own_rows: Tensor) -> None:
+        self.site, self.session, self.request, self.who, self.own_rows = site, session, request, who, own_rows
+        self.draws = Draws(session.seed, request.round, masks=bool(site.backend.population.mask_keys))
+
+    def run(self) -> Tally | None:
+        """None where no client takes part."""
+        if len(self.who) == 0:
+            return None
+        site = self.site
+        samples = site.federation.train
+        sizes, batch_size = samples.cpu_sizes[self.who], self.session.method.batch_size
+        tallies = site.engine.run(self._work_on, sizes, batch_size, site.backend, samples)
+        first, *others = tallies
+        for other in others:
+            first.join(other)
+        return first
+
+    def _work_on(self, chunks: Sequence[Tensor]) -> Tally:
+        tally = Tally(len(self.who))
+        for chunk in chunks:
+            with torch.no_grad(), self.site.backend.space.frame():  # torch.func has its own tape
+                self._work_on_chunk(chunk, tally)
+        return tally
+
+    def _work_on_chunk(self, chunk: Tensor, tally: Tally) -> None:
+        site, session, request = self.site, self.session, self.request
+        who, rows = self.who[chunk], self.own_rows[chunk]
+        data = LocalData(
+            site.federation.train, session.weight[who.to(session.weight.device)], site.keys[who], who, self.draws,
+            site.backend.space,
+        )  # fmt: skip
+        own = {name: leaf[rows.to(leaf.device)] for name, leaf in request.own.items()}
+        before = session.states.rows(who)
+        work = session.method.work(site.backend, request.task, request.shared, own, before, data)
+        if request.keep_states:
+            session.states.write(who, before, work.client)
+        tally.add(chunk, work, data.weight)

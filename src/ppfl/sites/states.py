@@ -1,0 +1,76 @@
+"""The states of a site's clients: after the last exchange, before it, and as they were kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..core.errors import CheckpointError
+from ..core.trees import Tree, named_leaves, tree_map, with_leaves
+
+
+class ClientStates:
+    """One tree for all clients, leaves (M, ...), written to in place. An exchange can be undone."""
+
+    def __init__(self, states: Tree) -> None:
+        self.now = states
+        self.kept: Tree = states
+        self.exchange = 0  # the last one whose work is in `now`
+        self._exchange_before = 0
+        self._before: list[tuple[Tensor, Tree]] = []  # rows as they were before the last exchange
+        self._written = False  # whether `now` is memory of our own
+        self._kept_is_now = True
+
+    def rows(self, who: Tensor) -> Tree:
+        """Copies of the states of the clients at these positions."""
+        return tree_map(lambda leaf: leaf[who.to(leaf.device)], self.now)
+
+    def begin(self, exchange: int, merged: int) -> None:
+        """Before the work of an exchange. `merged` is the last one whose reply the server has merged."""
+        if merged < self._exchange_before:
+            raise CheckpointError(
+                f"this site's clients are after exchange {self.exchange}, but the server has merged no reply of theirs "
+                f"after exchange {merged}; restore the states of that time, or start a new session"
+            )
+        if merged < self.exchange:  # the last reply was late, refused or lost
+            self.undo_work()
+            self.exchange = self._exchange_before
+        self._before.clear()
+        self._exchange_before, self.exchange = self.exchange, exchange
+        if not self._written:  # initial states may share memory among clients, and the kept ones stay as they are
+            self.now = tree_map(_own_memory, self.now)
+            self._written = True
+        elif self._kept_is_now:
+            self.now = tree_map(torch.clone, self.now)
+        self._kept_is_now = False
+
+    def write(self, who: Tensor, before: Tree, after: Tree) -> None:
+        """The new states of the clients at these positions; `before` are their rows as they were."""
+        self._before.append((who, before))
+        tree_map(lambda all_, new: all_.index_copy_(0, who.to(all_.device), new), self.now, after)
+
+    def undo_work(self) -> None:
+        """The states as they were before the work of this exchange."""
+        for who, before in reversed(self._before):
+            tree_map(lambda all_, old, at=who: all_.index_copy_(0, at.to(all_.device), old), self.now, before)
+        self._before.clear()
+
+    def keep(self) -> None:
+        """Remember the states as they are now."""
+        self.kept, self._kept_is_now = self.now, True
+
+    def restore(self, snapshot: str, named: Mapping[str, Tensor], exchange: int) -> None:
+        """States that were saved, leaves by name."""
+        states = with_leaves(self.now, {name: named[name].to(leaf) for name, leaf in named_leaves(self.now).items()})
+        if snapshot == "kept":
+            self.kept, self._kept_is_now = states, False
+        else:
+            self.now, self._written = states, False
+            self.exchange = self._exchange_before = exchange
+            self._before.clear()
+
+
+def _own_memory(leaf: Tensor) -> Tensor:
+    return leaf.clone(memory_format=torch.contiguous_format)

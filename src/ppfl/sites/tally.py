@@ -1,0 +1,79 @@
+"""Sums and rows over the clients of a round, chunk by chunk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algorithms.contract import Sum, Total, Upload, Work
+from ..core.trees import bytes_of, tree_leaves, tree_map
+from .filters import Norms, row_norms
+
+
+class Tally:
+    """What the uploads of some of a round's clients add up to. One thread's own; threads' are joined at the end."""
+
+    def __init__(self, clients: int) -> None:
+        self.clients = clients
+        self.totals: dict[str, Total] = {}
+        self.metrics: dict[str, Tensor] = {}
+        self.bytes_up = 0
+        self._kind = ""
+        self._parts: list[tuple[Tensor, dict[str, Tensor], Tensor, Tensor]] = []  # positions, rows, norms
+
+    def add(self, at: Tensor, work: Work, p: Tensor) -> None:
+        """The work of the clients at these positions of the round (C,), with importance p (C,)."""
+        upload = work.upload
+        for name, sum_ in upload.sums.items():
+            self._add_sum(name, sum_, p)
+        metrics = {name: value.detach().double() for name, value in upload.metrics.items()}
+        for name, value in metrics.items():
+            total = value.sum().cpu()
+            self.metrics[name] = self.metrics[name] + total if name in self.metrics else total
+        values = [leaf for sum_ in upload.sums.values() for leaf in tree_leaves(sum_.value)]
+        norms = row_norms([*values, *upload.rows.values()], len(at))
+        kept = row_norms([*tree_leaves(work.client), *metrics.values()], len(at))
+        rows = {name: leaf.clone() for name, leaf in upload.rows.items()}  # may be memory that is used again
+        self._parts.append((at, rows, norms, kept))
+        self._kind = ",".join([*upload.sums, *upload.rows])
+        self.bytes_up += bytes_of(Upload(upload.sums, upload.rows))
+
+    def _add_sum(self, name: str, sum_: Sum, p: Tensor) -> None:
+        """sum_i p_i weight_i ⊗ value_i over a chunk."""
+        weight = p[:, None] if sum_.weight is None else p[:, None] * sum_.weight  # (C, r)
+        if name not in self.totals:
+            zeros = tree_map(lambda leaf: leaf.new_zeros(weight.shape[1], *leaf.shape[1:]), sum_.value)
+            self.totals[name] = Total(weight.new_zeros(weight.shape[1]), zeros)
+        total = self.totals[name]
+        total.weight.add_(weight.sum(dim=0))
+        for onto, leaf in zip(tree_leaves(total.value), tree_leaves(sum_.value), strict=True):
+            onto.view(len(onto), -1).addmm_(weight.T, leaf.reshape(len(leaf), -1))
+
+    def join(self, other: Tally) -> None:
+        """Add another thread's."""
+        for name, total in other.totals.items():
+            self.totals[name] = tree_map(torch.add, self.totals[name], total) if name in self.totals else total
+        for metric, value in other.metrics.items():
+            self.metrics[metric] = self.metrics[metric] + value if metric in self.metrics else value
+        self._parts += other._parts
+        self._kind = self._kind or other._kind
+        self.bytes_up += other.bytes_up
+
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """(S, ...), in the order of the round's clients."""
+        return {name: self._in_order([rows[name] for _, rows, _, _ in self._parts]) for name in self._parts[0][1]}
+
+    @property
+    def norms(self) -> Norms:
+        """Of every client's upload, in the order of the round's clients."""
+        upload, kept = (self._in_order([part[column] for part in self._parts]) for column in (2, 3))
+        return Norms(self._kind, upload, kept)
+
+    def _in_order(self, parts: list[Any]) -> Tensor:
+        together: Tensor = parts[0].new_empty(self.clients, *parts[0].shape[1:])
+        for (at, *_), part in zip(self._parts, parts, strict=True):
+            together[at.to(together.device)] = part
+        return together

@@ -1,0 +1,257 @@
+"""What every method owes, on every engine and every transport, with a network that is a chain and one that is not."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from ppfl.algorithms import (
+    CFL,
+    IFCA,
+    METHODS,
+    PPFL,
+    Centralized,
+    Ditto,
+    FedAlt,
+    FedAvg,
+    FedEM,
+    FedPer,
+    FedProx,
+    FedRep,
+    FedSim,
+    FineTune,
+    LGFedAvg,
+    Local,
+    PFedMe,
+    Scaffold,
+)
+from ppfl.core import affinity
+from ppfl.core.errors import SettingError
+from ppfl.core.population import Population
+from ppfl.server import InProcess
+from support import make_federation, make_net
+from training import ENGINES, BytesTransport, assert_same, connect, run, tensors
+
+SIZES = (7, 12, 20, 5, 1, 9)
+SMALL = {"lr": 0.3, "batch_size": 4, "weight_decay": 0.01}
+CASES = {
+    "local": (Local(**SMALL), 1, "outputs"),
+    "fedavg": (FedAvg(**SMALL), 1, "outputs"),
+    "fedprox": (FedProx(**SMALL, mu=0.5), 1, "outputs"),
+    "fedprox-some": (FedProx(**SMALL, mu=0.5, participation=0.5, local_steps=3), 1, "outputs"),
+    "scaffold": (Scaffold(**SMALL), 1, "outputs"),
+    "scaffold-some": (Scaffold(**SMALL, participation=0.5, local_epochs=2), 1, "outputs"),
+    "fedavg-some": (FedAvg(**SMALL, participation=0.5, local_steps=3), 1, "outputs"),
+    "lg-fedavg": (LGFedAvg(**SMALL), 1, "outputs"),
+    "fedper-some": (FedPer(**SMALL, participation=0.5), 1, "outputs"),
+    "fedrep": (FedRep(**SMALL, head_epochs=2), 1, "outputs"),
+    "fedalt-some": (FedAlt(**SMALL, personal_part="input", participation=0.5, local_steps=3), 1, "outputs"),
+    "fedsim": (FedSim(**SMALL, local_epochs=2), 1, "outputs"),
+    "fedsim-all-personal": (FedSim(**SMALL, personal_part=("0", "2")), 1, "outputs"),
+    "ppfl-outputs": (PPFL(**SMALL, penalty=0.02), 3, "outputs"),
+    "ppfl-predictions": (PPFL(**SMALL, penalty=0.02, membership_steps=4), 3, "predictions"),
+    "ppfl-weights": (PPFL(**SMALL, penalty=0.02), 3, "weights"),
+    "ppfl-random-some": (PPFL(**SMALL, order="random", participation=0.5, membership_batch=3), 3, "predictions"),
+    "ppfl-uniform": (PPFL(**SMALL, start="uniform"), 3, "outputs"),
+    "ppfl-private": (PPFL(**SMALL, share_memberships=False), 3, "outputs"),
+    "ppfl-private-some": (PPFL(**SMALL, share_memberships=False, participation=0.5), 2, "weights"),
+    "centralized": (Centralized(**SMALL), 1, "outputs"),
+    "centralized-some": (Centralized(**SMALL, participation=0.5), 1, "weights"),
+    "ditto": (Ditto(**SMALL), 1, "outputs"),
+    "ditto-some": (Ditto(**SMALL, participation=0.5, local_steps=3), 1, "outputs"),
+    "pfedme": (PFedMe(**SMALL, mu=1.0, outer_lr=0.2), 1, "outputs"),
+    "pfedme-some": (PFedMe(**SMALL, mu=1.0, outer_lr=0.2, beta=1.5, participation=0.5), 1, "outputs"),
+    "finetune": (FineTune(method=FedAvg(**SMALL), steps=3), 1, "outputs"),
+    "finetune-ppfl": (FineTune(method=PPFL(**SMALL, penalty=0.02, participation=0.5), epochs=2), 3, "weights"),
+    "finetune-ditto": (FineTune(method=Ditto(**SMALL, participation=0.5), lr=0.1), 1, "outputs"),
+    "ifca": (IFCA(**SMALL), 3, "outputs"),
+    "ifca-some": (IFCA(**SMALL, participation=0.5, local_steps=3, momentum=0.9), 2, "weights"),
+    "fedem": (FedEM(**SMALL), 3, "predictions"),
+    "fedem-some": (FedEM(**SMALL, participation=0.5, local_steps=3), 2, "predictions"),
+    "cfl": (CFL(**SMALL, eps1=10, eps2=0), 3, "outputs"),  # cuts whatever it can
+    "cfl-some": (CFL(**SMALL, eps1=10, eps2=0, participation=0.5, local_steps=3), 2, "predictions"),
+}
+DROPOUTS = (0.0, 0.4)  # with SIZES and seed 1: all but one come back, then one alone, two, three
+ALL_LOST = 1 - 1e-9
+
+
+class Residual(nn.Module):
+    """No chain: tokens by an embedding, a residual layer, a layer norm; dropout where it is asked for."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(3, 4), nn.LayerNorm(4)
+        self.inner, self.out, self.dropout = nn.Linear(4, 4), nn.Linear(4, 3), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.embedding((x[:, 0] > 0).long())
+        return self.out(self.dropout(self.norm(x + torch.tanh(self.inner(x)))))
+
+
+def residual(dtype=torch.float64, dropout: float = 0.0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Residual(dropout).to(dtype)
+
+
+PARTS = {"0": "embedding", "2": "out"}  # what personal_part names in the chain, and here
+
+
+def on_residual(case):
+    method, k, mix = case
+    part = getattr(method, "personal_part", None)
+    if isinstance(part, tuple):
+        method = method.model_copy(update={"personal_part": tuple(PARTS[name] for name in part)})
+    return method, k, mix
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+def trained(case, federation, net=None, **settings):
+    method, k, mix = case
+    population = Population(make_net(dtype=federation.train.x.dtype) if net is None else net, k=k, mix=mix)
+    likeness = affinity.from_labels(federation.label_counts().to(federation.train.x.dtype), federation.ids)
+    pulls = getattr(method, "share_memberships", True)
+    return run(method, population, federation, affinity=likeness if pulls else None, **settings)
+
+
+def test_every_method_is_among_the_cases() -> None:
+    assert {method.name for method, *_ in CASES.values()} == METHODS.keys()
+
+
+@pytest.mark.parametrize("dropout", DROPOUTS)
+@pytest.mark.parametrize("engine", ["stacked", "chunks-of-2", "threads"])
+def test_engines_give_the_same_trajectory(case, engine: str, dropout: float) -> None:
+    federation = make_federation(SIZES, dtype=torch.float64)
+    reference = trained(case, federation, dropout=dropout)
+    found = trained(case, federation, engine=engine, dropout=dropout)
+    assert_same(found.everything(), reference.everything(), atol=1e-10, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dropout_layer", [0.0, 0.5])
+def test_engines_give_the_same_trajectory_on_a_network_that_is_no_chain(case, dropout_layer: float) -> None:
+    federation, net = make_federation(SIZES, dtype=torch.float64), residual(dropout=dropout_layer)
+    reference = trained(on_residual(case), federation, net, dropout=0.4)
+    found = trained(on_residual(case), federation, net, engine="stacked", dropout=0.4)
+    assert_same(found.everything(), reference.everything(), atol=1e-9, rtol=1e-8)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("sites", [1, 3])
+def test_messages_as_bytes_give_the_same_states_and_carry_what_is_reported(case, engine: str, sites: int) -> None:
+    federation = make_federation(SIZES, dtype=torch.float64)
+    reference = trained(case, federation, engine=engine)
+    found = trained(case, federation, engine=engine, kind=BytesTransport, sites=sites)
+    assert_same(found.everything(), reference.everything(), atol=1e-10, rtol=1e-9)
+    same = trained(case, federation, engine=engine, kind=InProcess, sites=sites)
+    carried = [[report.bytes_carried for report in one.reports] for one in (found, same)]
+    assert carried[0] == carried[1] and min(carried[0]) > 0
+    for one, other in zip(found.reports, reference.reports, strict=True):
+        for name in ("participants", "lost", "refused", "bytes_up", "bytes_down"):
+            assert getattr(one, name) == getattr(other, name)
+        assert one.loss == pytest.approx(other.loss, nan_ok=True)
+
+
+def test_single_precision_engines_agree_to_rounding_error(case) -> None:
+    federation = make_federation(SIZES)
+    reference = trained(case, federation)
+    found = trained(case, federation, engine="stacked")
+    assert_same(found.everything(), reference.everything(), atol=2e-5, rtol=2e-4)
+
+
+@pytest.mark.parametrize("dropout", DROPOUTS)
+def test_the_order_of_clients_is_irrelevant(case, dropout: float) -> None:
+    federation = make_federation(SIZES, dtype=torch.float64)
+    expected = trained(case, federation, engine="stacked", dropout=dropout).personal()
+    found = trained(case, federation.select(federation.ids[::-1]), engine="stacked", dropout=dropout).personal()
+    for client in federation.ids:
+        assert_same(found[client], expected[client], atol=1e-9, rtol=1e-8)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_round_leaves_the_data_and_earlier_server_states_untouched(case, engine: str) -> None:
+    federation = make_federation(SIZES)
+    data = federation.train.x, federation.train.y, federation.weights
+    kept_data = [leaf.clone() for leaf in data]
+    half = trained(case, federation, until=2)
+    kept = [leaf.clone() for leaf in tensors(half.everything())]
+    trained(case, federation, engine=engine, resume=half)
+    assert_same(half.everything(), kept, atol=0, rtol=0)
+    assert_same(data, kept_data, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dropout", DROPOUTS)
+@pytest.mark.parametrize("engine", ["loop", "threads"])
+def test_a_resumed_run_ends_with_the_same_bits(case, engine: str, dropout: float) -> None:
+    federation = make_federation(SIZES)
+    whole = trained(case, federation, engine=engine, dropout=dropout)
+    half = trained(case, federation, engine=engine, until=2, dropout=dropout)
+    resumed = trained(case, federation, engine=engine, resume=half, dropout=dropout)
+    assert_same(resumed.everything(), whole.everything(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("engine", ["loop", "threads"])
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(case, engine: str) -> None:
+    federation = make_federation(SIZES)
+    a, b, c = (trained(case, federation, engine=engine, seed=seed).everything() for seed in (1, 1, 2))
+    assert_same(a, b, atol=0, rtol=0)
+    assert any(not x.equal(y) for x, y in zip(tensors(a), tensors(c), strict=True))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (15,)])
+def test_clients_with_one_sample_each_and_one_client_alone(case, engine: str, sizes) -> None:
+    method, k, mix = case
+    found = trained((method, k if len(sizes) > 1 else 1, mix), make_federation(sizes), engine=engine)
+    assert all(bool(leaf.isfinite().all()) for leaf in tensors(found.everything()))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dropout", DROPOUTS)
+def test_clients_that_take_no_part_or_are_lost_stay_as_they_are(case, engine: str, dropout: float) -> None:
+    federation = make_federation(SIZES)
+    found = trained(case, federation, engine=engine, dropout=dropout)
+    for before, after, report in zip(found.clients, found.clients[1:], found.reports, strict=False):
+        same = torch.ones(len(SIZES), dtype=torch.bool)
+        for name, leaf in before.values.items():
+            same &= (leaf == after.values[name]).flatten(1).all(1) if leaf.dim() > 1 else leaf == after.values[name]
+        assert not before.values or int((~same).sum()) <= report.participants
+        assert report.participants + report.lost <= len(SIZES)
+
+
+def test_a_round_in_which_all_are_lost_changes_nothing(case) -> None:
+    federation = make_federation(SIZES)
+    whole = trained(case, federation, until=1)
+    lost = trained(case, federation, dropout=ALL_LOST)
+    assert_same(lost.server, lost.states[0].server, atol=0, rtol=0)
+    assert_same(lost.clients[-1].values, lost.clients[0].values, atol=0, rtol=0)
+    for report in lost.reports:
+        assert report.participants == report.bytes_up == 0 and report.lost > 0 and math.isnan(report.loss)
+    assert lost.reports[0].bytes_down > 0 or whole.reports[0].bytes_down == 0  # they were sent what to work on
+
+
+def test_where_no_client_happens_to_be_lost_the_bits_are_those_of_no_dropout(case) -> None:
+    federation = make_federation(SIZES)
+    without = trained(case, federation, engine="stacked")
+    with_luck = trained(case, federation, engine="stacked", dropout=1 - ALL_LOST)
+    assert_same(with_luck.everything(), without.everything(), atol=0, rtol=0)
+
+
+def test_clients_are_lost_independently_in_every_round_at_the_rate_asked_for() -> None:
+    clients, rounds, dropout = 500, 20, 0.3
+    federation = make_federation((1,) * clients)
+    found = run(Local(lr=0.1), Population(make_net(), k=1), federation, engine="stacked", rounds=rounds, dropout=dropout)
+    lost = torch.tensor([report.lost for report in found.reports], dtype=torch.float64)
+    spread = (dropout * (1 - dropout)) ** 0.5
+    assert abs(float(lost.mean()) / clients - dropout) < 4.5 * spread / (clients * rounds) ** 0.5
+    assert 0.4 < float(lost.std()) / (spread * clients**0.5) < 1.9  # rounds draw anew, clients by themselves
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, math.nan])
+def test_a_share_that_is_none_is_refused(dropout: float) -> None:
+    with pytest.raises(SettingError, match="0 <= dropout < 1"):
+        run(FedAvg(lr=0.1), Population(make_net(), k=1), make_federation(), dropout=dropout)

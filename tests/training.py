@@ -1,0 +1,119 @@
+"""Run a method and collect the states: server, clients, and everyone's personal model."""
+
+from typing import NamedTuple
+
+import torch
+
+from ppfl.algorithms.contract import Method, Problem, Rows
+from ppfl.core.models import Mixture, Networks
+from ppfl.core.trees import tree_leaves, with_leaves
+from ppfl.server import InProcess, RoundReport, ServerState, begin, client_states, make_problem, train
+from ppfl.server.loop import MAIN
+from ppfl.sites import Engine, Loop, Restore, Site, Stacked
+from ppfl.sites.wire import decode, encode
+
+ENGINES = {"loop": Loop(), "stacked": Stacked(), "chunks-of-2": Stacked(2), "threads": Stacked(2, threads=2)}
+
+
+class BytesTransport(InProcess):
+    """Every message becomes bytes and comes back from bytes, so that nothing passes by reference."""
+
+    carried = 0
+
+    def deliver(self, site, requests):
+        sent = encode(list(requests))
+        received = encode([site.answer(request) for request in decode(sent)])
+        self.carried += len(sent) + len(received)
+        self.bytes_carried = self.carried
+        return decode(received)
+
+
+class Trained(NamedTuple):
+    """A run so far."""
+
+    method: Method
+    problem: Problem
+    transport: InProcess
+    states: list[ServerState]  # before the first round, and after every round
+    clients: list[Rows]  # the same of the clients
+    reports: list[RoundReport]
+
+    @property
+    def state(self) -> ServerState:
+        return self.states[-1]
+
+    @property
+    def server(self):
+        return self.state.server
+
+    def client_tree(self, at: int = -1):
+        """Client states as the method's own tree, leaves (M, ...)."""
+        template = self.method.init_clients(self.problem.population, self.problem.seed, self.clients[at].ids)
+        return with_leaves(template, self.clients[at].values)
+
+    def models(self, at: int = -1):
+        """The personal models of all clients."""
+        shared, own = self.method.send(self.problem, self.states[at].server, None, None)
+        return self.method.model(self.transport.sites[0].backend, shared, own, self.client_tree(at))
+
+    @property
+    def memberships(self):
+        return self.models().memberships
+
+    def personal(self) -> dict[str, list[torch.Tensor]]:
+        """Every client's personal model and membership, by name."""
+        models, ids = self.models(), self.problem.roster.ids
+        if isinstance(models, Mixture):
+            return {c: [*models.models.values(), models.memberships[i]] for i, c in enumerate(ids)}
+        if isinstance(models, Networks):
+            return {c: [leaf[i] for leaf in models.values.values()] for i, c in enumerate(ids)}
+        return {c: list(models.values.values()) for c in ids}
+
+    def everything(self):
+        """All tensors there are after the last round."""
+        return self.server, self.clients[-1].values
+
+
+def connect(federation, population, engine: Engine | str = "loop", kind=InProcess, sites: int = 1) -> InProcess:
+    """A transport to the federation's clients, spread over so many sites."""
+    engine = ENGINES[engine] if isinstance(engine, str) else engine
+    if sites == 1:
+        return kind(Site(federation, population, engine))
+    parts = [federation.select(federation.ids[at::sites]) for at in range(sites)]
+    return kind(
+        *(Site(part, population, engine, name=f"site-{at}") for at, part in enumerate(parts)), order=federation.ids
+    )
+
+
+def run(
+    method, population, federation, *, engine="loop", rounds=4, seed=1, affinity=None, dropout=0.0, until=None,
+    resume: Trained | None = None, kind=InProcess, sites=1,
+) -> Trained:  # fmt: skip
+    """From the start, or from where another run is, to the last round or `until`."""
+    transport = connect(federation, population, engine, kind, sites)
+    problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
+    state = begin(method, problem, transport, dropout=dropout)
+    if resume is not None:
+        state = resume.state
+        transport.ask([Restore(MAIN, state.exchange, resume.clients[-1])])
+    states, clients, reports = [state], [copied(client_states(transport))], []
+    for state, report in train(method, problem, transport, state):
+        states.append(state)
+        clients.append(copied(client_states(transport)))
+        reports.append(report)
+        if state.round == until:
+            break
+    return Trained(method, problem, transport, states, clients, reports)
+
+
+def copied(rows: Rows) -> Rows:
+    return rows._replace(values={name: leaf.clone() for name, leaf in rows.values.items()})
+
+
+def tensors(tree):
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def assert_same(a, b, **tolerance):
+    for one, other in zip(tensors(a), tensors(b), strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
