@@ -19,8 +19,7 @@ from ..paper import STUDIES, load_study, sheets_of
 from ..runs import Interrupted, RunRecord, find_runs, load_experiment, load_run, package_version, run
 from ..runs.comparison import Task, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
 from ..runs.load import load_settings
-from ..runs.storage import write_text
-from ..runs.toml import to_toml
+from ..runs.storage import write_toml
 from ..runs.tuning import tune
 from . import demo
 from .compare import show_tasks, tell
@@ -150,7 +149,7 @@ def tune_command(
     experiments = load_comparison(file, settings or ())
     found = tune(experiments, file.parent, budget, rounds, on_trial=tell_trial)
     best = {label: trials[0].changes for label, trials in found.items()}
-    write_text(place, to_toml(tuned_settings(file, settings or (), best)) + "\n")
+    write_toml(place, tuned_settings(file, settings or (), best))
     Console(width=None if sys.stdout.isatty() else WIDE).print(trials_table(found))
     print(f"the best of each are in {place}; compare them with: {program()} compare {shlex.quote(str(place))}")
 
