@@ -13,7 +13,7 @@ from ..glm.table_fit import CLEAR, TableFit
 from ..glm.table_terms import Term
 from ..report.effects import format_same_decimals
 from ..report.sorted_memberships import letter
-from .tables import NOTHING, show_score
+from .run_tables import NOTHING, show_score
 
 
 class Part(NamedTuple):
