@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from ..core.errors import SettingError
-from ..data.tables import read_frame, stem
+from ..data.table_readers import read_frame, stem
 from ..runs import package_version
 from ..runs.storage import write_text
 
