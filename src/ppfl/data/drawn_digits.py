@@ -87,9 +87,8 @@ def _drawn(at: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     light = random.between(0, 1, "light", 1, 1, 1)
     gap = random.between(0.25, 0.75, "gap", 1, 1, 1)
     ground = _shade(random, light, "ground")
-    stroke = _shade(
-        random, (light + gap) % 1, "stroke"
-    )  # the lightness differs by at least a quarter, also if it wraps around
+    # the lightness of stroke and background differs by at least a quarter, also if it wraps around
+    stroke = _shade(random, (light + gap) % 1, "stroke")
     noise = random.between(-1, 1, "noise", 3, SIZE, SIZE) * random.between(0, 0.15, "noisiness", 1, 1, 1)
     return (ground + ink * (stroke - ground) + noise).clamp_(0, 1), y
 
