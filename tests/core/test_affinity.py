@@ -221,8 +221,8 @@ def test_nearest_connects_clients_if_either_is_a_neighbour_of_the_other(seed, m,
 
 
 def test_the_nearest_of_two_equal_clients_is_the_other_one():
-    twins = torch.tensor([[0.0], [0.0], [5.0], [5.0]])
-    W = written_out(affinity.nearest(twins, names(4), k=1))
+    pairs_of_equals = torch.tensor([[0.0], [0.0], [5.0], [5.0]])
+    W = written_out(affinity.nearest(pairs_of_equals, names(4), k=1))
     assert torch.equal(W, torch.block_diag(*[1 - torch.eye(2)] * 2).double())
 
 

@@ -39,8 +39,8 @@ def test_digits_are_legible():
     """The nearest image by shape, light on dark or dark on light, mostly has the same label; chance is a tenth."""
     x, y = drawn_digits(2400)
     shapes = _shapes(x)
-    alike = (shapes[2000:] @ shapes[:2000].T).abs()
-    assert (y[:2000][alike.argmax(1)] == y[2000:]).float().mean() > 0.75
+    similarity = (shapes[2000:] @ shapes[:2000].T).abs()
+    assert (y[:2000][similarity.argmax(1)] == y[2000:]).float().mean() > 0.75
 
 
 def _shapes(x: Tensor) -> Tensor:

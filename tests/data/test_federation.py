@@ -117,10 +117,10 @@ def test_given_weights_are_matched_by_id_and_survive_a_holdout():
 
 @pytest.mark.parametrize("into", ["test", "validation"])
 def test_a_holdout_does_not_depend_on_other_clients(into):
-    everybody = Federation.from_arrays(*rows(60, 5), test_fraction=0)
-    some = everybody.select([everybody.ids[3], everybody.ids[1]])
+    all_clients = Federation.from_arrays(*rows(60, 5), test_fraction=0)
+    some = all_clients.select([all_clients.ids[3], all_clients.ids[1]])
     for seed in range(3):
-        whole, part = everybody.holdout(0.3, seed, into), some.holdout(0.3, seed, into)
+        whole, part = all_clients.holdout(0.3, seed, into), some.holdout(0.3, seed, into)
         for id in some.ids:
             assert values(whole.client(id)[into]) == values(part.client(id)[into])
 

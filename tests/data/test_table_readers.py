@@ -91,7 +91,7 @@ ERRORS = {
     ),
     "marks in words": (
         lambda: from_table(TABLE, "shop", "sold", columns=["price"], is_test="city"),
-        "is_test holds .*convert it",
+        "is_test contains .*convert it",
     ),
     "negative label": (
         lambda: from_table(changed(count=[-1, 1] * 3), "shop", "count", columns=["price"], test_fraction=0),

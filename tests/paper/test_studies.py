@@ -12,8 +12,8 @@ def test_methods_of_a_case_differ_in_the_method_only(name: str) -> None:
     study = load_study(name)
     assert study.cases
     for case in study.cases:
-        alike = {e.model_dump_json(exclude={"algorithm", "population", "seeds"}) for e in case.experiments.values()}
-        assert len(alike) == 1, "methods differ in what must be common to them"
+        common = {e.model_dump_json(exclude={"algorithm", "population", "seeds"}) for e in case.experiments.values()}
+        assert len(common) == 1, "methods differ in what must be common to them"
         for label, experiment in case.experiments.items():
             assert experiment.name == f"{study.runs}-{case.name}", label
 

@@ -77,8 +77,8 @@ def test_colours_agree_as_often_as_the_table_says(make_run: Make, groups: int, k
     run.memberships[:9] = run.memberships[:9].roll(1, dims=1)
     _, picture = render([run], "t")
     pairs = zip(columns(picture, "client"), columns(picture, "truth"), strict=True)
-    alike = [max(rectangles(bar))[1] == max(rectangles(true))[1] for bar, true in pairs]
-    assert sum(alike) / len(alike) == pytest.approx(group_agreement(run.memberships, run.truth).share)
+    same_colour = [max(rectangles(bar))[1] == max(rectangles(true))[1] for bar, true in pairs]
+    assert sum(same_colour) / len(same_colour) == pytest.approx(group_agreement(run.memberships, run.truth).share)
 
 
 def test_unmatched_true_groups_have_colours_that_no_model_has(make_run: Make) -> None:

@@ -43,7 +43,7 @@ def run_demo(out: Path, seed: int) -> None:
     for label, experiment in demo_experiments(seed).items():
         with show_progress(experiment, label=label) as on_moment:
             records += run(experiment, out / experiment.algorithm.name, resume=True, on_moment=on_moment)
-    print("40 clients in 4 groups that hold different digits; no method is told the groups.")
+    print("40 clients in 4 groups with different digits; no method knows the groups.")
     Console().print(result_table(records, "method", list(_METHODS)))
     folders = [record.folder for record in records]
     page = write_report(folders, out, title="Who writes which digits: Local, FedAvg and PPFL")

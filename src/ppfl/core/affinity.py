@@ -90,7 +90,7 @@ class Dense(Affinity):
         names, W = _table(W, ids)
         if W.shape[0] != W.shape[1]:
             raise AffinityError(f"affinity has shape {tuple(W.shape)}; W needs one row and one column per client")
-        _valid(W, lambda i, j: _entry(names[i], names[j]), "use 0 for clients that are not alike")
+        _valid(W, lambda i, j: _entry(names[i], names[j]), "use 0 for clients that are not similar")
         uneven = (W - W.T).abs() > 1e-5 * W.amax()  # more than rounding errors
         if uneven.any():
             i, j = uneven.nonzero()[0].tolist()

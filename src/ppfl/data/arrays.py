@@ -71,13 +71,13 @@ def as_targets(
     names = tuple(classes) if classes is not None else None
     if array.dtype.kind not in "biuf":
         if task == "regression":
-            raise DataError(f"y holds text ({str(array[0])!r}) but regression needs numbers; convert it")
+            raise DataError(f"y contains text ({str(array[0])!r}) but regression needs numbers; convert it")
         return _codes(array.astype(str), names)
     if task == "regression" or (task == "auto" and array.dtype.kind == "f"):
         return torch.from_numpy(array.astype(np.float32)), None
     if array.dtype.kind == "f" and not bool(np.all(array == np.floor(array))):
         bad = array[array != np.floor(array)][0]
-        raise DataError(f"y holds {bad}, which is not a class label; use integers or strings, or regression")
+        raise DataError(f"y contains {bad}, which is not a class label; use integers or strings, or regression")
     return torch.from_numpy(array.astype(np.int64)), names
 
 
@@ -138,7 +138,7 @@ def as_mask(is_test: Any, n: int) -> Tensor:
         raise DataError(f"is_test has shape {mask.shape}; expected ({n},), one value per sample")
     odd = [str(value) for value in set(mask.tolist()) - {0, 1}]  # in a set, False equals 0 and True equals 1
     if odd:
-        raise DataError(f"is_test holds {quoted(odd)}; expected true and false, or 1 and 0: convert it first")
+        raise DataError(f"is_test contains {quoted(odd)}; expected true and false, or 1 and 0: convert it first")
     return torch.from_numpy(mask.astype(bool))
 
 
@@ -210,7 +210,7 @@ def _codes(
     classes = classes if classes is not None else tuple(str(v) for v in found)
     unknown = sorted(set(found.tolist()) - set(classes))
     if unknown:
-        raise DataError(f"y holds {quoted(unknown)}, not among the classes {quoted(classes)}; add them to classes")
+        raise DataError(f"y contains {quoted(unknown)}, not among the classes {quoted(classes)}; add them to classes")
     code = {name: i for i, name in enumerate(classes)}
     return torch.tensor([code[str(v)] for v in found], dtype=torch.int64)[torch.from_numpy(inverse)], classes
 

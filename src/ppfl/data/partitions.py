@@ -182,7 +182,7 @@ def _assign_rows(rows: list[_Index], counts: Counts, rng: np.random.Generator) -
 def _labels(y: Any) -> _Index:
     labels, _ = as_targets(y)
     if labels.is_floating_point():
-        raise DataError("y holds float targets, but a partition by label needs labels; use iid or by_column")
+        raise DataError("y contains float targets, but a partition by label needs labels; use iid or by_column")
     array: _Index = labels.numpy()
     return array
 

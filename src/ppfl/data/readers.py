@@ -96,7 +96,7 @@ def read_npz(path: str | Path, tokens: bool = False) -> Pool:
         arrays["y"] = np.concatenate([arrays["y_train"], arrays["y_test"]])
         arrays["is_test"] = np.repeat([False, True], sizes)
     if not {"x", "y"} <= arrays.keys():
-        raise DataError(f"{path} holds {sorted(arrays)}; expected x, y and optionally client, is_test")
+        raise DataError(f"{path} contains {sorted(arrays)}; expected x, y and optionally client, is_test")
     x = arrays["x"]
     features = images_as_floats(x) if x.dtype == np.uint8 and not tokens else as_features(x, tokens)
     return Pool(features, arrays["y"], arrays.get("client"), arrays.get("is_test"))

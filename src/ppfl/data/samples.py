@@ -124,9 +124,9 @@ def held_out(sizes: Tensor, ids: Sequence[str], fraction: float, seed: int, into
 def _similar_sizes(sizes: Tensor, chosen: Tensor) -> Iterator[Tensor]:
     """Positions of the chosen clients, in blocks whose sizes differ by less than a factor of two, to limit padding."""
     for power in range(int(sizes.max()).bit_length()):
-        alike = (chosen & (sizes >> power == 1)).nonzero().flatten()
-        if len(alike):
-            yield from torch.split(alike, max(1, BLOCK >> power))
+        similar = (chosen & (sizes >> power == 1)).nonzero().flatten()
+        if len(similar):
+            yield from torch.split(similar, max(1, BLOCK >> power))
 
 
 def _offsets(sizes: Tensor) -> Tensor:

@@ -53,10 +53,10 @@ def settings_table(methods: Sequence[MethodRuns]) -> Markup:
     rows = []
     for key in keys:
         values = [source.get(key, NOTHING) for source in sources]
-        alike = len(set(values)) == 1
+        all_equal = len(set(values)) == 1
         cells = (
             [element("td", escape(values[0]), colspan=str(len(values)))]
-            if alike
+            if all_equal
             else [element("td", escape(value)) for value in values]
         )
         rows.append(element("tr", element("th", escape(key), scope="row"), *cells))

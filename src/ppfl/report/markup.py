@@ -61,10 +61,10 @@ def shorten_distinct(texts: Sequence[str], length: int) -> list[str]:
     >>> shorten_distinct(["PPFL, mixed weights", "PPFL, mixed outputs", "Local"], 12)
     ['PPFL…weights', 'PPFL…outputs', 'Local']
     """
-    alike: dict[str, set[str]] = {}
+    same_start: dict[str, set[str]] = {}
     for text in texts:
-        alike.setdefault(shorten(text, length), set()).add(text)
-    return [_shorten_among(text, alike[shorten(text, length)], length) for text in texts]
+        same_start.setdefault(shorten(text, length), set()).add(text)
+    return [_shorten_among(text, same_start[shorten(text, length)], length) for text in texts]
 
 
 def _shorten_among(text: str, others: Collection[str], length: int) -> str:

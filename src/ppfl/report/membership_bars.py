@@ -52,7 +52,7 @@ def membership_bars(shown: SortedMemberships, title: str | None = None) -> Marku
     parts: list[Markup] = []
     if title:
         parts.append(text(_LEFT, 22, title, font_size=16, font_weight="bold"))
-        parts.append(text(_LEFT, 42, "Each bar is a client, each colour a canonical model they share."))
+        parts.append(text(_LEFT, 42, "Each bar is a client, and each colour is a canonical model that clients share."))
     for share in (0.0, 0.5, 1.0):
         y = Axis(0, 1, bottom, top).at(share)
         parts.append(text(_LEFT - 6, y + 4, f"{share:.0%}", anchor="end"))

@@ -64,9 +64,9 @@ def _membership_section(first: SortedMemberships, others: Sequence[SortedMembers
     ]
     which = f"{first.label}, the first of {first.seeds} seeds" if first.seeds > 1 else first.label
     caption = (
-        f"Memberships found by {which}. Each bar is a client, each colour a canonical model that clients "
-        "share; the height of a colour says how much of that model the client is. Rest the pointer on a bar to "
-        "see who it is."
+        f"Memberships found by {which}. Each bar is a client and each colour a canonical model that "
+        "clients share; the height of a colour is the membership of the client in that model. Rest the pointer on a "
+        "bar to see the name of the client."
     )
     if first.truth is not None:
         caption += " The strip below shows the truth, its groups in the colour of the model they match best."
@@ -81,7 +81,7 @@ def _membership_section(first: SortedMemberships, others: Sequence[SortedMembers
     if others:
         pictures = [join([element("h3", escape(o.label)), figure(membership_bars(o))]) for o in others]
         parts.append(collapsible("Memberships found by other methods", join(pictures)))
-    return [section("Who the clients are", *parts)]
+    return [section("Memberships of the clients", *parts)]
 
 
 def _history(shown: SortedMemberships) -> list[Markup]:
@@ -130,7 +130,7 @@ def _clients(methods: Sequence[MethodRuns], metric: Metric) -> Markup:
     ]
     if not rows:
         return escape("")
-    caption = "Each dot is a client, the line the median client. Rest the pointer on a dot to see who it is."
+    caption = "Each dot is a client, and the line is the median client. Rest the pointer on a dot to see its name."
     if any(len(method.runs) > 1 for method in methods):
         caption += " Values are means over seeds."
     if any(len(row.clients) > MAX_DOTS for row in rows):

@@ -103,7 +103,7 @@ def _effect_notes(results: PopulationResults) -> list[str]:
 
 def _where(results: PopulationResults) -> list[Markup]:
     if results.k > 3:
-        caption = "Each bar is a client, each colour a canonical model; the height says how much of it the client is."
+        caption = "Each bar is a client, each colour is a canonical model, and its height is the membership."
         caption += (
             " There are many clients, so each bar is the mean of several neighbours."
             if len(results.ids) > MAX_BARS

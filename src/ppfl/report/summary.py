@@ -101,11 +101,11 @@ def _kinds(shown: SortedMemberships) -> str:
     found = [(count, j) for j, count in enumerate(shown.counts) if count]
     largest, which = max(found, key=lambda pair: pair[0])
     mixed = f"; {shown.mixed} are mixtures, no membership above {MIXED_BELOW:.0%}" if shown.mixed else ""
-    who = f"With its first seed, {shown.label}" if shown.seeds > 1 else shown.label
+    subject = f"With its first seed, {shown.label}" if shown.seeds > 1 else shown.label
     if len(found) == 1:
-        return f"{who} sees all clients as of one kind, out of {shown.k} it could tell apart{mixed}."
+        return f"{subject} found only one kind of clients, although it has {shown.k} canonical models{mixed}."
     return (
-        f"{who} found {len(found)} kinds of clients with {shown.k} canonical models, "
+        f"{subject} found {len(found)} kinds of clients with {shown.k} canonical models, "
         f"the largest ({letter(which)}) with {plural(largest, 'client')}{mixed}."
     )
 
