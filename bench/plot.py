@@ -6,7 +6,7 @@ from growth import Grown
 from results import Compared, Results
 from turns import Measured
 
-from ppfl.report.drawing import LETTER, apart, axis, drawing, hint, rules, text
+from ppfl.report.drawing import LETTER_WIDTH, axis, drawing, grid_lines, separate, text, tooltip
 from ppfl.report.markup import Markup, element
 from ppfl.report.palette import MIDDLE_GREY, method_colour
 
@@ -24,7 +24,7 @@ def picture(results: Results) -> Markup:
     for i, grown in enumerate(results.grown):
         parts += _curves(grown, PANEL * (i % 2), y + PANEL_HEIGHT * (i // 2))
     height = y + PANEL_HEIGHT * ((len(results.grown) + 1) // 2)
-    return drawing(WIDTH, max(height, BAR), "Seconds a round, and how they grow", *parts, alone=True)
+    return drawing(WIDTH, max(height, BAR), "Seconds a round, and how they grow", *parts, standalone=True)
 
 
 def _bars(compared: Compared, top: float) -> list[Markup]:
@@ -36,7 +36,7 @@ def _bars(compared: Compared, top: float) -> list[Markup]:
         y = top + GAP + BAR * i
         length = one.seconds / longest * (WIDTH - NAMES - VALUES)
         colour = MIDDLE_GREY if label.startswith("plain") else method_colour(1)
-        bar = element("rect", hint(label), x=NAMES, y=y + 3, width=length, height=BAR - 6, fill=colour)
+        bar = element("rect", tooltip(label), x=NAMES, y=y + 3, width=length, height=BAR - 6, fill=colour)
         parts += [text(NAMES - 8, y + 14, label, anchor="end"), bar]
         parts.append(text(NAMES + length + 6, y + 14, _said(compared, label, one)))
     return parts
@@ -57,15 +57,15 @@ def _curves(grown: Grown, left: float, top: float) -> list[Markup]:
     parts = [_title(left, top + 16, f"({grown.part}) growth with {grown.title}")]
     if not curves:
         return parts
-    start, end = left + PANEL_LEFT, left + PANEL - 24 - LETTER * max(map(len, curves))
+    start, end = left + PANEL_LEFT, left + PANEL - 24 - LETTER_WIDTH * max(map(len, curves))
     floor, ceiling = top + PANEL_HEIGHT - 56, top + 40
     sizes = sorted({size for points in curves.values() for size, _ in points})
     x_axis = axis([float(size) for size in sizes], start, end, log=True)
     y_axis = axis(_room([seconds for points in curves.values() for _, seconds in points]), floor, ceiling, log=True)
-    parts += rules(y_axis, start, end, lambda value: f"{value:g} s")
+    parts += grid_lines(y_axis, start, end, lambda value: f"{value:g} s")
     parts += [text(x_axis.at(size), floor + 18, f"{size:,}", anchor="middle", opacity=0.75) for size in sizes]
     parts.append(text((start + end) / 2, floor + 36, grown.along, anchor="middle"))
-    names = apart([y_axis.at(points[-1][1]) for points in curves.values()], 14, ceiling, floor)
+    names = separate([y_axis.at(points[-1][1]) for points in curves.values()], 14, ceiling, floor)
     for i, ((name, points), y) in enumerate(zip(curves.items(), names, strict=True)):
         places = [(x_axis.at(size), y_axis.at(seconds)) for size, seconds in points]
         parts += _curve(places, method_colour(i + 1))

@@ -18,8 +18,8 @@ from pictures import DATA, below, grouped_bars, save, titled
 from ppfl.glm import PopulationChoice
 from ppfl.report.drawing import text
 from ppfl.report.palette import model_colour
-from ppfl.report.portrait import letter
-from ppfl.report.simplex import simplex_chart
+from ppfl.report.simplex_plot import simplex_chart
+from ppfl.report.sorted_memberships import letter
 
 OUT = Path("runs/examples/choices")
 FILE = DATA / "choicelearn_electricity.csv.gz"

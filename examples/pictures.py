@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ppfl.report.drawing import Axis, drawing, marks, rules, text
+from ppfl.report.drawing import Axis, drawing, grid_lines, text, tick_labels
 from ppfl.report.markup import Markup, element
 from ppfl.report.palette import model_colour
 
@@ -32,8 +32,8 @@ class Panel(NamedTuple):
         """Rules with their values, and what they are values of."""
         left, right, bottom, top = self.x.start, self.x.end, self.y.start, self.y.end
         return [
-            *rules(self.y, left, right, "{:g}".format),
-            *marks(self.x, bottom + 18, "{:g}".format, about=8),
+            *grid_lines(self.y, left, right, "{:g}".format),
+            *tick_labels(self.x, bottom + 18, "{:g}".format, about=8),
             text((left + right) / 2, bottom + 38, x_name, anchor="middle"),
             text(left - 40, top - 12, y_name),
         ]
@@ -59,7 +59,7 @@ def grouped_bars(values: Mapping[str, Sequence[float]], left: float, right: floa
 def titled(width: float, height: float, title: str, subtitle: str, *parts: Markup) -> Markup:
     """A drawing that stands alone."""
     heading = [text(16, 24, title, font_size=16, font_weight="bold"), text(16, 44, subtitle)]
-    return drawing(width, height, title, *heading, *parts, alone=True)
+    return drawing(width, height, title, *heading, *parts, standalone=True)
 
 
 def below(top: float, width: float, height: float, part: Markup) -> Markup:

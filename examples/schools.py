@@ -17,7 +17,7 @@ from pictures import DATA, Panel, save, titled
 from sklearn.linear_model import Ridge
 
 from ppfl.glm import PopulationRegressor, as_mixed_model
-from ppfl.report.drawing import Axis, apart, text
+from ppfl.report.drawing import Axis, separate, text
 from ppfl.report.palette import MIDDLE_GREY, mixed_colour, model_colour
 
 OUT = Path("runs/examples/schools")
@@ -110,7 +110,7 @@ parts = panel.frame("exam at 11, in standard deviations", "exam at 16, average b
 for at, line in enumerate(shares @ reach):
     parts.append(panel.line(zip(both, line, strict=True), mixed_colour(shares[at]), 1, opacity="0.5"))
 parts += [panel.line(zip(both, reach[k], strict=True), model_colour(k), 4) for k in range(3)]
-for k, place in enumerate(apart([panel.y.at(end) for end in reach[:, 1]], 18, 90, 440)):
+for k, place in enumerate(separate([panel.y.at(end) for end in reach[:, 1]], 18, 90, 440)):
     said = f"{names[k]} ({shares[:, k].mean():.0%}): {starts[k]:+.2f}, slope {slopes[k]:.2f}".replace("-", "−")
     parts.append(text(650, place + 4, said, fill=model_colour(k), font_weight="bold"))
 said = "Thick: the canonical schools. Thin: the schools, each a mixture of them."

@@ -18,7 +18,7 @@ from pictures import DATA, Panel, below, save, titled
 from ppfl.glm import PopulationRegressor
 from ppfl.report.drawing import Axis, text
 from ppfl.report.palette import MIDDLE_GREY, mixed_colour, model_colour
-from ppfl.report.simplex import simplex_chart
+from ppfl.report.simplex_plot import simplex_chart
 
 OUT = Path("runs/examples/sleep_study")
 FILE = DATA / "lme4_sleepstudy.csv.gz"

@@ -1,4 +1,4 @@
-"""Small siblings of the experiments in results/: the same claims at a size that a test can afford."""
+"""Small versions of the experiments in results/: the same claims at a size that is fast enough for a test."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from ppfl import PPFL, FedAvg, Federation, Local, Population, Watch, affinity, f
 from ppfl.core.simplex import inside, match, mirror_step, total_variation, uniform
 from ppfl.data import build, digits_federation, synthetic_classification
 
-ONLY_AT_THE_END = Watch(every=10_000)
+EVALUATE_AT_THE_END = Watch(every=10_000)
 
 
 def perceptron(inputs: int, hidden: int, seed: int) -> nn.Module:
@@ -17,7 +17,7 @@ def perceptron(inputs: int, hidden: int, seed: int) -> nn.Module:
         return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
-def in_own_group(memberships: torch.Tensor, truth: torch.Tensor) -> float:
+def share_in_true_group(memberships: torch.Tensor, truth: torch.Tensor) -> float:
     matched = memberships[:, match(truth, memberships)]
     return float((matched.argmax(1) == truth.argmax(1)).double().mean())
 
@@ -28,22 +28,22 @@ def test_all_clients_with_grouped_digits_find_their_group(mix: str, seed: int) -
     federation = digits_federation()
     method = PPFL(lr=0.1, batch_size=16)
     fitted = fit(Population(perceptron(64, 32, seed), k=4, mix=mix), federation, method, rounds=15, seed=seed)
-    assert in_own_group(fitted.memberships, federation.truth.memberships) == 1.0
+    assert share_in_true_group(fitted.memberships, federation.truth.memberships) == 1.0
 
 
-def test_grouped_clients_gain_over_learning_alone_and_over_one_model() -> None:
+def test_ppfl_is_better_than_local_models_and_one_global_model_for_grouped_clients() -> None:
     federation = digits_federation(test_fraction=0.5)
     scores = {}
     for method, k in ((Local, 1), (FedAvg, 1), (PPFL, 4)):
         population = Population(perceptron(64, 32, 0), k=k)
         settings = method(lr=0.1, batch_size=16)
-        scores[method.name] = fit(population, federation, settings, rounds=40, watch=ONLY_AT_THE_END)
+        scores[method.name] = fit(population, federation, settings, rounds=40, watch=EVALUATE_AT_THE_END)
     accuracy = {name: fitted.history[-1]["accuracy"] for name, fitted in scores.items()}
     assert accuracy["ppfl"] > max(accuracy["local"], accuracy["fedavg"])
 
 
 def oracle_memberships(federation: Federation) -> torch.Tensor:
-    """Maximum likelihood with the true sources known: what no method that learns them can be expected to beat."""
+    """Maximum likelihood memberships for known sources, a limit for methods that must learn the sources."""
     truth = federation.truth
     normal = torch.distributions.Normal(0, 1)
     rows = []
@@ -59,13 +59,13 @@ def oracle_memberships(federation: Federation) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_mixtures_of_sources_are_recovered_almost_as_if_the_sources_were_known(seed: int) -> None:
+def test_mixtures_are_recovered_almost_as_well_as_with_known_sources(seed: int) -> None:
     federation = synthetic_classification(n_clients=100, dim=20, test_points=200, seed=seed)
     truth = federation.truth.memberships
     net = nn.Linear(20, 1)
     nn.init.zeros_(net.weight)
     population = Population(net, k=3, mix="predictions", loss="logistic")
-    fitted = fit(population, federation, rounds=60, seed=seed, watch=ONLY_AT_THE_END)
+    fitted = fit(population, federation, rounds=60, seed=seed, watch=EVALUATE_AT_THE_END)
     found = fitted.memberships[:, match(truth, fitted.memberships)]
     ours = float(total_variation(found, truth).mean())
     known = float(total_variation(oracle_memberships(federation), truth).mean())
@@ -74,8 +74,8 @@ def test_mixtures_of_sources_are_recovered_almost_as_if_the_sources_were_known(s
 
 def test_real_clients_of_mnist_find_their_group(real_data) -> None:
     federation = build("mnist", folder=real_data / "mnist", partition={"name": "label_groups", "clients": 5})
-    likeness = affinity.from_labels(federation.label_counts(), federation.ids)
+    similarity = affinity.from_labels(federation.label_counts(), federation.ids)
     method = PPFL(lr=0.1, weight_decay=5e-4, penalty=1e-5)
     population = Population(perceptron(784, 32, 0), k=4, mix="weights")
-    fitted = fit(population, federation, method, rounds=5, affinity=likeness, watch=ONLY_AT_THE_END)
-    assert in_own_group(fitted.memberships, federation.truth.memberships) == 1.0
+    fitted = fit(population, federation, method, rounds=5, affinity=similarity, watch=EVALUATE_AT_THE_END)
+    assert share_in_true_group(fitted.memberships, federation.truth.memberships) == 1.0

@@ -1,4 +1,4 @@
-"""Laws of affinities: every representation of one W is the same affinity, and clients go by name."""
+"""All representations of the same W give the same affinity, and clients are identified by name."""
 
 import re
 
@@ -27,7 +27,7 @@ def names(m: int) -> list[str]:
 
 
 def holes(seed: int, m: int) -> Tensor:
-    """A symmetric W with a diagonal and with zeros."""
+    """A symmetric W with a nonzero diagonal and some zeros."""
     W = random(seed, m, m) * (random(seed + 1, m, m) > 0.5)
     return W + W.T
 
@@ -38,7 +38,7 @@ def as_edges(W: Tensor) -> Sparse:
 
 
 def pairs_of(seed: int, m: int) -> list[tuple[Affinity, Tensor]]:
-    """Every representation, with the W it stands for written out."""
+    """Every representation, together with its W as a full matrix."""
     W, H = holes(seed, m), random(seed, m, 3)
     edges = [(f"c{i}", f"c{j}", float(W[i, j])) for i, j in W.triu().nonzero().tolist()]
     return [
@@ -57,7 +57,7 @@ def written_out(a: Affinity) -> Tensor:
 
 @law
 @given(seeds, sizes, st.integers(1, 4))
-def test_every_representation_is_its_matrix(seed, m, k):
+def test_every_representation_behaves_like_its_matrix(seed, m, k):
     C = random(seed + 2, m, k)
     for a, W in pairs_of(seed, m):
         close = {"rtol": 1e-6, "atol": 1e-6}  # from_graph stores float32
@@ -77,7 +77,7 @@ def test_penalty_is_half_the_sum_over_pairs(seed, m, k):
 
 @law
 @given(seeds, sizes)
-def test_equal_memberships_cost_and_pull_nothing(seed, m):
+def test_equal_memberships_have_no_penalty_and_no_gradient(seed, m):
     C = random(seed + 2, 1, 3).expand(m, 3)
     for a, _ in pairs_of(seed, m):
         torch.testing.assert_close(a.laplacian(C), torch.zeros_like(C), rtol=0, atol=1e-6)
@@ -104,7 +104,7 @@ def test_laplacian_is_positive_semidefinite_and_so_is_a_factored_affinity(seed, 
 
 @law
 @given(seeds, sizes, st.randoms(), st.data())
-def test_clients_go_by_name_in_any_order(seed, m, random_, data):
+def test_clients_are_selected_by_name_in_any_order(seed, m, random_, data):
     order = random_.sample(range(m), data.draw(st.integers(1, m)))
     for a, W in pairs_of(seed, m):
         part = a.select([f"c{i}" for i in order])
@@ -126,7 +126,7 @@ def test_penalty_does_not_depend_on_the_order_of_clients(seed, m, random_):
         torch.testing.assert_close(written_out(back), written_out(a))
 
 
-def test_check_of_the_same_order_is_free():
+def test_check_returns_the_same_object_for_the_same_order():
     for a, _ in pairs_of(0, 4):
         assert a.check(names(4)) is a
 
@@ -173,7 +173,7 @@ def test_to_moves_every_tensor_and_leaves_the_original():
 
 @law
 @given(seeds, sizes)
-def test_labels_give_the_cosine_similarity(seed, m):
+def test_from_labels_is_the_cosine_similarity(seed, m):
     counts = (random(seed, m, 4) * 50).long() + 1
     W = written_out(affinity.from_labels(counts, names(m)))
     x = counts.double()
@@ -187,7 +187,7 @@ def test_labels_give_the_cosine_similarity(seed, m):
 
 @law
 @given(seeds, st.integers(2, 8), st.floats(1e-3, 1e3), st.floats(-100, 100))
-def test_features_give_a_kernel_of_relative_distance(seed, m, scale, shift):
+def test_from_features_depends_on_relative_distances_only(seed, m, scale, shift):
     x = random(seed, m, 3)
     W = affinity.from_features(x, names(m)).W
     assert ((W > 0) & (W <= 1)).all()
@@ -196,12 +196,12 @@ def test_features_give_a_kernel_of_relative_distance(seed, m, scale, shift):
     distance = torch.cdist(x, x)
     others = ~torch.eye(m, dtype=torch.bool)
     assert torch.equal(distance[others].argsort(stable=True), (-W[others]).argsort(stable=True))
-    at_median = np.exp(-0.5)  # half the pairs are as near as that, and half as far
+    at_median = np.exp(-0.5)  # the kernel at the median distance
     assert (W[others] >= at_median - 1e-9).double().mean() >= 0.5
     assert (W[others] <= at_median + 1e-9).double().mean() >= 0.5
 
 
-def test_clients_with_the_same_features_are_fully_alike():
+def test_clients_with_the_same_features_have_affinity_one():
     assert (affinity.from_features(torch.ones(4, 2), names(4)).W == 1).all()
     mostly = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1.0]])  # most distances are 0
     W = affinity.from_features(mostly, names(5)).W
@@ -211,7 +211,7 @@ def test_clients_with_the_same_features_are_fully_alike():
 
 @law
 @given(seeds, st.integers(2, 12), st.data())
-def test_nearest_joins_neighbours_of_either_side(seed, m, data):
+def test_nearest_connects_clients_if_either_is_a_neighbour_of_the_other(seed, m, data):
     k, block = data.draw(st.integers(1, m - 1)), data.draw(st.integers(1, m + 2))
     x = random(seed, m, 3)
     distance = torch.cdist(x, x).fill_diagonal_(torch.inf)
@@ -220,9 +220,9 @@ def test_nearest_joins_neighbours_of_either_side(seed, m, data):
     assert torch.equal(W, torch.maximum(near, near.T))
 
 
-def test_nearest_of_twins_is_the_twin_and_never_oneself():
-    twins = torch.tensor([[0.0], [0.0], [5.0], [5.0]])
-    W = written_out(affinity.nearest(twins, names(4), k=1))
+def test_the_nearest_of_two_equal_clients_is_the_other_one():
+    pairs_of_equals = torch.tensor([[0.0], [0.0], [5.0], [5.0]])
+    W = written_out(affinity.nearest(pairs_of_equals, names(4), k=1))
     assert torch.equal(W, torch.block_diag(*[1 - torch.eye(2)] * 2).double())
 
 
@@ -232,7 +232,7 @@ def test_nearest_is_the_same_far_from_the_origin():
     assert torch.equal(here, there)
 
 
-def test_nearest_looks_at_one_block_at_a_time(monkeypatch):
+def test_nearest_processes_one_block_at_a_time(monkeypatch):
     seen, whole = [], torch.cdist
     monkeypatch.setattr(torch, "cdist", lambda a, b: seen.append(len(a)) or whole(a, b))
     affinity.nearest(torch.rand(50, 2), names(50), k=3, block=8)
@@ -240,24 +240,24 @@ def test_nearest_looks_at_one_block_at_a_time(monkeypatch):
     assert max(seen) == 8
 
 
-def test_an_edge_listed_both_ways_counts_once():
+def test_an_edge_listed_in_both_directions_counts_once():
     once = affinity.from_graph([("a", "b", 0.5), ("b", "c")], "abc")
     both = affinity.from_graph([("b", "a", 0.5), ("a", "b", 0.5), ("b", "c"), ("c", "b")], "abc")
     assert torch.equal(written_out(once), written_out(both))
 
 
-def test_a_graph_without_edges_is_no_affinity():
+def test_a_graph_without_edges_has_no_affinity():
     assert torch.equal(affinity.from_graph([], "abc").degree, affinity.nothing("abc").degree)
 
 
-# ── what is refused, and how ───────────────────────────────────────────────────────────────────────────────
+# ── error messages ───────────────────────────────────────────────────────────────────────────────
 
 
 def refuses(message: str):
     return pytest.raises(AffinityError, match=re.escape(message))
 
 
-def test_asymmetry_names_the_clients():
+def test_the_error_about_asymmetry_names_the_clients():
     W = torch.tensor([[0.0, 0.3], [0.5, 0.0]])
     remedy = "W must be symmetric: use (W + W.T) / 2"
     with refuses(f"affinity['a', 'b'] is 0.3 but affinity['b', 'a'] is 0.5; {remedy}"):
@@ -266,14 +266,14 @@ def test_asymmetry_names_the_clients():
         affinity.from_graph([("a", "b", 0.3), ("b", "a", 0.5)], ["a", "b"])
 
 
-def test_rounding_is_not_asymmetry():
+def test_rounding_errors_are_not_asymmetry():
     W = torch.tensor([[1.0, 0.3 + 1e-7], [0.3, 1.0]])
     a = affinity.from_matrix(W, "ab")
     assert torch.equal(a.W, a.W.T)
 
 
 @pytest.mark.parametrize(("value", "need"), [(torch.nan, "finite"), (torch.inf, "finite"), (-0.5, "non-negative")])
-def test_bad_values_name_the_clients(value, need):
+def test_errors_about_bad_values_name_the_clients(value, need):
     W = torch.ones(3, 3)
     W[1, 2] = W[2, 1] = value
     entry = f"affinity['b', 'c'] is {value:g}; it must be {need}"
@@ -299,12 +299,12 @@ def test_a_client_without_labels_is_refused():
 def test_sizes_must_agree():
     with refuses("affinity has 2 rows but there are 3 client ids"):
         affinity.from_matrix(torch.ones(2, 2), "abc")
-    with refuses("affinity has shape (3, 2); W has a row and a column"):
+    with refuses("affinity has shape (3, 2); W needs one row and one column"):
         affinity.from_matrix(torch.ones(3, 2), "abc")
     with refuses("affinity has shape (3,)"):
         affinity.from_labels(torch.ones(3), "abc")
     for k in (0, 3):
-        with refuses(f"k is {k}, but a client has 2 others"):
+        with refuses(f"k is {k}, but each client has only 2 others"):
             affinity.nearest(torch.rand(3, 2), "abc", k)
     for pairs in (torch.tensor([[0, 3]]), torch.tensor([[-1, 0]]), torch.tensor([0, 1])):
         with refuses("affinity.from_graph takes edges by client id"):

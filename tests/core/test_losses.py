@@ -1,4 +1,4 @@
-"""Laws of losses: the mixed loss is that of the mean prediction, in any precision, under vmap and grad."""
+"""The mixed loss is the loss of the mean prediction, in any precision and under vmap and grad."""
 
 import re
 from typing import NamedTuple
@@ -20,7 +20,7 @@ B = 6
 
 
 class Kind(NamedTuple):
-    """A loss, the shape of one sample's output, and targets for it."""
+    """A loss, the shape of the output for one sample, and targets for it."""
 
     loss: Loss
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.los
 
 
 def plainly(loss: Loss, prediction: Tensor, y: Tensor) -> Tensor:
-    """The negative log-likelihood of a mean prediction, as one would write it without care for overflow."""
+    """The negative log-likelihood of a mean prediction, written without regard to overflow."""
     if loss is cross_entropy:
         return -prediction[torch.arange(B), y].log()
     y, prediction = y.reshape(B, -1).double(), prediction.reshape(B, -1)
@@ -82,7 +82,7 @@ def test_mixed_is_the_likelihood_of_the_mean_prediction(kind, seed, k):
 @every_kind
 @law
 @given(seeds)
-def test_one_model_mixed_is_that_model(kind, seed):
+def test_the_mixed_loss_of_one_model_is_its_own_loss(kind, seed):
     outputs, _, y = kind.draw(seed, 1)
     mixed = kind.loss.mixed(outputs, torch.ones(1).double(), y)
     assert mixed.shape == (B,)
@@ -92,7 +92,7 @@ def test_one_model_mixed_is_that_model(kind, seed):
 @every_kind
 @law
 @given(seeds, widths, st.data())
-def test_a_pure_membership_selects_its_model(kind, seed, k, data):
+def test_a_one_hot_membership_selects_its_model(kind, seed, k, data):
     outputs, _, y = kind.draw(seed, k, scale=5.0)
     which = data.draw(st.integers(0, k - 1))
     pure = torch.eye(k).double()[which]
@@ -111,7 +111,7 @@ def test_mixed_is_convex_in_the_membership(kind, seed, k, share):
 
 
 @every_kind
-def test_gradients_under_vmap_are_those_of_finite_differences(kind):
+def test_gradients_under_vmap_match_finite_differences(kind):
     drawn = [kind.draw(seed, 3) for seed in range(2)]
     outputs, c, y = (torch.stack(parts) for parts in zip(*drawn, strict=True))  # two clients
     outputs.requires_grad_()
@@ -126,7 +126,7 @@ def test_gradients_under_vmap_are_those_of_finite_differences(kind):
 
 
 @every_kind
-def test_functional_gradients_of_many_clients_are_those_of_each(kind):
+def test_gradients_of_many_clients_match_those_of_each_client(kind):
     drawn = [kind.draw(seed, 3) for seed in range(4)]
     together = vmap(grad(lambda o, m, y: kind.loss.mixed(o, m, y).sum(), argnums=(0, 1)))(
         *(torch.stack(parts) for parts in zip(*drawn, strict=True))
@@ -139,7 +139,7 @@ def test_functional_gradients_of_many_clients_are_those_of_each(kind):
 
 
 @every_kind
-def test_gradient_in_the_membership_holds_on_the_faces_too(kind):
+def test_the_gradient_in_the_membership_is_correct_on_the_boundary(kind):
     outputs, c, y = kind.draw(0, 3)
 
     def slope(at: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def test_gradient_in_the_membership_holds_on_the_faces_too(kind):
 
 @every_kind
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_lower_precision_keeps_its_type_and_stays_near(kind, dtype):
+def test_lower_precision_keeps_its_type_and_stays_close(kind, dtype):
     outputs, c, y = kind.draw(0, 3)
     exact = kind.loss.mixed(outputs, c, y)
     low = kind.loss.mixed(outputs.to(dtype), c.to(dtype), y)
@@ -162,8 +162,8 @@ def test_lower_precision_keeps_its_type_and_stays_near(kind, dtype):
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, logistic])
-def test_hopeless_predictions_have_a_finite_loss(loss):
-    far = torch.tensor([[-500.0], [-2000.0]])  # both models all but exclude the label; float32 probabilities are 0
+def test_very_wrong_predictions_have_a_finite_loss(loss):
+    far = torch.tensor([[-500.0], [-2000.0]])  # in float32 both models give the label the probability 0
     outputs = torch.stack([torch.zeros(2, 1), far], dim=-1) if loss is cross_entropy else far
     c, y = torch.tensor([0.25, 0.75]), torch.tensor([1])
     torch.testing.assert_close(loss.mixed(outputs, c, y), 500 - c[:1].log())
@@ -172,13 +172,13 @@ def test_hopeless_predictions_have_a_finite_loss(loss):
 
 @law
 @given(seeds, widths, st.floats(-1e3, 1e3))
-def test_log_mix_is_logsumexp_and_moves_with_a_constant(seed, k, constant):
+def test_log_mix_is_logsumexp_and_adds_constants(seed, k, constant):
     values, c, _ = KINDS[1].draw(seed, k, scale=100.0)
     torch.testing.assert_close(log_mix(values, c), torch.logsumexp(values + c.log()[:, None], 0))
     torch.testing.assert_close(log_mix(values + constant, c), log_mix(values, c) + constant)
 
 
-def test_log_mix_ignores_what_does_not_count_however_large():
+def test_log_mix_ignores_large_terms_with_weight_zero():
     values = torch.tensor([-300.0, 300.0], requires_grad=True)
     c = torch.tensor([1.0, 0.0], requires_grad=True)
     mix = log_mix(values, c)
@@ -189,7 +189,7 @@ def test_log_mix_ignores_what_does_not_count_however_large():
     assert slopes[1][1] > slopes[1][0]
 
 
-def test_log_mix_of_impossible_things_is_minus_infinity():
+def test_log_mix_of_zero_probabilities_is_minus_infinity():
     assert log_mix(torch.full((2,), -torch.inf), torch.tensor([0.5, 0.5])) == -torch.inf
 
 
@@ -199,7 +199,7 @@ def test_log_mix_of_impossible_things_is_minus_infinity():
 @every_kind
 @law
 @given(seeds)
-def test_scores_do_not_depend_on_a_column_of_width_one(kind, seed):
+def test_scores_do_not_depend_on_a_last_axis_of_length_one(kind, seed):
     outputs, c, y = kind.draw(seed, 2)
     mean = torch.tensordot(c, kind.loss.inverse_link(outputs), dims=1)
     score = kind.loss.score(mean, y)
@@ -210,7 +210,7 @@ def test_scores_do_not_depend_on_a_column_of_width_one(kind, seed):
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, logistic])
-def test_accuracy_is_won_by_the_truth_and_lost_by_its_opposite(loss):
+def test_accuracy_is_one_for_the_truth_and_zero_for_its_opposite(loss):
     y = torch.tensor([0, 1, 1, 0])
     truth = torch.stack([1 - y, y], dim=1).float() if loss is cross_entropy else y.float()
     assert loss.metric_name == "accuracy"
@@ -220,7 +220,7 @@ def test_accuracy_is_won_by_the_truth_and_lost_by_its_opposite(loss):
 
 @law
 @given(seeds)
-def test_rmse_is_that_of_all_numbers(seed):
+def test_rmse_is_computed_over_all_numbers(seed):
     outputs, _, y = KINDS[6].draw(seed, 1)
     rmse = squared.metric(squared.score(outputs[0], y).mean())
     torch.testing.assert_close(rmse, torch.nn.functional.mse_loss(outputs[0], y).sqrt())
@@ -228,19 +228,19 @@ def test_rmse_is_that_of_all_numbers(seed):
 
 @law
 @given(seeds)
-def test_deviance_is_twice_the_likelihood_lost_to_a_perfect_prediction(seed):
+def test_deviance_is_twice_the_log_likelihood_ratio_to_a_perfect_prediction(seed):
     outputs, _, y = KINDS[7].draw(seed, 1)
-    y = y + 1  # log 0 has no output
+    y = y + 1  # avoid log 0
     lost = poisson.per_sample(outputs[0], y) - poisson.per_sample(y.double().log(), y)
     torch.testing.assert_close(poisson.score(outputs[0].exp(), y), 2 * lost)
     assert poisson.score(torch.tensor([3.0]), torch.tensor([0])) == 6  # 2 (r - y) where y = 0
 
 
-# ── what is refused, and how ───────────────────────────────────────────────────────────────────────────────
+# ── error messages ───────────────────────────────────────────────────────────────────────────────
 
 
 @every_kind
-def test_good_targets_pass(kind):
+def test_valid_targets_are_accepted(kind):
     outputs, _, y = kind.draw(0, 1)
     kind.loss.check_target(y)
     kind.loss.check_target(y, outputs=outputs[0, 0].numel())
@@ -256,7 +256,7 @@ def test_good_targets_pass(kind):
         (logistic, torch.tensor([0, 1, 2]), None, "target[2] is 2, which is not 0 or 1"),
         (logistic, torch.tensor([1.0, -1.0]), None, "use (y > 0)"),
         (logistic, torch.tensor([[0, 1]]), None, "expected (B,)"),
-        (logistic, torch.tensor([0, 1]), 2, "2 outputs a sample"),
+        (logistic, torch.tensor([0, 1]), 2, "2 outputs per sample"),
         (squared, torch.tensor([0.0, torch.nan]), None, "target[1] is nan, which is not finite"),
         (squared, torch.ones(4, 2), 3, "a target has 2 numbers but the model 3"),
         (poisson, torch.tensor([3, 0, -2]), None, "target[2] is -2, which is negative"),
@@ -264,7 +264,7 @@ def test_good_targets_pass(kind):
         (squared, torch.tensor(1.0), None, "single number"),
     ],
 )
-def test_wrong_targets_are_named(loss, y, outputs, found):
+def test_errors_about_wrong_targets_name_the_value(loss, y, outputs, found):
     with pytest.raises(DataError, match=re.escape(found)):
         loss.check_target(y, outputs)
 
@@ -288,7 +288,7 @@ def test_outputs_that_do_not_fit_are_refused_rather_than_broadcast(loss, shape, 
         loss.mixed(torch.zeros(3, *shape), torch.ones(3) / 3, y)
 
 
-def test_losses_go_by_name():
+def test_losses_are_found_by_name():
     assert all(loss_by_name(name) is loss and loss.name == name for name, loss in LOSSES.items())
     with pytest.raises(ModelError, match="'hinge'; use one of .*" + ".*".join(sorted(LOSSES))):
         loss_by_name("hinge")

@@ -1,4 +1,4 @@
-"""The objective, its surrogate and its gradients obey the paper's Section 3 and Theorem 1."""
+"""The objective, its surrogate and its gradients satisfy Section 3 and Theorem 1 of the paper."""
 
 import pytest
 import torch
@@ -38,14 +38,14 @@ def affinity_of(kind: str, H: torch.Tensor) -> affinity.Affinity:
 
 @pytest.mark.parametrize("kind", ["factored", "matrix", "graph"])
 @given(seed=st.integers(0, 10_000), penalty=st.floats(0, 2))
-def test_the_surrogate_lies_above_F_and_touches_it(kind: str, seed: int, penalty: float) -> None:
+def test_the_surrogate_is_never_below_F_and_equals_it_at_the_anchor(kind: str, seed: int, penalty: float) -> None:
     d = draw(seed)
     W = affinity_of(kind, d["H"])
     losses = (d["slopes"] * d["C"]).sum(1)
     F = objective(losses, d["C"], d["p"], W, penalty)
     assert surrogate(losses, d["C"], d["anchor"], d["p"], W, penalty) >= F - 1e-9
     touching = surrogate(losses, d["C"], d["C"], d["p"], W, penalty)
-    torch.testing.assert_close(touching, F, rtol=1e-6, atol=1e-6)  # graph weights are single precision
+    torch.testing.assert_close(touching, F, rtol=1e-6, atol=1e-6)  # graph weights have single precision
 
 
 @given(st.integers(0, 10_000))
@@ -58,7 +58,7 @@ def test_the_membership_gradient_is_the_gradient_of_F(seed: int) -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_what_a_client_computes_is_the_gradient_of_the_surrogate(seed: int) -> None:
+def test_a_client_computes_the_gradient_of_the_surrogate(seed: int) -> None:
     d = draw(seed)
     W = affinity_of("matrix", d["H"])
     C = d["C"].clone().requires_grad_()
@@ -69,7 +69,7 @@ def test_what_a_client_computes_is_the_gradient_of_the_surrogate(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_with_W_all_ones_the_objective_is_the_glmms(seed: int) -> None:
+def test_with_W_all_ones_the_objective_is_that_of_a_glmm(seed: int) -> None:
     """Theorem 1: b_i = theta c_i, G = theta theta' (through its pseudo-inverse), lambda = 1/M."""
     g = torch.Generator().manual_seed(seed)
     d, n = 5, 8
@@ -87,9 +87,9 @@ def test_with_W_all_ones_the_objective_is_the_glmms(seed: int) -> None:
     torch.testing.assert_close(ours, glmm)
 
 
-def test_stationarity_is_zero_where_nothing_can_improve_and_positive_elsewhere() -> None:
+def test_stationarity_is_zero_at_a_stationary_point_and_positive_elsewhere() -> None:
     inner = torch.full((M, K), 1 / K, dtype=torch.float64)
-    level = torch.ones(M, K, dtype=torch.float64)  # equal slopes move no membership
+    level = torch.ones(M, K, dtype=torch.float64)  # equal slopes do not change memberships
     assert float(stationarity([torch.zeros(4, dtype=torch.float64)], inner, level, eta=0.5)) < 1e-20
     corner = torch.tensor([[1 - 2e-6, 1e-6, 1e-6]], dtype=torch.float64)
     outward = torch.tensor([[0.0, 1.0, 1.0]], dtype=torch.float64)
@@ -101,6 +101,7 @@ def test_stationarity_is_zero_where_nothing_can_improve_and_positive_elsewhere()
 @given(st.integers(0, 1000))
 def test_stationarity_approaches_the_gradient_mapping_as_the_step_shrinks(seed: int) -> None:
     d = draw(seed)
-    limit = d["C"] * (d["slopes"] - (d["C"] * d["slopes"]).sum(1, keepdim=True))  # derivative of the mirror path
+    # derivative of the mirror step at step size 0
+    limit = d["C"] * (d["slopes"] - (d["C"] * d["slopes"]).sum(1, keepdim=True))
     found = stationarity([], d["C"], d["slopes"], eta=1e-5)
     torch.testing.assert_close(found, limit.abs().sum().square(), rtol=1e-3, atol=1e-8)

@@ -1,4 +1,4 @@
-"""Laws of the simplex: rows stay on it, steps solve their problem, projections are nearest, columns match."""
+"""Rows stay on the simplex, mirror steps and projections are optimal, and columns are matched optimally."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 
 def memberships(seed: int, *shape: int, spread: float = 2.0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Rows on the simplex; a wide spread brings them to its faces."""
+    """Rows on the simplex; a large spread puts them near the boundary."""
     return torch.softmax(spread * normal(seed, *shape, dtype=dtype), -1)
 
 
@@ -46,8 +46,8 @@ def test_many_steps_stay_on_the_simplex_and_above_the_floor(seed, k, eta, dtype)
         assert (c >= FLOOR).all()
 
 
-def test_the_floor_lets_a_membership_come_back():
-    pure, wrong = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0])  # the gradient now favours the second
+def test_the_floor_lets_a_membership_grow_again():
+    pure, wrong = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0])  # the gradient favours the second entry
     stuck, free = pure, pure
     for _ in range(100):
         stuck = simplex.mirror_step(stuck, wrong, 1.0)
@@ -75,13 +75,13 @@ def test_mirror_step_solves_its_argmin_problem(seed, k, eta):
     others = torch.cat([memberships(seed + 2, 40, k), torch.eye(k).double(), c[None]])
     gaps = objective(others) - objective(step)
     assert (gaps >= -1e-12).all()
-    # for an entropic step the gap is a divergence exactly (the three-point identity)
+    # for an entropic step the gap is exactly a divergence (the three-point identity)
     torch.testing.assert_close(gaps, simplex.kl(others, step) / eta, rtol=1e-8, atol=1e-9)
 
 
 @law
 @given(seeds, widths)
-def test_mirror_step_takes_a_step_size_for_every_row(seed, k):
+def test_mirror_step_accepts_one_step_size_per_row(seed, k):
     c, g = memberships(seed, 3, k), normal(seed + 1, 3, k)
     etas = torch.tensor([0.0, 0.3, 2.0], dtype=torch.float64)
     together = simplex.mirror_step(c, g, etas[:, None])
@@ -100,7 +100,7 @@ def test_inside_changes_nothing_in_the_interior(seed, k):
 
 @law
 @given(seeds, st.integers(2, 7), st.floats(1e-6, 0.1))
-def test_inside_keeps_the_order_and_touches_the_floor_where_it_was_crossed(seed, k, floor):
+def test_inside_keeps_the_order_and_sets_entries_below_the_floor_to_the_floor(seed, k, floor):
     c = memberships(seed, 6, k, spread=10.0)
     moved = simplex.inside(c, floor)
     assert on_simplex(moved)
@@ -122,7 +122,7 @@ def test_projection_is_the_nearest_point(seed, k, scale):
     v = scale * normal(seed, 5, k)
     p = simplex.project(v)
     assert on_simplex(p)
-    # p is nearest on a convex set exactly if <v - p, x - p> <= 0 for all x; the corners suffice
+    # p is the nearest point of a convex set if and only if <v - p, x - p> <= 0 for all x; the corners suffice
     angles = torch.einsum("mk,mjk->mj", v - p, torch.eye(k).double() - p[:, None])
     assert (angles <= 1e-10 * scale).all()
 
@@ -143,10 +143,10 @@ def test_divergences(seed, k):
     p, q = memberships(seed, 8, k), memberships(seed + 1, 8, k)
     tv, kl = simplex.total_variation(p, q), simplex.kl(p, q)
     assert ((tv >= 0) & (tv <= 1)).all()
-    assert (kl >= 2 * tv**2 - 1e-12).all()  # Pinsker
+    assert (kl >= 2 * tv**2 - 1e-12).all()  # Pinsker's inequality
     torch.testing.assert_close(simplex.kl(p, p), torch.zeros(8).double())
     flat = simplex.uniform(8, k, dtype=torch.float64)
-    torch.testing.assert_close(simplex.entropy(p), math.log(k) - simplex.kl(p, flat))  # of which uniform has most
+    torch.testing.assert_close(simplex.entropy(p), math.log(k) - simplex.kl(p, flat))  # log k if uniform
 
 
 def test_divergences_at_corners():
@@ -197,7 +197,7 @@ def test_match_undoes_a_relabelling(seed, k, random):
         ((5, 3), (4, 3), r"\(5, 3\) and \(4, 3\)"),
     ],
 )
-def test_match_refuses_what_has_no_matching(a, b, found):
+def test_match_refuses_shapes_that_cannot_be_matched(a, b, found):
     with pytest.raises(ModelError, match=found):
         simplex.match(simplex.uniform(*a), simplex.uniform(*b))
 
@@ -208,7 +208,7 @@ def test_match_refuses_nan():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_check_returns_what_is_on_the_simplex(dtype):
+def test_check_returns_rows_on_the_simplex(dtype):
     c = memberships(0, 4, 3, 7).to(dtype)
     assert simplex.check(c) is c
 
@@ -235,6 +235,6 @@ def test_check_names_the_row_and_what_it_found(row, expected):
 
 
 @pytest.mark.parametrize("c", [torch.tensor(1.0), torch.ones(3, 0), torch.ones(3, 1, dtype=torch.long)])
-def test_check_refuses_what_is_not_rows_of_reals(c):
+def test_check_refuses_other_shapes_and_types(c):
     with pytest.raises(ModelError, match="expected real rows"):
         simplex.check(c)

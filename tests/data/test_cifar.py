@@ -1,4 +1,4 @@
-"""CIFAR-10's pickles are read, and no other pickle is."""
+"""The pickles of CIFAR-10 are read, and other pickles are refused."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ def batch(rows=slice(None), **changes) -> dict:
 
 
 def python2_batch(pixels: bytes, n: int) -> bytes:
-    """What Python 2 wrote (the official files): str as bytes, numpy.core, labels as a list."""
+    """A batch as in the official files, written by Python 2: str as bytes, numpy.core, labels as a list."""
 
     def text(s: bytes) -> bytes:
         return b"T" + len(s).to_bytes(4, "little") + s
@@ -66,11 +66,11 @@ def test_a_batch_as_python_2_wrote_it(tmp_path):
 
 
 def _renamed(content: bytes) -> bytes:
-    """The module's name of today: numpy warns of the old one."""
+    """Use the new name of the numpy module, because numpy warns about the old one."""
     return content.replace(b"numpy.core.", b"numpy._core.")
 
 
-def test_six_batches_make_the_data_set(tmp_path):
+def test_the_data_set_is_all_six_batches(tmp_path):
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
@@ -87,7 +87,7 @@ def test_six_batches_make_the_data_set(tmp_path):
 
 
 class Malicious:
-    """Pickled as a call of any function."""
+    """An object whose pickle calls a function."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -110,7 +110,7 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path, function, argu
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
 
 
-def test_bytes_come_in_one_encoding_only(tmp_path):
+def test_other_encodings_of_bytes_are_refused(tmp_path):
     import codecs
 
     path = write(tmp_path / "b", batch(extra=Malicious(codecs.encode, "x", "rot13")))

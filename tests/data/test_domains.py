@@ -1,4 +1,4 @@
-"""Domains of digits from files written here: who gets which image, in which form, and what is missing."""
+"""Digit domains read from small files: which client gets which image, and errors about missing files."""
 
 import bz2
 
@@ -14,7 +14,7 @@ from support import write_mnist
 
 N = 60
 LABELS = (np.arange(N) % 10).astype(np.uint8)
-LEVELS = {"svhn": 0, "usps": 1, "mnist_m": 2, "mnist": 3}  # an image is one shade, 4 * position + level
+LEVELS = {"svhn": 0, "usps": 1, "mnist_m": 2, "mnist": 3}  # all pixels of an image have the value 4 * position + level
 SHAPES = {"svhn": (32, 32, 3), "usps": (16, 16), "mnist_m": (32, 32, 3), "mnist": (28, 28)}
 
 
@@ -38,7 +38,7 @@ def folder(tmp_path):
 
 
 def shades(samples) -> np.ndarray:
-    """The shade of each image, which is the same all over it."""
+    """The pixel value of each image, which is the same for all its pixels."""
     x = ((samples.x + 1) * 127.5).flatten(1)
     assert (x.max(1).values - x.min(1).values).max() < 1e-3
     return x.mean(1).round().long().numpy()
@@ -64,7 +64,7 @@ def test_every_image_goes_to_one_client_of_its_domain_with_its_label(folder, cli
     assert all(sorted(positions) == list(range(N)) for positions in seen.values())
 
 
-def test_samples_are_drawn_from_the_seed(folder):
+def test_samples_depend_on_the_seed(folder):
     def drawn(samples: int, seed: int = 0) -> set[int]:
         return set(shades(digit_domains(folder, ["usps"], samples, seed=seed, test_fraction=0).train))
 
@@ -81,7 +81,7 @@ def test_domains_do_not_depend_on_each_other(folder):
             assert torch.equal(part.x, everything.client(id)[split].x)
 
 
-def test_official_files_give_the_same_as_archives(folder, tmp_path_factory):
+def test_official_files_and_archives_give_the_same_images(folder, tmp_path_factory):
     official = tmp_path_factory.mktemp("official")
     for domain in ("svhn", "usps"):
         (official / domain).mkdir()
@@ -104,14 +104,14 @@ def test_an_image_of_the_right_size_is_only_scaled_and_repeated():
     assert torch.equal(as_coloured(grey), (2 * grey - 1)[:, None].expand(-1, 3, -1, -1))
 
 
-def test_resizing_keeps_left_and_right():
+def test_resizing_does_not_flip_images():
     half = torch.zeros(1, 3, 32, 32)
     half[..., 16:] = 1
     resized = as_coloured(half)
     assert (resized[..., :12] == -1).all() and (resized[..., 16:] == 1).all()
 
 
-def test_what_is_missing_is_named_with_a_remedy(folder, monkeypatch):
+def test_errors_about_missing_files_say_what_to_do(folder, monkeypatch):
     (folder / "digits5" / "usps.npz").unlink()
     with pytest.raises(
         DataError, match=r"no usps.npz or usps.bz2 with usps.t.bz2 in .*digits5.*get both.*'usps' out of"
@@ -127,7 +127,7 @@ def test_what_is_missing_is_named_with_a_remedy(folder, monkeypatch):
     assert build("digit_domains", domains=["svhn", "mnist"], samples=10).ids == ("svhn", "mnist")
 
 
-def test_what_is_no_set_of_images_is_refused(folder):
+def test_files_without_images_are_refused(folder):
     np.savez(folder / "digits5" / "usps.npz", x=np.zeros((N, 256), np.uint8), y=LABELS)
     with pytest.raises(DataError, match=r"usps.npz has samples of shape \(256,\); expected images"):
         digit_domains(folder, ["usps"], 10)
@@ -145,7 +145,7 @@ def test_what_is_no_set_of_images_is_refused(folder):
         build("digit_domains", domains=["emnist"])
 
 
-def test_real_domains_are_five_clients_of_one_size(real_data, monkeypatch):
+def test_real_domains_are_five_clients_of_equal_size(real_data, monkeypatch):
     if not (real_data / "digits5").is_dir() or not (real_data / "mnist").is_dir():
         pytest.skip("no digits5/ or mnist/ in the data folder")
     monkeypatch.setenv("PPFL_DATA", str(real_data))

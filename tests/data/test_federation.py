@@ -1,4 +1,4 @@
-"""Laws of a federation: clients are named slices, and nothing depends on who else is there."""
+"""A federation has clients as named slices, and a client does not depend on the other clients."""
 
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ def values(samples: Samples | None) -> list[float]:
     client=st.lists(st.integers(0, 6), min_size=12, max_size=60).filter(lambda c: max(c.count(i) for i in c) > 2),
     seed=st.integers(0, 5),
 )
-def test_every_row_lands_in_one_split_of_its_own_client(client, seed):
+def test_every_row_is_in_one_split_of_its_own_client(client, seed):
     x = np.arange(len(client), dtype=np.float32)[:, None]
     f = Federation.from_arrays(x, np.arange(len(client)) % 2, client, test_fraction=0.3, seed=seed)
     assert sorted(values(f.train) + values(f.test)) == x.flatten().tolist()
@@ -51,8 +51,8 @@ def test_rows_keep_their_order_within_a_client():
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.sampled_from(["runs", "rows"]))
-def test_rows_group_alike_however_they_come(client, order):
-    """Sorted, in runs or mixed; integers, floats, strings or objects: the naive grouping."""
+def test_grouping_does_not_depend_on_order_or_type_of_ids(client, order):
+    """The same as naive grouping, for sorted and mixed rows and for ids of any type."""
     client = sorted(client) if order == "runs" else client
     names = list(dict.fromkeys(client))
     expected = [[row for row, name in enumerate(client) if name == one] for one in names]
@@ -65,22 +65,22 @@ def test_rows_group_alike_however_they_come(client, order):
     ):
         found = group_rows(column)
         assert found.ids == tuple(map(str, names)) and found.sizes.tolist() == [len(rows) for rows in expected]
-        assert found.of(torch.arange(len(client))).tolist() == [row for rows in expected for row in rows]
+        assert found.take(torch.arange(len(client))).tolist() == [row for rows in expected for row in rows]
         turned = group_rows(column, ids=names[::-1])
-        assert turned.of(torch.arange(len(client))).tolist() == [row for rows in expected[::-1] for row in rows]
+        assert turned.take(torch.arange(len(client))).tolist() == [row for rows in expected[::-1] for row in rows]
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64])
-def test_client_numbers_may_be_as_large_as_they_go(dtype):
+def test_client_numbers_may_be_the_largest_of_their_type(dtype):
     ends = [np.iinfo(dtype).max, np.iinfo(dtype).min, np.iinfo(dtype).max - 1]
     for numbers in (ends, ends[::2]):
         column = np.array(numbers * 3, dtype)
         found = group_rows(column)
         assert found.ids == tuple(str(number) for number in numbers)
-        assert found.of(torch.arange(len(column))).reshape(len(numbers), 3).diff().unique().tolist() == [len(numbers)]
+        assert found.take(torch.arange(len(column))).reshape(len(numbers), 3).diff().unique().tolist() == [len(numbers)]
 
 
-def test_rows_that_stand_client_by_client_are_not_copied():
+def test_rows_already_sorted_by_client_are_not_copied():
     x, y, client = torch.randn(30, 2), torch.arange(30) % 2, torch.arange(30) // 10
     assert Federation.from_arrays(x, y, client, test_fraction=0).train.x.data_ptr() == x.data_ptr()
     spread = torch.randn(30, 4)[:, ::2]
@@ -110,17 +110,17 @@ def test_default_weights_are_shares_of_the_training_samples():
     torch.testing.assert_close(held.weights, held.train.sizes / len(held.train))
 
 
-def test_given_weights_go_by_name_and_survive_a_holdout():
+def test_given_weights_are_matched_by_id_and_survive_a_holdout():
     f = Federation.from_arrays(*rows(), weights={2: 1, 1: 1, 0: 2}, test_fraction=0).holdout(0.2)
     assert dict(zip(f.ids, f.weights.tolist(), strict=True)) == {"0": 0.5, "1": 0.25, "2": 0.25}
 
 
 @pytest.mark.parametrize("into", ["test", "validation"])
-def test_a_holdout_depends_on_no_other_client(into):
-    everybody = Federation.from_arrays(*rows(60, 5), test_fraction=0)
-    some = everybody.select([everybody.ids[3], everybody.ids[1]])
+def test_a_holdout_does_not_depend_on_other_clients(into):
+    all_clients = Federation.from_arrays(*rows(60, 5), test_fraction=0)
+    some = all_clients.select([all_clients.ids[3], all_clients.ids[1]])
     for seed in range(3):
-        whole, part = everybody.holdout(0.3, seed, into), some.holdout(0.3, seed, into)
+        whole, part = all_clients.holdout(0.3, seed, into), some.holdout(0.3, seed, into)
         for id in some.ids:
             assert values(whole.client(id)[into]) == values(part.client(id)[into])
 
@@ -134,7 +134,7 @@ def test_a_holdout_depends_on_seed_and_purpose():
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.floats(0.3, 0.95), st.integers(1, 100))
-def test_a_holdout_is_each_clients_own_draw_in_whatever_blocks(sizes, fraction, block):
+def test_a_holdout_does_not_depend_on_the_block_size(sizes, fraction, block):
     if max(sizes) == 1:
         sizes = [*sizes, 2]
     ids = [f"client {i}" for i in range(len(sizes))]
@@ -150,10 +150,10 @@ def test_a_holdout_is_each_clients_own_draw_in_whatever_blocks(sizes, fraction, 
 def test_a_holdout_takes_every_sample_equally_often():
     ids = [f"client {i}" for i in range(6000)]
     times = samples.held_out(torch.full((6000,), 5), ids, 0.2, 0, "test").reshape(6000, 5).sum(0).double()
-    assert float(((times - 1200) ** 2 / 1200).sum()) < 18.5  # 99.9 %, 4 degrees of freedom
+    assert float(((times - 1200) ** 2 / 1200).sum()) < 18.5  # 99.9 % quantile with 4 degrees of freedom
 
 
-def test_from_arrays_holds_out_as_holdout_does():
+def test_from_arrays_and_holdout_hold_out_the_same_samples():
     at_once = Federation.from_arrays(*rows(), test_fraction=0.2, validation_fraction=0.25, seed=4)
     stepwise = Federation.from_arrays(*rows(), test_fraction=0).holdout(0.2, 4).holdout(0.25, 4, into="validation")
     for split in ("train", "test", "validation"):
@@ -182,7 +182,7 @@ def test_marked_rows_are_the_test_rows():
     assert sorted(values(f.test)) == x[mark].flatten().tolist()
 
 
-def test_selection_is_by_name_and_keeps_what_it_came_from():
+def test_selection_is_by_id_and_keeps_everything_else():
     truth = Truth(torch.eye(3))
     f = Federation.from_arrays(*rows(), ids=["0", "1", "2"], truth=truth, classes=("no", "yes", "maybe"))
     picked = f.select(["2", "0"])
@@ -222,7 +222,7 @@ def test_a_client_is_a_view():
 
 
 @pytest.mark.parametrize("kind", ["list", "numpy", "torch", "pandas"])
-def test_containers_do_not_matter(kind):
+def test_the_type_of_container_does_not_matter(kind):
     x, y, client = rows()
     if kind == "pandas":
         pd = pytest.importorskip("pandas")
@@ -257,7 +257,7 @@ def test_tokens_stay_integers():
         f.feature_means()
 
 
-def test_moving_changes_type_of_floats_only():
+def test_a_dtype_is_applied_to_floats_only():
     f = Federation.from_arrays(*rows(), ids=[0, 1, 2], truth=Truth(torch.eye(3), sources=torch.eye(3)))
     g = f.to("cpu", torch.float64)
     assert (g.train.x.dtype, g.test.x.dtype, g.train.y.dtype) == (torch.float64, torch.float64, torch.int64)
@@ -266,10 +266,10 @@ def test_moving_changes_type_of_floats_only():
 
 def test_a_description_is_one_line():
     text = Federation.from_arrays(*rows(), name="toy").describe()
-    assert text == "toy: 3 clients, 24 train / 6 test samples (8-8 a client), x (1,), 2 classes"
+    assert text == "toy: 3 clients, 24 train / 6 test samples (8-8 per client), x (1,), 2 classes"
 
 
-def test_a_federation_does_not_change():
+def test_a_federation_is_immutable():
     f = Federation.from_arrays(*rows())
     with pytest.raises(AttributeError):
         f.name = "other"

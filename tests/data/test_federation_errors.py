@@ -1,4 +1,4 @@
-"""Every way to build a federation wrongly, and the one line that says so."""
+"""Wrong input to a federation gives an error message of one line."""
 
 import numpy as np
 import pytest
@@ -38,16 +38,16 @@ CASES = {
     "duplicate ids": (lambda: federation(ids=("a", "a")), "'a' occur twice"),
     "duplicate ids given": (lambda: arrays(ids=["a", "b", "a"]), "'a' occur twice"),
     "duplicate selection": (lambda: arrays().select(["a", "a"]), "'a' occur twice"),
-    "ids that are no strings": (lambda: federation(ids=(1, 2)), "must be strings"),
+    "ids that are not strings": (lambda: federation(ids=(1, 2)), "must be strings"),
     "too few ids": (lambda: federation(ids=("a",)), "2 clients but there are 1 ids"),
-    "nobody": (lambda: arrays().select([]), "no client"),
+    "no clients": (lambda: arrays().select([]), "no client"),
     "no rows": (lambda: arrays(np.zeros((0, 2)), [], []), "no client"),
     "unknown client": (lambda: arrays().select(["c7"]), "no client 'c7' among the 2"),
     "NaN": (lambda: arrays(with_nan(), test_fraction=0), "train x has NaN.* 3 samples, 2 of them of client 'b'"),
     "NaN target": (lambda: arrays(y=[0.1, np.nan] * 3, test_fraction=0), "train y has NaN"),
     "negative label": (lambda: arrays(y=[-1, 0, 1] * 2), "label -1 of client 'a'.*number the classes"),
     "label beyond classes": (lambda: arrays(y=[0, 1, 2] * 2, classes=("n", "y")), r"outside 0\.\.1"),
-    "fraction as label": (lambda: arrays(y=[0.5, 1, 0] * 2, task="classification"), "0.5, which is no class"),
+    "fraction as label": (lambda: arrays(y=[0.5, 1, 0] * 2, task="classification"), "0.5, which is not a class"),
     "float labels": (lambda: federation(train=samples(y=torch.zeros(6)), classes=("n", "y")), "integers"),
     "unknown class": (lambda: arrays(y=list("nynynz"), classes=("n", "y")), "'z', not among the classes"),
     "one class": (lambda: arrays(y=[1] * 6), "every label is 1"),
@@ -59,13 +59,13 @@ CASES = {
     "double features": (lambda: samples(torch.zeros(6, 2, dtype=torch.float16)), "float16.*x.float"),
     "short labels": (lambda: samples(y=torch.zeros(6, dtype=torch.int32)), "int32.*y.long"),
     "y as matrix": (lambda: samples(y=torch.zeros(6, 2)), "flatten"),
-    "falling offsets": (lambda: samples(offsets=torch.tensor([0, 4, 3, 6])), "never fall"),
+    "decreasing offsets": (lambda: samples(offsets=torch.tensor([0, 4, 3, 6])), "never decrease"),
     "short offsets": (lambda: samples(offsets=torch.tensor([0, 3, 5])), "end at 6"),
     "float offsets": (lambda: samples(offsets=torch.tensor([0.0, 6.0])), "int64"),
     "missing client": (lambda: arrays(clients=["a", None, "b"] * 2), "clients has 2 missing"),
     "missing numeric client": (lambda: arrays(clients=[1.0, np.nan] * 3), "clients has 3 missing"),
     "fractional client": (lambda: arrays(clients=[1.5, 2.0] * 3), "fractions"),
-    "client matrix": (lambda: arrays(clients=np.zeros((6, 2))), "one client id a sample"),
+    "client matrix": (lambda: arrays(clients=np.zeros((6, 2))), "one client id per sample"),
     "text features": (lambda: arrays(x=[["a", "b"]] * 6), "not numeric"),
     "one number": (lambda: arrays(x=1.0), r"shape \(\)"),
     "a row of numbers": (lambda: arrays(x=np.zeros(6)), r"use x.reshape\(-1, 1\)"),
@@ -74,25 +74,25 @@ CASES = {
     "weights that sum to 2": (lambda: federation(weights=torch.ones(2)), "sum to 2, not 1"),
     "infinite weight": (lambda: federation(weights=torch.tensor([0.5, torch.inf])), "'b' is inf"),
     "one weight": (lambda: federation(weights=torch.ones(1)), r"expected float32 \(2,\)"),
-    "weights of others": (lambda: arrays(weights={"a": 1, "c": 1}), "differ in 'b', 'c'"),
+    "weights of other clients": (lambda: arrays(weights={"a": 1, "c": 1}), "differ in 'b', 'c'"),
     "truth without ids": (lambda: arrays(truth=Truth(torch.eye(2))), "without ids"),
-    "truth of others": (lambda: federation(truth=Truth(torch.eye(3))), "3 rows but there are 2 clients"),
+    "truth of other clients": (lambda: federation(truth=Truth(torch.eye(3))), "3 rows but there are 2 clients"),
     "truth off the simplex": (lambda: Truth(torch.ones(2, 2)), "simplex"),
     "truth as labels": (lambda: Truth(torch.tensor([0, 1])), r"\(clients, k\)"),
     "fraction of one": (lambda: arrays(test_fraction=1.0), "from 0 to below 1"),
     "negative fraction": (lambda: arrays(test_fraction=0).holdout(-0.1), "from 0 to below 1"),
-    "nobody can hold out": (lambda: arrays(test_fraction=0.1), "large enough.*largest has 3"),
+    "no client can hold out": (lambda: arrays(test_fraction=0.1), "large enough.*largest has 3"),
     "second test": (lambda: arrays().holdout(0.2), "already has test"),
-    "short mark": (lambda: arrays(is_test=[True]), "one mark a sample"),
+    "short mark": (lambda: arrays(is_test=[True]), "one value per sample"),
     "no test": (lambda: arrays(test_fraction=0).split("test"), "holdout"),
     "labels of targets": (lambda: arrays(y=[0.5] * 6, test_fraction=0).label_counts(), "float targets"),
-    "unlike splits": (lambda: federation(test=samples(torch.zeros(6, 3))), "use one form"),
+    "splits of different shapes": (lambda: federation(test=samples(torch.zeros(6, 3))), "use one form"),
     "labels and targets": (lambda: federation(test=samples(y=torch.zeros(6))), "float targets.*labels"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_wrong_federation_says_so_in_one_line(case):
+def test_wrong_input_gives_an_error_of_one_line(case):
     build, pattern = CASES[case]
     with pytest.raises(DataError, match=pattern) as caught:
         build()
@@ -104,5 +104,5 @@ def test_a_client_of_one_class_is_fine():
     assert f.label_counts().tolist() == [[3, 0], [0, 3]]
 
 
-def test_one_class_is_fine_where_the_classes_are_named():
+def test_one_class_is_fine_if_the_classes_are_given():
     assert arrays(y=[1] * 6, classes=("n", "y")).n_classes == 2

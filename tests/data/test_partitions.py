@@ -1,4 +1,4 @@
-"""Laws of the partitions: every sample in one client, sizes and proportions as promised."""
+"""Partitions put every sample in one client, with the documented sizes and proportions."""
 
 import numpy as np
 import pytest
@@ -50,13 +50,13 @@ def test_every_sample_is_in_exactly_one_client_with_its_own_label(name):
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
-def test_the_seed_decides_and_nothing_else(name):
+def test_a_partition_depends_on_the_seed_only(name):
     first, again, other = (PARTITIONS[name](seed) for seed in (0, 0, 1))
     assert torch.equal(first.train.x, again.train.x)
     assert first.train.x.shape != other.train.x.shape or not torch.equal(first.train.x, other.train.x)
 
 
-def test_groups_hold_their_labels_only():
+def test_clients_of_a_group_have_labels_of_that_group_only():
     f = by_label_groups(X, Y, MNIST_GROUPS, (2, 3, 4, 5))
     assert f.ids[:3] == ("g0-c0", "g0-c1", "g1-c0")
     groups = f.truth.memberships.argmax(1)
@@ -68,7 +68,7 @@ def test_groups_hold_their_labels_only():
         assert own.max() - own.min() <= 1
 
 
-def test_names_sort_as_numbers_do():
+def test_client_ids_sort_by_number():
     ids = by_label_groups(X, Y, MNIST_GROUPS, 12).ids
     assert ids[3] == "g0-c03"
     assert list(ids) == sorted(ids)
@@ -82,7 +82,7 @@ def test_the_papers_groups_cover_ten_classes():
     assert sum(CIFAR10_CLIENTS) == 80
 
 
-def test_truth_is_the_mixture_as_realised():
+def test_the_truth_is_the_mixture_of_the_actual_samples():
     f = dirichlet_sources(X, Y, MNIST_GROUPS, 20, 0.5)
     counts = f.label_counts() + f.label_counts("test")
     realised = torch.stack([counts[:, list(g)].sum(1) for g in MNIST_GROUPS], 1) / sizes(f)[:, None]
@@ -117,7 +117,7 @@ def test_allocations_use_every_sample_once(supply, clients, alpha, seed):
     assert counts.sum(1).min() >= least
 
 
-def test_mixtures_stay_near_the_draw_where_supply_meets_demand():
+def test_mixtures_stay_near_the_draw_if_supply_meets_demand():
     drawn = np.random.default_rng(3).dirichlet(np.full(4, 0.5), 400)
     counts = equal_sizes(np.full(4, 50_000), 400, 0.5, np.random.default_rng(3))
     assert np.abs(counts / counts.sum(1, keepdims=True) - drawn).mean() < 0.02
@@ -125,7 +125,7 @@ def test_mixtures_stay_near_the_draw_where_supply_meets_demand():
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_both_readings_of_table_2_draw_the_same_mixtures(equal):
-    """Variance of a Dirichlet(a) share over s sources is (s - 1) / (s^2 (s a + 1)); sizes do not enter."""
+    """Variance of a Dirichlet(a) share over s sources is (s - 1) / (s^2 (s a + 1)), for any client sizes."""
     supply, alpha = np.full(3, 100_000), 0.5
     rng = np.random.default_rng(0)
     counts = equal_sizes(supply, 500, alpha, rng) if equal else random_sizes(supply, 500, alpha, rng, 1)
@@ -133,12 +133,12 @@ def test_both_readings_of_table_2_draw_the_same_mixtures(equal):
     assert variance == pytest.approx(2 / 9 / (3 * alpha + 1), rel=0.15)
 
 
-def test_no_client_is_below_the_least_size():
+def test_every_client_has_at_least_min_samples():
     f = dirichlet_labels(X, Y, 30, 0.05, min_samples=15)
     assert sizes(f).min() >= 15
 
 
-def test_digits_come_in_four_groups():
+def test_digits_have_four_groups():
     f = digits_federation(clients_per_group=3, seed=1)
     assert (f.n_clients, f.n_classes, f.name) == (12, 10, "digits")
     assert 0 <= f.train.x.min() < f.train.x.max() <= 1
@@ -147,20 +147,20 @@ def test_digits_come_in_four_groups():
 
 ERRORS = {
     "a label in two groups": (lambda: by_label_groups(X, Y, [[0, 1], [1]], 2), "must not overlap"),
-    "a label in no group": (lambda: by_label_groups(X, Y, [[0, 1], [2]], 2), "labels .* in no group"),
+    "a label in no group": (lambda: by_label_groups(X, Y, [[0, 1], [2]], 2), "labels .* not in any group"),
     "an empty group": (lambda: by_label_groups(X, Y, [list(range(10)), [11]], 2), r"group \[11\]"),
     "too many clients": (lambda: by_label_groups(X, Y, MNIST_GROUPS, 400), "too few for 400"),
     "numbers of clients": (lambda: by_label_groups(X, Y, MNIST_GROUPS, (1, 2)), "2 numbers for 4 groups"),
     "iid with too many": (lambda: iid(X, Y, N + 1), "601 clients for 600"),
     "alpha of zero": (lambda: dirichlet_labels(X, Y, 3, 0.0), "alpha is 0"),
-    "too many for the least": (lambda: dirichlet_labels(X, Y, 100, 0.5), "at least 10 each"),
+    "too many clients for min_samples": (lambda: dirichlet_labels(X, Y, 100, 0.5), "at least 10 each"),
     "float targets": (lambda: dirichlet_labels(X, Y + 0.5, 3, 1.0), "needs labels"),
     "unpaired": (lambda: iid(X[:-1], Y, 3), "pair row by row"),
 }
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_a_wrong_partition_says_so_in_one_line(case):
+def test_wrong_input_gives_an_error_of_one_line(case):
     build, pattern = ERRORS[case]
     with pytest.raises(DataError, match=pattern) as caught:
         build()

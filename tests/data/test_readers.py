@@ -1,4 +1,4 @@
-"""Files written here and read back, real files where they are, and every file that is not what it says."""
+"""Files are read back as written, real files are read if available, and damaged files are refused."""
 
 import gzip
 import io
@@ -40,7 +40,7 @@ def test_mnist_round_trip(tmp_path, compress, inner, name):
     assert torch.equal(read_mnist(tmp_path, image=True)[0].flatten(1), x)
 
 
-def test_real_mnist_is_whole(real_data):
+def test_real_mnist_is_complete(real_data):
     if not (real_data / "mnist").is_dir():
         pytest.skip("no mnist/ in the data folder")
     x, y = read_mnist(real_data / "mnist")
@@ -77,7 +77,7 @@ def test_a_broken_idx_file_is_refused(tmp_path, case):
         read_idx(broken_idx(tmp_path, content, name))
 
 
-def test_missing_files_are_named_with_a_remedy(tmp_path):
+def test_errors_about_missing_files_say_what_to_do(tmp_path):
     for read, pattern in (
         (read_idx, "no file .*nowhere.*check the path"),
         (read_npz, "no file .*nowhere"),
@@ -89,7 +89,7 @@ def test_missing_files_are_named_with_a_remedy(tmp_path):
             read(tmp_path / "nowhere")
 
 
-def test_images_without_their_labels_are_refused(tmp_path):
+def test_different_numbers_of_images_and_labels_are_refused(tmp_path):
     write_mnist(tmp_path, IMAGES, LABELS)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(LABELS[:3])))
     with pytest.raises(DataError, match=r"t10k images of shape \(5, 28, 28\) and labels of shape \(3,\)"):
@@ -106,7 +106,7 @@ def test_npz_round_trip(tmp_path):
     assert f.train.y.tolist() == y[~mark].tolist()
 
 
-def test_npz_of_bytes_is_images_and_of_tokens_integers(tmp_path):
+def test_bytes_in_npz_become_images_and_tokens_stay_integers(tmp_path):
     colour = RNG.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", x_train=colour[:4], y_train=[0, 1, 0, 1], x_test=colour[4:], y_test=[1, 0])
     pool = read_npz(tmp_path / "a.npz")
@@ -120,7 +120,7 @@ def test_npz_of_bytes_is_images_and_of_tokens_integers(tmp_path):
     assert f.train.x.dtype == torch.int64
 
 
-def test_images_get_their_channels(tmp_path):
+def test_images_get_a_channel_axis(tmp_path):
     grey, colour = IMAGES, np.stack([IMAGES] * 3, -1)
     np.savez(tmp_path / "grey.npz", x=grey, y=LABELS, client=LABELS % 2)
     np.savez(tmp_path / "colour.npz", x=colour, y=LABELS, client=LABELS % 2)
@@ -134,7 +134,7 @@ def test_images_get_their_channels(tmp_path):
     assert torch.equal(read("colour", image=True), read("grey")[:, None].expand(-1, 3, -1, -1))
     halves = {"name": "iid", "clients": 2}
     assert read("grey", image=True, partition=halves).shape == (20, 1, 28, 28)
-    with pytest.raises(DataError, match=r"shape \(784,\), which is no image"):
+    with pytest.raises(DataError, match=r"shape \(784,\), which is not an image"):
         read("flat", image=True)
 
 
@@ -147,7 +147,7 @@ def test_a_broken_npz_file_is_refused(tmp_path):
     np.save(single, np.zeros(3))
     for content in (b"", b"nonsense", good.getvalue()[:-30], objects.getvalue(), single.getvalue(), pickle.dumps([1])):
         path.write_bytes(content)
-        with pytest.raises(DataError, match="no readable npz file"):
+        with pytest.raises(DataError, match="not a readable npz file"):
             read_npz(path)
     np.savez(path, images=np.zeros(3), y=np.zeros(3))
     with pytest.raises(DataError, match=r"\['images', 'y'\]; expected x, y"):

@@ -1,4 +1,4 @@
-"""Laws of the synthetic populations."""
+"""Synthetic populations have the documented distributions."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_truth_is_on_the_simplex_and_the_seed_decides(maker):
+def test_truth_is_on_the_simplex_and_data_depend_on_the_seed(maker):
     first, again, other = (MAKERS[maker](seed) for seed in (0, 0, 1))
     c = first.truth.memberships
     assert (c >= 0).all()
@@ -40,7 +40,7 @@ def test_truth_is_on_the_simplex_and_the_seed_decides(maker):
 def test_sizes_are_those_of_the_paper():
     sizes = synthetic_classification(3000, 2, test_points=0).train.sizes.double()
     assert (sizes.min(), sizes.max()) == (50, 1000)
-    # of lognormal(4, 2): half are below e^4, and P(50 + e^(4 + 2z) > 1000) = P(z > 1.428)
+    # for lognormal(4, 2), half are below e^4 and P(50 + e^(4 + 2z) > 1000) = P(z > 1.428)
     assert float(sizes.median()) == pytest.approx(50 + np.exp(4), abs=8)
     assert float((sizes == 1000).double().mean()) == pytest.approx(0.0766, abs=0.02)
 
@@ -52,24 +52,24 @@ def test_features_are_uniform():
     assert float(x.var()) == pytest.approx(1 / 3, abs=0.01)
 
 
-def test_points_come_from_the_sources_in_the_clients_proportions():
-    """Without noise a client's label agrees with source k exactly where k made it, or by the angle between."""
+def test_points_come_from_the_sources_in_the_proportions_of_the_client():
+    """Without noise, a label agrees with source k if k generated it, otherwise with a probability set by the angle."""
     f = synthetic_classification(4, 400, alpha=1.0, noise=0.0, test_points=20_000, seed=2)
     agree = ((f.test.x @ f.truth.sources.T > 0).long() == f.test.y[:, None]).float()
     rate = agree.reshape(4, -1, 3).mean(1)
     unit = torch.nn.functional.normalize(f.truth.sources, dim=1)
-    same_side = 1 - torch.arccos((unit @ unit.T).clamp(-1, 1)) / torch.pi  # P(two half-spaces agree)
+    same_side = 1 - torch.arccos((unit @ unit.T).clamp(-1, 1)) / torch.pi  # probability that two half-spaces agree
     torch.testing.assert_close(rate, f.truth.memberships @ same_side, atol=0.015, rtol=0)
 
 
-def test_labels_do_not_follow_the_order_of_points():
-    """The released generator left the tail of every client at label 0."""
+def test_labels_do_not_depend_on_the_order_of_points():
+    """In the published generator the last points of every client all have label 0."""
     f = synthetic_classification(30, 20, test_points=200)
     tail = f.test.y.reshape(30, 200)[:, 150:]
     assert 0.4 < tail.double().mean() < 0.6
 
 
-def test_more_test_points_leave_training_as_it_was():
+def test_the_number_of_test_points_does_not_change_the_training_data():
     few, many = (synthetic_classification(5, 4, test_points=n) for n in (0, 50))
     assert few.test is None
     assert torch.equal(few.train.x, many.train.x)
@@ -88,7 +88,7 @@ def test_the_bayes_rule_is_right_for_one_source_up_to_noise():
     assert bayes_accuracy(clean) == 1
 
 
-def test_the_bayes_rule_beats_every_rule_it_could_be_mistaken_for():
+def test_the_bayes_rule_is_better_than_similar_rules():
     f = synthetic_classification(100, 150, test_points=300, seed=5)
     best = bayes_accuracy(f)
     assert 0.83 < best < 0.90
@@ -112,14 +112,14 @@ def test_groups_are_easy_to_tell_apart():
     assert torch.equal(by_client.argmax(1), f.truth.memberships.argmax(1))
 
 
-def test_linear_targets_differ_from_the_model_by_the_noise_alone():
+def test_linear_targets_differ_from_the_model_by_the_noise_only():
     f = synthetic_linear(n_clients=100, noise=0.3)
     own = (f.truth.memberships @ f.truth.sources)[f.train.client_of()]
     assert float((f.train.y - (f.train.x * own).sum(1)).std()) == pytest.approx(0.3, rel=0.05)
 
 
 def test_logistic_labels_are_drawn_with_the_models_probabilities():
-    """Where the model says p, a share p of the labels is 1, up to 4.5 standard errors; train and test alike."""
+    """For a predicted probability p, a share p of the labels is 1, within 4.5 standard errors, in train and test."""
     f = logistic_population(4000, samples=10, dim=6, k=3, test_points=5)
     own = f.truth.memberships @ f.truth.sources
     for part in f.splits.values():
@@ -130,7 +130,7 @@ def test_logistic_labels_are_drawn_with_the_models_probabilities():
             assert abs(float((part.y[near] - p[near]).sum())) < 4.5 * float(error)
 
 
-def test_logistic_features_and_memberships_have_their_moments():
+def test_logistic_features_and_memberships_have_the_expected_moments():
     f = logistic_population(4000, dim=5, k=3, alpha=0.3, test_points=0)
     assert f.test is None and f.train.sizes.unique().tolist() == [10]
     assert (f.train.x.min(), f.train.x.max()) == (pytest.approx(-1, abs=1e-3), pytest.approx(1, abs=1e-3))
@@ -138,7 +138,7 @@ def test_logistic_features_and_memberships_have_their_moments():
     assert float(f.truth.memberships.var(0).mean()) == pytest.approx(2 / 9 / (3 * 0.3 + 1), rel=0.05)
 
 
-def test_a_logistic_client_does_not_depend_on_how_many_follow_it():
+def test_a_logistic_client_does_not_depend_on_the_number_of_clients():
     few, many = logistic_population(7, seed=3), logistic_population(40, seed=3)
     assert few.truth.sources.equal(many.truth.sources)
     assert few.truth.memberships.equal(many.truth.memberships[:7])
@@ -149,7 +149,7 @@ def test_a_logistic_client_does_not_depend_on_how_many_follow_it():
     assert alone.x.equal(many.train.x) and alone.y.equal(many.train.y)
 
 
-def test_with_models_of_no_size_labels_are_coins():
+def test_models_of_scale_zero_give_labels_with_equal_probabilities():
     y = logistic_population(2000, scale=0).train.y.double()
     assert abs(float(y.mean()) - 0.5) < 4.5 * 0.5 / len(y) ** 0.5
 
@@ -168,7 +168,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_a_wrong_population_says_so(case):
+def test_wrong_settings_are_refused(case):
     build, pattern = ERRORS[case]
     with pytest.raises(DataError, match=pattern):
         build()

@@ -1,40 +1,40 @@
-"""The paper's studies: each is there, whole, and set up as the paper says."""
+"""The studies of the paper are complete and set up as in the paper."""
 
 import pytest
 
 from ppfl.core.errors import SettingError
-from ppfl.paper import STUDIES, load_study, paper_figures
-from ppfl.paper.figures import _all
+from ppfl.paper import STUDIES, load_study, paper_results
+from ppfl.paper.paper_results import _read_all
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_is_a_whole_comparison(name: str) -> None:
+def test_methods_of_a_case_differ_in_the_method_only(name: str) -> None:
     study = load_study(name)
     assert study.cases
     for case in study.cases:
-        alike = {e.model_dump_json(exclude={"algorithm", "population", "seeds"}) for e in case.experiments.values()}
-        assert len(alike) == 1, "methods differ in what must be common to them"
+        common = {e.model_dump_json(exclude={"algorithm", "population", "seeds"}) for e in case.experiments.values()}
+        assert len(common) == 1, "methods differ in what must be common to them"
         for label, experiment in case.experiments.items():
             assert experiment.name == f"{study.runs}-{case.name}", label
 
 
 @pytest.mark.parametrize("name", ["table1", "table2"])
-def test_mnist_is_run_at_the_papers_scale(name: str) -> None:
+def test_mnist_has_the_scale_of_the_paper(name: str) -> None:
     for case in load_study(name).cases:
         if case.name.startswith("mnist"):
             first = next(iter(case.experiments.values()))
             assert (first.rounds, len(first.seeds), case.scale) == (200, 5, "")
 
 
-def test_figures_stand_in_the_studies_that_show_them() -> None:
-    for study, case, method in _all():
+def test_every_result_of_the_paper_belongs_to_a_method_of_its_study() -> None:
+    for study, case, method in _read_all():
         cases = {c.name: c for c in load_study(study).cases}
         if case in cases:
             assert method in cases[case].experiments, f"{study}, {case} lacks {method}"
 
 
-def test_figures_of_what_is_not_in_the_paper_are_none() -> None:
-    assert paper_figures("k-sweep", "mnist") == {}
+def test_a_study_that_is_not_in_the_paper_has_no_paper_results() -> None:
+    assert paper_results("k-sweep", "mnist") == {}
 
 
 def test_overrides_reach_every_case_and_method() -> None:
@@ -42,18 +42,18 @@ def test_overrides_reach_every_case_and_method() -> None:
     assert {e.rounds for case in study.cases for e in case.experiments.values()} == {7}
 
 
-def test_a_study_of_anothers_runs_has_its_experiments() -> None:
+def test_a_study_that_shows_runs_of_another_has_the_same_experiments() -> None:
     source = {case.name: case for case in load_study("table1").cases}
     for case in load_study("membership-recovery").cases:
         assert case.experiments.items() <= source[case.name].experiments.items()
 
 
-def test_cases_and_methods_can_be_picked() -> None:
+def test_cases_and_methods_can_be_selected() -> None:
     picked = load_study("table1", cases=["mnist"], methods=["PPFL1", "FedAvg"])
     assert [list(case.experiments) for case in picked.cases] == [["FedAvg", "PPFL1"]]
 
 
-def test_what_is_not_there_is_named_with_what_is() -> None:
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(SettingError, match=r"no study 'table9'.*table1"):
         load_study("table9")
     with pytest.raises(SettingError, match=r"no case 'emnist'.*mnist"):

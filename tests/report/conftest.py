@@ -1,4 +1,4 @@
-"""Runs that never ran: the records of a population whose truth, memberships and scores are made up."""
+"""Fake run records with made-up truth, memberships and scores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ def fake_run(
     truth: bool = True,
     seed: int = 0,
 ) -> FakeRun:
-    """soft: the alpha of the Dirichlet that true mixtures come from; near 0 they are groups."""
+    """soft: the alpha of the Dirichlet distribution of true mixtures; near 0 the mixtures become groups."""
     rng = np.random.default_rng(seed)
     true = torch.tensor(rng.dirichlet(np.full(groups, soft), clients))
     if soft <= 0.05:

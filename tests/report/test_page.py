@@ -1,4 +1,4 @@
-"""Laws of the page: it stands alone, escapes all data, leaves nobody out and survives what is missing."""
+"""The report page needs no external resources, escapes all data, lists every client and copes with missing values."""
 
 import re
 from collections.abc import Callable
@@ -12,11 +12,11 @@ import torch
 
 from ppfl.core.errors import SettingError
 from ppfl.report import render, write_report
-from ppfl.report.details import MOST_CLIENTS
-from ppfl.report.methods import common_metric, ranked
+from ppfl.report.detail_tables import MAX_CLIENTS
+from ppfl.report.methods import common_metric, rank_methods
 from ppfl.report.metric import ACCURACY
-from ppfl.report.portrait import agreement
 from ppfl.report.records import final, per_client
+from ppfl.report.sorted_memberships import truth_agreement
 from ppfl.runs import Experiment, run
 
 Make = Callable[..., Any]
@@ -24,7 +24,7 @@ NASTY = ('<b>&"x"', "'; alert(1) //", "</svg><script>alert(1)</script>", "\x00\x
 
 
 def parsed(page: str) -> ElementTree.Element:
-    """The page is XML as well, which is how a test can look into it."""
+    """The page is also valid XML, so tests can parse it."""
     return ElementTree.fromstring(page)
 
 
@@ -50,7 +50,7 @@ def test_page_and_picture_are_well_formed(comparison: list[Any]) -> None:
         parsed(document)
 
 
-def test_nothing_is_fetched_from_anywhere(comparison: list[Any]) -> None:
+def test_the_page_needs_no_external_resources(comparison: list[Any]) -> None:
     for document in render(comparison, "Title"):
         bare = document.replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?:|\bsrc=|\bhref=|url\(|@import|<script|<link|<iframe", bare)
@@ -67,14 +67,14 @@ def test_everything_from_data_is_escaped(make_run: Make) -> None:
     assert NASTY[0] in [content(row[0]) for row in table(page, 1)]
 
 
-@pytest.mark.parametrize("clients", [1, 40, MOST_CLIENTS, 250])
+@pytest.mark.parametrize("clients", [1, 40, MAX_CLIENTS, 250])
 def test_every_client_is_listed_up_to_the_limit(make_run: Make, clients: int) -> None:
     run = make_run("ppfl", clients=clients)
     page, _ = render([run], "t")
-    listed = {content(row[0]) for row in table(page, 1)[1:]}
-    assert len(listed) == min(clients, MOST_CLIENTS)
-    assert listed <= set(run.ids)
-    assert (f"of {clients} clients, in the order" in page) == (clients > MOST_CLIENTS)
+    join_names = {content(row[0]) for row in table(page, 1)[1:]}
+    assert len(join_names) == min(clients, MAX_CLIENTS)
+    assert join_names <= set(run.ids)
+    assert (f"of {clients} clients, in the order" in page) == (clients > MAX_CLIENTS)
 
 
 def test_clients_are_matched_by_name(make_run: Make) -> None:
@@ -98,7 +98,7 @@ def test_methods_come_best_first_and_the_best_is_bold(comparison: list[Any]) -> 
 @pytest.mark.parametrize("metric", ["rmse", "deviance"])
 def test_errors_are_better_when_smaller(make_run: Make, metric: str) -> None:
     runs = [make_run("ppfl", metric=metric, level=0.9), make_run("fedavg", metric=metric, level=0.5, k=1)]
-    assert [method.label for method in ranked(runs[::-1], common_metric(runs))] == ["PPFL", "FedAvg"]
+    assert [method.label for method in rank_methods(runs[::-1], common_metric(runs))] == ["PPFL", "FedAvg"]
     assert "lower is better" in render(runs, "t")[0]
 
 
@@ -118,12 +118,12 @@ def test_equal_runs_are_level_and_none_is_bold(make_run: Make) -> None:
     assert not any(row[1].find("b") is not None for row in table(page, 0)[1:])
 
 
-def test_agreement_ignores_the_names_of_models_and_falls_with_each_mistake(make_run: Make) -> None:
+def test_agreement_ignores_the_order_of_models_and_decreases_with_each_mistake(make_run: Make) -> None:
     run = make_run("ppfl", clients=50)
     run.memberships = run.truth[:, [2, 0, 3, 1]].clone()
 
     def value() -> float:
-        found = agreement(run)
+        found = truth_agreement(run)
         assert found is not None
         return found.value
 
@@ -132,28 +132,28 @@ def test_agreement_ignores_the_names_of_models_and_falls_with_each_mistake(make_
     assert value() == pytest.approx(0.9)
 
 
-def test_agreement_with_mixtures_is_their_overlap(make_run: Make) -> None:
+def test_agreement_with_true_mixtures_is_the_mean_overlap(make_run: Make) -> None:
     run = make_run("ppfl", soft=1.0, k=3, groups=3)
     run.memberships = 0.9 * run.truth + 0.1 / 3
-    found = agreement(run)
+    found = truth_agreement(run)
     expected = 1 - (run.memberships - run.truth).abs().sum(1).mean() / 2
     assert found is not None
     assert not found.groups
     assert found.value == pytest.approx(float(expected))
 
 
-def test_seeds_of_an_experiment_are_one_method_and_settings_are_not(make_run: Make) -> None:
+def test_runs_with_other_seeds_are_one_method_and_runs_with_other_settings_are_not(make_run: Make) -> None:
     runs = [make_run("ppfl", seed=seed) for seed in (0, 1, 2)] + [make_run("ppfl", lr=0.5)]
-    methods = ranked(runs, ACCURACY)
+    methods = rank_methods(runs, ACCURACY)
     assert sorted(len(method.runs) for method in methods) == [1, 3]
     assert len({method.label for method in methods}) == 2
 
 
-def test_labels_say_which_runs_are_a_method_and_what_it_is_called(make_run: Make) -> None:
-    """Also where the records alone would say otherwise."""
+def test_labels_group_runs_into_methods_and_name_them(make_run: Make) -> None:
+    """Even where the records alone would be grouped differently."""
     runs = [make_run("ppfl", seed=0), make_run("ppfl", seed=1), make_run("ppfl", seed=2, level=0.5), make_run("local")]
     labels = ["PPFL1", "PPFL2", "PPFL1", "Alone, with a name that is longer than any chart has room for"]
-    methods = ranked(runs, ACCURACY, labels)
+    methods = rank_methods(runs, ACCURACY, labels)
     assert {method.label: len(method.runs) for method in methods} == {"PPFL1": 2, "PPFL2": 1, labels[3]: 1}
     page, _ = render(runs, "t", labels)
     assert {content(row[0]) for row in table(page, 0)[1:]} == set(labels)
@@ -169,7 +169,7 @@ def test_labels_must_be_as_many_as_runs(make_run: Make) -> None:
 
 def test_a_method_is_the_mean_of_its_seeds(make_run: Make) -> None:
     runs = [make_run("ppfl", level=level, seed=seed) for seed, level in enumerate((0.8, 0.9, 0.7))]
-    (method,) = ranked(runs, ACCURACY)
+    (method,) = rank_methods(runs, ACCURACY)
     finals = [final(run, "accuracy") or 0 for run in runs]
     assert method.score(ACCURACY) == pytest.approx(sum(finals) / 3)
     assert method.curve("accuracy")[-1][1] == pytest.approx(sum(finals) / 3)
@@ -177,7 +177,7 @@ def test_a_method_is_the_mean_of_its_seeds(make_run: Make) -> None:
     assert shown == f"{fmean(finals):.1%} ± {100 * stdev(finals):.1f}"
 
 
-def test_a_lead_within_the_spread_of_seeds_is_called_so(make_run: Make) -> None:
+def test_a_lead_within_the_spread_of_seeds_is_reported_as_such(make_run: Make) -> None:
     def pair(gap: float) -> list[Any]:
         levels = [("ppfl", 0.80 + gap), ("fedavg", 0.80)]
         return [make_run(name, level=level + 0.05 * seed, seed=seed) for name, level in levels for seed in (0, 1)]
@@ -186,14 +186,14 @@ def test_a_lead_within_the_spread_of_seeds_is_called_so(make_run: Make) -> None:
     assert "though seeds differ by as much" not in render(pair(0.15), "t")[0]
 
 
-def test_scores_are_those_of_the_state_the_run_returns(make_run: Make) -> None:
+def test_scores_are_those_of_the_state_that_the_run_returned(make_run: Make) -> None:
     run = make_run("ppfl")
     run.scores = {"accuracy": 0.123, "per_client": [0.5] * len(run.ids)}
     assert final(run, "accuracy") == 0.123
     assert set(per_client(run, ACCURACY).values()) == {0.5}
 
 
-def test_a_run_without_anything_still_has_a_page(blank_run: Make) -> None:
+def test_an_empty_run_still_has_a_page(blank_run: Make) -> None:
     for document in render([blank_run()], "t"):
         parsed(document)
 
@@ -208,7 +208,7 @@ def test_a_page_without_one_of_the_numbers(comparison: list[Any], missing: str) 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "x"])
-def test_a_run_that_blew_up_is_reported_without_its_numbers(comparison: list[Any], value: Any) -> None:
+def test_a_diverged_run_is_reported_without_its_numbers(comparison: list[Any], value: Any) -> None:
     run = comparison[1]
     for row in run.metrics:
         row.update({key: value for key in row if key != "round"})
@@ -219,7 +219,7 @@ def test_a_run_that_blew_up_is_reported_without_its_numbers(comparison: list[Any
     assert not re.search(r"\bnan\b|\binf\b", page)
 
 
-def test_unfinished_runs_say_so(make_run: Make) -> None:
+def test_unfinished_runs_are_marked(make_run: Make) -> None:
     run = make_run("ppfl")
     run.finished = False
     assert "Not finished yet: PPFL" in render([run], "t")[0]
@@ -240,7 +240,7 @@ def test_write_report_writes_both_files(make_run: Make, tmp_path: Path, monkeypa
     parsed((page.parent / "memberships.svg").read_text(encoding="utf-8"))
 
 
-def test_what_runs_write_is_what_the_report_reads(tmp_path: Path) -> None:
+def test_the_report_reads_what_runs_write(tmp_path: Path) -> None:
     settings = {"rounds": 2, "data": {"name": "synthetic_groups"}, "model": {"name": "linear"}}
     methods = {
         "ppfl": {"algorithm": {"name": "ppfl"}, "population": {"k": 3}},
@@ -254,6 +254,6 @@ def test_what_runs_write_is_what_the_report_reads(tmp_path: Path) -> None:
         assert f"{record.scores['accuracy']:.1%}" in page
 
 
-def test_no_folders_no_report(tmp_path: Path) -> None:
+def test_a_report_without_folders_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="at least one run folder"):
         write_report([], tmp_path, "Title")

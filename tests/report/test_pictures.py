@@ -1,4 +1,4 @@
-"""Laws of the drawings: well-formed, complete, in the right colours."""
+"""Drawings are well-formed, complete and in the right colours."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppfl.report import render
-from ppfl.report.bars import MOST_BARS
-from ppfl.report.drawing import apart, axis, round_steps
+from ppfl.report.drawing import axis, round_ticks, separate
+from ppfl.report.membership_bars import MAX_BARS
 from ppfl.report.palette import model_colour
 from ppfl.runs import group_agreement
 
@@ -29,7 +29,7 @@ def rectangles(column: ElementTree.Element) -> list[tuple[float, str]]:
     return [(float(r.attrib["height"]), r.attrib["fill"]) for r in column.iter(f"{SVG}rect")]
 
 
-def hints(picture: str) -> list[str]:
+def tooltips(picture: str) -> list[str]:
     return [title.text or "" for title in ElementTree.fromstring(picture).iter(f"{SVG}title")]
 
 
@@ -62,8 +62,8 @@ def test_heights_are_memberships(make_run: Make) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_truth_has_the_colour_of_its_model(make_run: Make, seed: int) -> None:
-    """Memberships are the true groups under other names, so bar and strip must agree in colour."""
+def test_a_true_group_has_the_colour_of_its_model(make_run: Make, seed: int) -> None:
+    """Memberships are the true groups in another order, so bar and strip must have the same colour."""
     run = make_run("ppfl", seed=seed)
     run.memberships = run.truth[:, torch.randperm(4, generator=torch.Generator().manual_seed(seed))]
     _, picture = render([run], "t")
@@ -77,11 +77,11 @@ def test_colours_agree_as_often_as_the_table_says(make_run: Make, groups: int, k
     run.memberships[:9] = run.memberships[:9].roll(1, dims=1)
     _, picture = render([run], "t")
     pairs = zip(columns(picture, "client"), columns(picture, "truth"), strict=True)
-    alike = [max(rectangles(bar))[1] == max(rectangles(true))[1] for bar, true in pairs]
-    assert sum(alike) / len(alike) == pytest.approx(group_agreement(run.memberships, run.truth).share)
+    same_colour = [max(rectangles(bar))[1] == max(rectangles(true))[1] for bar, true in pairs]
+    assert sum(same_colour) / len(same_colour) == pytest.approx(group_agreement(run.memberships, run.truth).share)
 
 
-def test_left_over_true_groups_take_colours_of_no_model(make_run: Make) -> None:
+def test_unmatched_true_groups_have_colours_that_no_model_has(make_run: Make) -> None:
     run = make_run("ppfl", groups=5, k=2)
     _, picture = render([run], "t")
     models = {colour for bar in columns(picture, "client") for _, colour in rectangles(bar)}
@@ -97,15 +97,15 @@ def test_colours_follow_shares_and_not_the_order_of_columns(make_run: Make) -> N
     assert render([run], "t")[1] == render([turned], "t")[1]
 
 
-def test_too_many_clients_become_means_and_none_is_lost(make_run: Make) -> None:
+def test_many_clients_are_averaged_without_losing_any(make_run: Make) -> None:
     _, picture = render([make_run("ppfl", clients=1000, truth=False)], "t")
     drawn = columns(picture, "client")
-    assert len(drawn) <= MOST_BARS
-    counts = [int(said.split()[2]) for said in hints(picture) if said.startswith("mean of")]
+    assert len(drawn) <= MAX_BARS
+    counts = [int(said.split()[2]) for said in tooltips(picture) if said.startswith("mean of")]
     assert sum(counts) == 1000
 
 
-def test_no_memberships_no_bars(make_run: Make) -> None:
+def test_runs_without_memberships_have_no_bars(make_run: Make) -> None:
     _, picture = render([make_run("fedavg", k=1)], "t")
     assert not columns(picture, "client")
     assert "no memberships" in picture
@@ -113,7 +113,7 @@ def test_no_memberships_no_bars(make_run: Make) -> None:
 
 @given(st.lists(st.floats(0, 200), min_size=1, max_size=10))
 def test_labels_keep_their_order_and_their_distance(wanted: list[float]) -> None:
-    places = apart(wanted, gap=14, low=0, high=200)
+    places = separate(wanted, gap=14, low=0, high=200)
     order = sorted(range(len(wanted)), key=wanted.__getitem__)
     steps = [places[b] - places[a] for a, b in pairwise(order)]
     assert all(step >= 14 - 1e-9 for step in steps)
@@ -121,15 +121,15 @@ def test_labels_keep_their_order_and_their_distance(wanted: list[float]) -> None
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6), st.integers(2, 9))
-def test_ticks_are_few_and_inside(low: float, width: float, about: int) -> None:
+def test_ticks_are_few_and_inside_the_axis(low: float, width: float, about: int) -> None:
     high = low + width
-    ticks = round_steps(low, high, about)
+    ticks = round_ticks(low, high, about)
     slack = 1e-6 * max(abs(low), abs(high), width)
     assert len(ticks) <= about + 1
     assert all(low - slack <= tick <= high + slack for tick in ticks)
 
 
 @given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=5), st.booleans())
-def test_an_axis_holds_its_values(values: list[float], log: bool) -> None:
+def test_an_axis_covers_its_values(values: list[float], log: bool) -> None:
     drawn = axis(values, 10, 90, log=log)
     assert all(10 - 1e-6 <= drawn.at(value) <= 90 + 1e-6 for value in values)

@@ -1,15 +1,18 @@
 """What is stored comes back with the same bits, or is refused; a write that fails leaves the old file."""
 
 import os
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from ppfl.core import CheckpointError
-from ppfl.runs.storage import flatten, read_tensors, restore, save_tree, write_json
+from ppfl.runs.storage import flatten, read_tensors, restore, save_tree, write_json, write_toml
 
 
 class Server(NamedTuple):
@@ -102,6 +105,26 @@ def test_only_tensors_with_names_of_their_own_are_stored(tmp_path):
     for tree in ({"a": 3}, {"a.b": torch.zeros(1), "a": {"b": torch.zeros(1)}}):
         with pytest.raises(CheckpointError, match="trees of tensors"):
             save_tree(tmp_path / "tree.safetensors", tree, {})
+
+
+KEYS, VALUES = st.text(min_size=1, max_size=5), st.integers(-9, 9) | st.booleans() | st.text(max_size=5)
+TABLES = st.recursive(
+    st.dictionaries(KEYS, VALUES, max_size=3), lambda inner: st.dictionaries(KEYS, inner, max_size=3), max_leaves=5
+)
+
+
+@given(settings=TABLES)
+def test_settings_survive_a_round_trip_through_toml(tmp_path_factory, settings: dict) -> None:
+    path = tmp_path_factory.getbasetemp() / "settings.toml"
+    write_toml(path, settings)
+    assert tomllib.loads(path.read_text(encoding="utf-8")) == settings
+
+
+def test_toml_keeps_infinity_and_lists_of_tables_and_leaves_out_none(tmp_path) -> None:
+    path = tmp_path / "settings.toml"
+    kept = {"limit": float("inf"), "methods": [{"lr": 0.1}, {"lr": float("-inf"), "seeds": [0, 1]}]}
+    write_toml(path, {**kept, "path": None, "methods": [{**kept["methods"][0], "path": None}, kept["methods"][1]]})
+    assert tomllib.loads(path.read_text(encoding="utf-8")) == kept
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

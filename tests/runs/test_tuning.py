@@ -1,16 +1,12 @@
 """Tuning: the same number of trials for all, on validation data, and a file that can be run."""
 
-import tomllib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ppfl.algorithms import PPFL, FedAvg
 from ppfl.core.errors import SettingError
 from ppfl.runs.comparison import load_comparison
-from ppfl.runs.toml import to_toml
 from ppfl.runs.tuning import attempt, candidates, tune, without_test
 
 
@@ -55,17 +51,6 @@ def test_the_best_trial_comes_first_and_every_method_has_as_many(make_experiment
 def test_a_budget_of_nothing_is_refused(make_experiment) -> None:
     with pytest.raises(SettingError, match="at least one trial"):
         tune({"a": make_experiment()}, None, budget=0)
-
-
-KEYS, VALUES = st.text(min_size=1, max_size=5), st.integers(-9, 9) | st.booleans() | st.text(max_size=5)
-TABLES = st.recursive(
-    st.dictionaries(KEYS, VALUES, max_size=3), lambda inner: st.dictionaries(KEYS, inner, max_size=3), max_leaves=5
-)
-
-
-@given(TABLES)
-def test_toml_reads_back_as_it_was(settings: dict) -> None:
-    assert tomllib.loads(to_toml(settings)) == settings
 
 
 def test_tune_writes_a_comparison_with_what_it_found(tmp_path, capsys) -> None:

@@ -15,22 +15,21 @@ from rich.console import Console
 
 from ..core.errors import PPFLError, RankError, SettingError
 from ..engines.ranks import is_first_process
-from ..paper import STUDIES, load_study, sheets_of
+from ..paper import STUDIES, load_study, study_tables
 from ..runs import Interrupted, RunRecord, find_runs, load_experiment, load_run, package_version, run
 from ..runs.comparison import Task, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
 from ..runs.load import load_settings
-from ..runs.storage import write_text
-from ..runs.toml import to_toml
+from ..runs.storage import write_toml
 from ..runs.tuning import tune
 from . import demo
-from .compare import show_tasks, tell
+from .compare import print_progress, show_tasks
 from .glm import glm_command
 from .heatmap import membership_table
 from .program import program
 from .progress import show_progress
-from .reproduce import refuse_missing_data, sheet_table, tasks_of_study, write_study
-from .tables import comparison_table, metrics_table, result_table, summary_line
-from .trials import tell_trial, trials_table
+from .reproduce import refuse_missing_data, tasks_of_study, terminal_table, write_study
+from .run_tables import comparison_table, metrics_table, result_table, summary_line
+from .trials import print_trial, trials_table
 
 app = typer.Typer(
     help="Population personalized federated learning: K shared models, and a membership for every client.",
@@ -148,9 +147,9 @@ def tune_command(
     if place.exists():
         raise SettingError(f"{place} exists; choose another --out, or move it away")
     experiments = load_comparison(file, settings or ())
-    found = tune(experiments, file.parent, budget, rounds, on_trial=tell_trial)
+    found = tune(experiments, file.parent, budget, rounds, on_trial=print_trial)
     best = {label: trials[0].changes for label, trials in found.items()}
-    write_text(place, to_toml(tuned_settings(file, settings or (), best)) + "\n")
+    write_toml(place, tuned_settings(file, settings or (), best))
     Console(width=None if sys.stdout.isatty() else WIDE).print(trials_table(found))
     print(f"the best of each are in {place}; compare them with: {program()} compare {shlex.quote(str(place))}")
 
@@ -183,8 +182,8 @@ def reproduce_command(
     page = write_study(study, tasks, records, place, shlex.join(["ppfl", *command[1:]]))
     if not quiet:
         console = Console(width=None if sys.stdout.isatty() else WIDEST)
-        for sheet in sheets_of(study, records):
-            console.print(sheet_table(sheet))
+        for table in study_tables(study, records):
+            console.print(terminal_table(table))
         print(f"written to {page}")
 
 
@@ -234,7 +233,7 @@ def _run_live(tasks: list[Task], jobs: int | None, *, quiet: bool) -> dict[str, 
     """Run them with a live table on a terminal, else a line for each that ends."""
     with show_tasks(tasks, quiet=quiet):
         silent = quiet or sys.stderr.isatty()
-        return run_tasks(tasks, min(jobs or torch.get_num_threads(), len(tasks)), None if silent else tell)
+        return run_tasks(tasks, min(jobs or torch.get_num_threads(), len(tasks)), None if silent else print_progress)
 
 
 @contextmanager

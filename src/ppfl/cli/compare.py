@@ -1,4 +1,4 @@
-"""Several runs at once: how far each of them is, live."""
+"""A live display of several runs at once."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from rich.table import Table
 
 from ..runs import RunFolder, metric_name
 from ..runs.comparison import Task
-from .tables import NOTHING, show_score
+from .run_tables import NOTHING, show_score
 
 REFRESH = 1.0  # seconds
-TAIL = 1 << 16  # bytes of a record of rounds that are looked at
+TAIL = 1 << 16  # bytes to read from the end of a metrics file
 
 
-class Progress(NamedTuple):
-    """How far a run is."""
+class RunProgress(NamedTuple):
+    """The last round of a run, and its last score."""
 
     round: int
     metric: str | None
     score: float | None
 
 
-def progress_of(folder: Path) -> Progress:
-    """From the last whole lines of a run's record."""
+def progress_of(folder: Path) -> RunProgress:
+    """Read the last complete lines of the metrics file of a run."""
     file = RunFolder(folder).metrics_file
     if not file.is_file():
-        return Progress(0, None, None)
+        return RunProgress(0, None, None)
     with file.open("rb") as record:
         record.seek(max(0, file.stat().st_size - TAIL))
         lines = record.read().split(b"\n")[:-1]
     rows = [row for line in lines if (row := _parsed(line)) is not None]
     if not rows:
-        return Progress(0, None, None)
+        return RunProgress(0, None, None)
     scored = next((row for row in reversed(rows) if metric_name(row)), {})
     metric = metric_name(scored)
-    return Progress(int(rows[-1]["round"]), metric, scored[metric] if metric else None)
+    return RunProgress(int(rows[-1]["round"]), metric, scored[metric] if metric else None)
 
 
 def _parsed(line: bytes) -> dict[str, float] | None:
     try:
         row = json.loads(line)
-    except ValueError:  # the first one may be cut
+    except ValueError:  # the first line may be incomplete
         return None
     return row if isinstance(row, dict) and "round" in row else None
 
 
 @contextmanager
 def show_tasks(tasks: Sequence[Task], *, quiet: bool) -> Iterator[None]:
-    """A live table on a terminal."""
+    """Show a live table while the tasks run, if the output is a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield
@@ -65,11 +65,11 @@ def show_tasks(tasks: Sequence[Task], *, quiet: bool) -> Iterator[None]:
     done = threading.Event()
     with Live(live_table(tasks), console=console, transient=True, auto_refresh=False) as live:
 
-        def keep_up() -> None:
+        def refresh() -> None:
             while not done.wait(REFRESH):
                 live.update(live_table(tasks), refresh=True)
 
-        watcher = threading.Thread(target=keep_up, daemon=True)
+        watcher = threading.Thread(target=refresh, daemon=True)
         watcher.start()
         try:
             yield
@@ -78,15 +78,15 @@ def show_tasks(tasks: Sequence[Task], *, quiet: bool) -> Iterator[None]:
             watcher.join()
 
 
-def tell(task: Task) -> None:
-    """One line for a run that is done, where nobody watches live."""
+def print_progress(task: Task) -> None:
+    """Print one line for a finished run, where there is no live table."""
     found = progress_of(task.run_folder)
     score = f", {found.metric} {show_score(found.metric, found.score)}" if found.metric else ""
     print(f"{task.label}, seed {task.seed}: round {found.round} of {task.experiment.rounds}{score}", file=sys.stderr)
 
 
 def live_table(tasks: Sequence[Task]) -> Table:
-    """A row a method, a column a seed: its round while it runs, its score."""
+    """One row per method, one column per seed: the score, and the round while the run is not finished."""
     seeds = list(dict.fromkeys(task.seed for task in tasks))
     table = Table(box=SIMPLE_HEAD)
     table.add_column("method", no_wrap=True)

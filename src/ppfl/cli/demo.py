@@ -1,4 +1,4 @@
-"""The demo: what each client gains from the others, on data that come with scikit-learn."""
+"""The demo: Local, FedAvg and PPFL on the digits that come with scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rich.console import Console
 from ..runs import Experiment, run
 from .program import program
 from .progress import show_progress
-from .tables import result_table
+from .run_tables import result_table
 
-# half of the data are for testing, so that clients have few samples and something to gain from each other
+# half of the data are for testing, so that clients have few samples and can gain from each other
 _SETTINGS = {
     "rounds": 40,
     "data": {"name": "digits", "test_fraction": 0.5},
@@ -28,7 +28,7 @@ _METHODS: dict[str, dict[str, Any]] = {
 
 
 def demo_experiments(seed: int) -> dict[str, Experiment]:
-    """Local, FedAvg and PPFL, alike in all but the method."""
+    """Local, FedAvg and PPFL with the same settings otherwise."""
     return {
         label: Experiment.model_validate({"name": f"demo-{label.lower()}", "seeds": [seed], **_SETTINGS, **method})
         for label, method in _METHODS.items()
@@ -36,14 +36,14 @@ def demo_experiments(seed: int) -> dict[str, Experiment]:
 
 
 def run_demo(out: Path, seed: int) -> None:
-    """Run the three, print how they compare, and write the report; what is there already is not run again."""
-    from ..report import write_report  # here, as nothing else needs it
+    """Run the three methods, print a comparison and write the report; finished runs are not run again."""
+    from ..report import write_report  # imported here because only this function needs it
 
     records = []
     for label, experiment in demo_experiments(seed).items():
         with show_progress(experiment, label=label) as on_moment:
             records += run(experiment, out / experiment.algorithm.name, resume=True, on_moment=on_moment)
-    print("40 clients in 4 groups that hold different digits; no method is told the groups.")
+    print("40 clients in 4 groups with different digits; no method knows the groups.")
     Console().print(result_table(records, "method", list(_METHODS)))
     folders = [record.folder for record in records]
     page = write_report(folders, out, title="Who writes which digits: Local, FedAvg and PPFL")

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from ..core.errors import SettingError
-from ..data.tables import read_frame, stem
+from ..data.table_readers import read_frame, stem
 from ..runs import package_version
 from ..runs.storage import write_text
 
@@ -96,14 +96,14 @@ def _write(fitted: TableFit, place: Path, file: Path, command: str) -> Path:
     """Every file whole or not at all; returns the page."""
     from ..glm.table_files import files_of
     from ..glm.table_fit import CLEAR
-    from ..report import Population, render_population
-    from ..report.portrait import letter
+    from ..report import PopulationResults, render_population
+    from ..report.sorted_memberships import letter
     from .glm_tables import table_notes
 
     table, k = fitted.table, fitted.best.k
     models = f"{k} canonical models" if k > 1 else "one model for all"
     page = render_population(
-        Population(
+        PopulationResults(
             title=f"{table.target.name} in {stem(file)}: {models}",
             command=command,
             notes=[*table_notes(fitted), f"ppfl {package_version('ppfl')}, torch {package_version('torch')}."],

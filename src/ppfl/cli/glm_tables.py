@@ -11,9 +11,9 @@ from rich.text import Text
 
 from ..glm.table_fit import CLEAR, TableFit
 from ..glm.table_terms import Term
-from ..report.effects import shown_together
-from ..report.portrait import letter
-from .tables import NOTHING, show_score
+from ..report.effects import format_same_decimals
+from ..report.sorted_memberships import letter
+from .run_tables import NOTHING, show_score
 
 
 class Part(NamedTuple):
@@ -127,7 +127,7 @@ def _figure(metric: str, value: float) -> str:
 
 def _shown(line: Term, *, is_share: bool) -> list[str]:
     values = [*line.values, line.pooled]
-    return [f"{value:.1%}" for value in values] if is_share else shown_together(values)
+    return [f"{value:.1%}" for value in values] if is_share else format_same_decimals(values)
 
 
 def _few(names: Sequence[str], most: int = 8) -> str:

@@ -1,4 +1,4 @@
-"""Memberships on a terminal: a row a client, a column a canonical model, the darker the more of it."""
+"""Memberships on a terminal: one row per client, one column per canonical model, darker for larger memberships."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rich.text import Text
 from torch import Tensor
 
 from ..runs import RunRecord, align
-from .tables import spread_evenly
+from .run_tables import spread_evenly
 
 ROWS = 40
 _BLOCKS, _ASCII = " ░▒▓█", " .:*#"
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-_WIDE, _NARROW, _MANY = 4, 2, 5  # columns of a cell, narrow where there are many canonical models
+_WIDE, _NARROW, _MANY = 4, 2, 5  # widths of a cell in characters; narrow for more than _MANY canonical models
 
 
 def membership_table(record: RunRecord, *, utf8: bool = True) -> Table:
-    """Clients by their largest membership, canonical models by share of the population, the truth beside them."""
+    """Clients sorted by their largest membership, models by their share of the population; the truth on the right."""
     assert record.memberships is not None
     if record.truth is None:
         found, truth = record.memberships.double(), None
@@ -41,7 +41,7 @@ def membership_table(record: RunRecord, *, utf8: bool = True) -> Table:
         cells = _cells(found[client, models], shades)
         if truth is not None:
             cells += [Text(), *_cells(truth[client, models], shades)]
-        table.add_row(Text(record.ids[client]), *cells)  # an id may look like markup
+        table.add_row(Text(record.ids[client]), *cells)  # as Text, because an id may look like markup
     if len(shown) < len(clients):
         table.caption = f"{len(shown)} of {len(clients)} clients, taken evenly from all in this order"
     return table

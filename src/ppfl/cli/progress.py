@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from ..engines.fit import Moment, Record
 from ..runs import Experiment, OnMoment, metric_name
-from .tables import show_score
+from .run_tables import show_score
 
 LINES = 10  # a run that nobody watches live
 SECONDS = 60.0  # ... or that is slow

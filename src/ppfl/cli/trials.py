@@ -1,4 +1,4 @@
-"""Trials of `ppfl tune` for a terminal."""
+"""Show the trials of `ppfl tune` on a terminal."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..runs.tuning import Trial
-from .tables import show_score
+from .run_tables import show_score
 
 
-def tell_trial(label: str, trial: Trial) -> None:
-    """A line a trial, as it ends."""
+def print_trial(label: str, trial: Trial) -> None:
+    """Print one line for a finished trial."""
     score = show_score(trial.metric, trial.score)
-    print(f"{label}, {settings_of(trial)}: validation {trial.metric} {score}", file=sys.stderr)
+    print(f"{label}, {changed_settings(trial)}: validation {trial.metric} {score}", file=sys.stderr)
 
 
 def trials_table(found: Mapping[str, Sequence[Trial]]) -> Table:
-    """Every method's best trial, and what its own settings gave."""
+    """The best trial of every method, and the score of its original settings."""
     table = Table(box=SIMPLE_HEAD, caption="scores on validation samples of the clients' training data")
-    for name in ("method", "best settings", "score", "as it stood", "trials"):
+    for name in ("method", "best settings", "score", "original score", "trials"):
         table.add_column(name, justify="left" if name in ("method", "best settings") else "right")
     for label, trials in found.items():
         best, own = trials[0], next(trial for trial in trials if not trial.changes)
         scores = (show_score(trial.metric, trial.score) for trial in (best, own))
-        table.add_row(label, settings_of(best), *scores, str(len(trials)))
+        table.add_row(label, changed_settings(best), *scores, str(len(trials)))
     return table
 
 
-def settings_of(trial: Trial) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in trial.changes.items()) or "as it stands"
+def changed_settings(trial: Trial) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in trial.changes.items()) or "original settings"

@@ -1,6 +1,6 @@
-"""Who resembles whom: the affinity W of Eq. (4), used only through its row sums and W @ C.
+"""The affinity W of Eq. (4): how similar clients are. It is used only through its row sums and W @ C.
 
-`Dense` alone holds an M x M matrix. A diagonal counts in W and cancels in the Laplacian L = D - W.
+Only `Dense` stores an M x M matrix. The diagonal of W cancels in the Laplacian L = D - W.
 """
 
 from abc import ABC, abstractmethod
@@ -28,16 +28,16 @@ class Affinity(ABC):
 
     @abstractmethod
     def _take(self, rows: Tensor, ids: Sequence[str]) -> Self:
-        """The affinity among these rows, in this order."""
+        """The affinity between these rows only, in this order."""
 
     def laplacian(self, C: Tensor) -> Tensor:
         """L C = D C - W C of Eq. (14), (M, K)."""
         return self.degree.to(C.device, C.dtype)[:, None] * C - self.neighbours(C)
 
     def majorant(self, C: Tensor) -> tuple[Tensor, Tensor]:
-        """Degrees (M,) and neighbour sums (M, K) at C of a positive semi-definite W with the same L, as Eq. (13) needs.
+        """Degrees (M,) and neighbour sums (M, K) at C for a positive semi-definite W with the same L (Eq. (13)).
 
-        The diagonal of W cancels in L, so it may be raised until it dominates.
+        The diagonal of W cancels in L, so it can be increased until W is positive semi-definite.
         """
         lift = self._lift().to(C)
         return self.degree.to(C) + lift, self.neighbours(C) + lift[:, None] * C
@@ -47,7 +47,7 @@ class Affinity(ABC):
 
     def penalty(self, C: Tensor) -> Tensor:
         """<C, L C> = 1/2 sum_ij w_ij |c_i - c_j|^2: lambda times this is the term of Eqs. (4) and (9)."""
-        C = C - C.mean(0)  # free, as L 1 = 0, and keeps the digits when memberships are nearly equal
+        C = C - C.mean(0)  # changes nothing, as L 1 = 0, but is more precise when memberships are nearly equal
         return (C * self.laplacian(C)).sum()
 
     def select(self, ids: Iterable[str]) -> Self:
@@ -57,7 +57,7 @@ class Affinity(ABC):
         return self._take(rows.to(self.degree.device), wanted)
 
     def check(self, ids: Iterable[str]) -> Self:
-        """This affinity in the order of the federation's ids, which it must cover exactly."""
+        """This affinity in the order of the client ids of a federation; it must have exactly these clients."""
         if (wanted := tuple(ids)) == self.ids:
             return self
         wanted = _names(wanted)
@@ -89,9 +89,9 @@ class Dense(Affinity):
     def __init__(self, W: Tensor, ids: Iterable[str]):
         names, W = _table(W, ids)
         if W.shape[0] != W.shape[1]:
-            raise AffinityError(f"affinity has shape {tuple(W.shape)}; W has a row and a column for every client")
-        _valid(W, lambda i, j: _entry(names[i], names[j]), "use 0 for clients that are not alike")
-        uneven = (W - W.T).abs() > 1e-5 * W.amax()  # more than rounding can explain
+            raise AffinityError(f"affinity has shape {tuple(W.shape)}; W needs one row and one column per client")
+        _valid(W, lambda i, j: _entry(names[i], names[j]), "use 0 for clients that are not similar")
+        uneven = (W - W.T).abs() > 1e-5 * W.amax()  # more than rounding errors
         if uneven.any():
             i, j = uneven.nonzero()[0].tolist()
             raise _asymmetric(names[i], names[j], float(W[i, j]), float(W[j, i]))
@@ -124,7 +124,7 @@ class Sparse(Affinity):
         """W @ C, in O(E K)."""
         i, j = self.pairs.to(C.device).T
         weights = self.weights.to(C.device, C.dtype)[:, None]
-        back = weights * (i != j)[:, None]  # an edge is seen from both its ends, a loop once
+        back = weights * (i != j)[:, None]  # an edge counts for both of its ends, a loop only once
         return torch.zeros_like(C).index_add(0, i, weights * C[j]).index_add(0, j, back * C[i])
 
     def _take(self, rows: Tensor, ids: Sequence[str]) -> Self:
@@ -136,7 +136,7 @@ class Sparse(Affinity):
 
 
 class Factored(Affinity):
-    """W = H H' with H (M, r) >= 0, never formed: a server needs only sum_j h_j and sum_j h_j' c_j."""
+    """W = H H' with H (M, r) >= 0. W is never computed: a server needs only sum_j h_j and sum_j h_j' c_j."""
 
     def __init__(self, H: Tensor, ids: Iterable[str]):
         names, self.H = _table(H, ids)
@@ -150,16 +150,16 @@ class Factored(Affinity):
         return H @ (H.T @ C)
 
     def _lift(self) -> Tensor:
-        return torch.zeros_like(self.degree)  # H H' is positive semi-definite as it is
+        return torch.zeros_like(self.degree)  # H H' is already positive semi-definite
 
     def _take(self, rows: Tensor, ids: Sequence[str]) -> Self:
-        taken = copy(self)  # keeps the subclasses below, whose __init__ takes no H
+        taken = copy(self)  # works for the subclasses below too, whose __init__ has no H
         Factored.__init__(taken, self.H[rows], ids)
         return taken
 
 
 class Uniform(Factored):
-    """All ones, W = 1 1': everyone is pulled to the mean membership (Theorem 1)."""
+    """All ones, W = 1 1': every client is pulled towards the mean membership (Theorem 1)."""
 
     def __init__(self, ids: Iterable[str]):
         names = _names(ids)
@@ -167,7 +167,7 @@ class Uniform(Factored):
 
 
 class Nothing(Factored):
-    """W = 0, a factor without columns: nobody is pulled anywhere."""
+    """W = 0, a factor without columns: memberships are not pulled together."""
 
     def __init__(self, ids: Iterable[str]):
         names = _names(ids)
@@ -196,7 +196,7 @@ def from_labels(counts: Tensor, ids: Iterable[str]) -> Factored:
 def from_features(means: Tensor, ids: Iterable[str]) -> Dense:
     """exp(-d^2 / 2 s^2) of the distances d between client means (M, d); s is the median of those above 0.
 
-    Unlike a cosine it is never negative, and no origin is special. Give the columns comparable scales first.
+    Unlike a cosine, it is never negative and does not depend on the origin. Give the columns similar scales first.
     """
     names, x = _features(means, ids)
     square = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square()
@@ -205,7 +205,7 @@ def from_features(means: Tensor, ids: Iterable[str]) -> Dense:
 
 
 def from_graph(edges: Iterable[tuple[str, str] | tuple[str, str, float]], ids: Iterable[str]) -> Sparse:
-    """Undirected edges (id, id) of weight 1, or (id, id, weight); listed twice or both ways, they count once.
+    """Undirected edges (id, id) of weight 1, or (id, id, weight). An edge that is listed twice counts once.
 
     >>> from_graph([("a", "b"), ("b", "c", 0.5)], ["a", "b", "c"]).degree.tolist()
     [1.0, 1.5, 0.5]
@@ -227,15 +227,15 @@ def from_graph(edges: Iterable[tuple[str, str] | tuple[str, str, float]], ids: I
 def nearest(features: Tensor, ids: Iterable[str], k: int, block: int = 1024) -> Sparse:
     """Weight 1 between clients if either is among the k nearest of the other, in Euclidean distance.
 
-    features (M, d). Memory is O(block M), as `block` clients are looked at together.
+    features (M, d). Memory is O(block M), because `block` clients are processed at a time.
     """
     names, x = _features(features, ids)
     if not 1 <= k < len(names):
-        raise AffinityError(f"k is {k}, but a client has {len(names) - 1} others to be near; use a smaller k >= 1")
-    x = x - x.mean(0)  # cdist may expand |a - b|^2, which loses digits far from the origin
+        raise AffinityError(f"k is {k}, but each client has only {len(names) - 1} others; use a smaller k >= 1")
+    x = x - x.mean(0)  # cdist may expand |a - b|^2, which is imprecise far from the origin
     edges = []
     for rows in torch.split(torch.arange(len(names), device=x.device), block):
-        distance = torch.cdist(x[rows], x).scatter(1, rows[:, None], torch.inf)  # nobody is near itself
+        distance = torch.cdist(x[rows], x).scatter(1, rows[:, None], torch.inf)  # exclude the client itself
         near = distance.topk(k, largest=False).indices
         edges.append(torch.stack([rows.repeat_interleave(k), near.flatten()], dim=1))
     pairs = torch.unique(torch.cat(edges).sort(1).values, dim=0)
@@ -265,7 +265,7 @@ def _table(x: Tensor, ids: Iterable[str]) -> tuple[tuple[str, ...], Tensor]:
     names, x = _names(ids), torch.as_tensor(x)
     if x.dim() != 2 or len(x) != len(names):
         found = f"affinity has {len(x)} rows" if x.dim() == 2 else f"affinity has shape {tuple(x.shape)}"
-        raise AffinityError(f"{found} but there are {len(names)} client ids; give one row for every client")
+        raise AffinityError(f"{found} but there are {len(names)} client ids; give one row per client")
     return names, x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 

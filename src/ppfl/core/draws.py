@@ -1,7 +1,7 @@
-"""Random numbers as data: a draw is a pure function of its keys (seed, round, client, position).
+"""Counter-based random numbers: a draw is a pure function of its keys (seed, round, client, position).
 
-No generator is advanced, so a client's draws do not depend on which other clients are present, on the
-order of execution, on the engine or on the number of workers. The hash is splitmix64, vectorised.
+There is no generator state, so the draws of a client do not depend on the other clients, on the order of execution,
+on the engine or on the number of workers. The hash is splitmix64, vectorised.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _PART = 1 << 15
 
 
 def name_key(name: str) -> int:
-    """A stable 63-bit key of a client id or of the purpose of a draw.
+    """A stable 63-bit key for a client id or for the purpose of a draw.
 
     >>> name_key("client-1") == name_key("client-1") != name_key("client-2")
     True
@@ -38,9 +38,9 @@ def name_keys(names: Iterable[str]) -> Tensor:
 
 
 def hashed(*keys: Key, after: Tensor | None = None) -> Tensor:
-    """Keys to pseudo-random int64, broadcasting tensors against each other. Made on the CPU.
+    """Pseudo-random int64 numbers from keys; tensors are broadcast against each other. Computed on the CPU.
 
-    `after` is what other keys before these were hashed to.
+    `after` is the hash of the keys that come before these.
 
     >>> bool(hashed(1, 2, 3) == hashed(3, after=hashed(1, 2)))
     True
@@ -56,21 +56,21 @@ def hashed(*keys: Key, after: Tensor | None = None) -> Tensor:
 
 
 def uniform(*keys: Key) -> Tensor:
-    """Keys to float64 in [0, 1).
+    """Pseudo-random float64 numbers in [0, 1) from keys.
 
     >>> bool((uniform(0, "demo", torch.arange(100)) < 1).all())
     True
     """
-    low_53 = (1 << 53) - 1  # torch's shift of int64 keeps the sign, which must not be kept here
+    low_53 = (1 << 53) - 1  # clears the sign bits that torch's shift of int64 leaves
     return hashed(*keys).bitwise_right_shift_(11).bitwise_and_(low_53).double().mul_(2.0**-53)
 
 
 def shuffles(draws: Tensor, sizes: Tensor) -> Tensor:
-    """Draws (C, E, N) to orders (C, E, N) that begin with a permutation of range(sizes[i]), the rest behind it.
+    """Orders (C, E, N) from draws (C, E, N): for client i, a random permutation of range(sizes[i]), then the rest.
 
-    The order is that of the draws, up to their last 20 bits (more where N needs them): these make room for the
-    position, since sorting numbers is many times faster than sorting positions by numbers. It does not depend on
-    how far N exceeds a client's size. CPU only.
+    Positions are sorted by their draws without the lowest 20 bits (more if N needs them). These bits store the
+    position, because sorting numbers is many times faster than an argsort. The permutation of a client does not
+    depend on N. CPU only.
 
     >>> shuffles(hashed(0, torch.arange(2)[:, None, None], torch.arange(4)), torch.tensor([4, 2])).sort().values[0]
     tensor([[0, 1, 2, 3]])
@@ -80,13 +80,13 @@ def shuffles(draws: Tensor, sizes: Tensor) -> Tensor:
     position = torch.arange(last)
     keys = draws & ~low
     keys.masked_fill_(position >= sizes[:, None, None], torch.iinfo(torch.int64).max & ~low)
-    keys.bitwise_or_(position)  # the places filled above, so that a row is a permutation to its end
+    keys.bitwise_or_(position)  # also for positions beyond the size, so that each row is a permutation of range(N)
     keys.numpy().sort(axis=-1)
     return keys.bitwise_and_(low)
 
 
 def _splitmix(state: Tensor) -> None:
-    """In place, in numpy's unsigned numbers and in parts that stay in the cache: it is memory that takes the time."""
+    """One splitmix64 step in place, in unsigned numpy integers and in parts that fit into the cache, for speed."""
     flat = state.numpy().reshape(-1).view(np.uint64)
     for start in range(0, len(flat), _PART):
         z = flat[start : start + _PART]

@@ -1,8 +1,8 @@
-"""Every error a user can cause. The message says what was found, what was expected and what to do."""
+"""All errors that a user can cause. The message says what was found, what was expected and what to do."""
 
 
 class PPFLError(ValueError):
-    """Bad input of any kind; the command line prints its one line and exits with 2."""
+    """Bad input of any kind; the command line prints the message in one line and exits with code 2."""
 
 
 class DataError(PPFLError):
@@ -10,11 +10,11 @@ class DataError(PPFLError):
 
 
 class AffinityError(PPFLError):
-    """An affinity that does not fit the clients, or is not one."""
+    """An affinity that is invalid or does not match the clients."""
 
 
 class ModelError(PPFLError):
-    """A network, loss or way of mixing that cannot become a population."""
+    """A network, loss or kind of mixing that cannot be used for a population."""
 
 
 class SettingError(PPFLError):
@@ -22,8 +22,8 @@ class SettingError(PPFLError):
 
 
 class RankError(PPFLError):
-    """A process of a distributed run that is gone, so that the others cannot go on."""
+    """A process of a distributed run has ended, so the others cannot continue."""
 
 
 class CheckpointError(PPFLError):
-    """A run folder or checkpoint that is incomplete, damaged or of another experiment."""
+    """A run folder or checkpoint that is incomplete, damaged or from another experiment."""

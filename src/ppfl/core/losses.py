@@ -1,7 +1,7 @@
-"""Losses: negative log-likelihoods of one sample, for one model and for the mean prediction of K, Eq. (7).
+"""Losses: negative log-likelihoods per sample, for one model and for the mean prediction of K models, Eq. (7).
 
-Terms that are free of the model (log y!, log 2 pi) are dropped. Padding belongs to the caller, as weight 0.
-All but `check_target` is pure tensor algebra, so that it runs under torch.func.vmap and grad.
+Terms that do not depend on the model (log y!, log 2 pi) are dropped. The caller gives padded samples the weight 0.
+Everything except `check_target` is pure tensor algebra, so that it works under torch.func.vmap and grad.
 """
 
 import math
@@ -27,16 +27,17 @@ class Loss(ABC):
 
     @abstractmethod
     def inverse_link(self, output: Tensor) -> Tensor:
-        """Mean prediction g^-1(output), of the same shape."""
+        """Mean prediction g^-1(output), with the same shape."""
 
     @abstractmethod
     def mixed(self, outputs: Tensor, c: Tensor, target: Tensor) -> Tensor:
         """Loss (B,) of the mean prediction sum_k c_k g^-1(o_k), Eq. (7): outputs (K, B, ...), c (K,)."""
 
     def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """d loss / d output and losses (C, B) of many clients' outputs (C, out, B), a column a sample; target (C, B).
+        """d loss / d output (C, out, B) and losses (C, B) of many clients, from outputs (C, out, B) and targets (C, B).
 
-        The losses below write it out: with a canonical link it is g^-1(output) - y.
+        `columns` has one column per sample. The losses below override this with a formula: with a canonical link the
+        derivative is g^-1(output) - y.
         """
         with torch.enable_grad():
             at = columns.detach().requires_grad_()
@@ -45,7 +46,7 @@ class Loss(ABC):
         return slope, losses.detach().reshape(target.shape[:2])
 
     def model_slopes(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """`slopes` of each of K models by itself: outputs (C, K, out, B), target (C, B), losses (C, K, B)."""
+        """`slopes` for each of K models separately: outputs (C, K, out, B), target (C, B), losses (C, K, B)."""
         clients, k = outputs.shape[:2]
         slopes, losses = self.slopes(outputs.flatten(0, 1), target.repeat_interleave(k, dim=0))
         return slopes.reshape(outputs.shape), losses.reshape(clients, k, -1)
@@ -59,19 +60,19 @@ class Loss(ABC):
         return mean_score
 
     def check_target(self, y: Tensor, outputs: int | None = None) -> None:
-        """Raise a DataError if y cannot be a target of this loss (with so many outputs a sample)."""
+        """Raise a DataError if y cannot be a target of this loss (with this number of outputs per sample)."""
         if y.dim() == 0:
-            raise DataError(f"{self.name}: target is a single number; expected one for every sample, (B,)")
+            raise DataError(f"{self.name}: target is a single number; expected one per sample, (B,)")
         _refuse(~y.isfinite(), y, "is not finite", "impute it or drop the sample")
         self._check(y, outputs)
 
     @abstractmethod
     def _check(self, y: Tensor, outputs: int | None) -> None:
-        """What this loss in particular asks of finite targets."""
+        """Check finite targets for this particular loss."""
 
 
 class Classification(Loss):
-    """Losses of labels: the likelihood of the mean prediction is the mean likelihood."""
+    """Losses for labels: the likelihood of the mean prediction is the mean of the likelihoods."""
 
     metric_name = "accuracy"
 
@@ -117,7 +118,7 @@ class CrossEntropy(Classification):
         return output.softmax(-1)
 
     def score(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """1 where the most probable class is the label."""
+        """1 if the most probable class is the label."""
         return (prediction.argmax(-1) == target).to(prediction.dtype)
 
     def _check(self, y: Tensor, outputs: int | None) -> None:
@@ -127,11 +128,11 @@ class CrossEntropy(Classification):
                 f"expected integer labels (B,): use y.long().reshape(-1)"
             )
         top = torch.iinfo(y.dtype).max if outputs is None else outputs - 1
-        _refuse((y < 0) | (y > top), y, f"is not in 0 to {top}", "number the labels from 0, an output for each")
+        _refuse((y < 0) | (y > top), y, f"is not in 0 to {top}", "number the labels from 0, with one output per label")
 
 
 class Logistic(Classification):
-    """Labels 0 or 1 (B,), of any type, one output a sample (B,) or (B, 1), sigmoid."""
+    """Labels 0 or 1 (B,) of any type, one output per sample (B,) or (B, 1), sigmoid."""
 
     name = "logistic"
 
@@ -149,7 +150,7 @@ class Logistic(Classification):
         return output.sigmoid()
 
     def score(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """1 where the more probable label is the label (0, at even chances)."""
+        """1 if the more probable label is correct; at equal probabilities the prediction is 0."""
         y = target.flatten()
         return ((_scalar(prediction[None], y, self.name)[0] > 0.5) == (y > 0.5)).to(prediction.dtype)
 
@@ -190,9 +191,9 @@ class Squared(Loss):
         return mean_score.sqrt()
 
     def _errors(self, output: Tensor, target: Tensor) -> Tensor:
-        # (B, d), or (B, 1) for a number; never the (B, B) that (B,) - (B, 1) would broadcast to
+        # (B, d), or (B, 1) for a single number; reshaped so that (B,) - (B, 1) does not broadcast to (B, B)
         if output.shape[0] != target.shape[0] or output.numel() != target.numel():
-            raise ModelError(_unfit(self.name, output, target, "one output for every number of the target"))
+            raise ModelError(_unfit(self.name, output, target, "one output per number of the target"))
         return (output - target.to(output.dtype).reshape(output.shape)).square().unsqueeze(-1).flatten(1)
 
     def _check(self, y: Tensor, outputs: int | None) -> None:
@@ -202,7 +203,7 @@ class Squared(Loss):
 
 
 class Poisson(Loss):
-    """Counts or rates >= 0 (B,), one output a sample (B,) or (B, 1), log link; log y! is dropped."""
+    """Counts or rates >= 0 (B,), one output per sample (B,) or (B, 1), log link; log y! is dropped."""
 
     name = "poisson"
     metric_name = "deviance"
@@ -240,14 +241,14 @@ class Poisson(Loss):
 def log_mix(log_values: Tensor, c: Tensor) -> Tensor:
     """log sum_k c_k exp(l_k) over the first dimension, log_values (K, ...), c (K,).
 
-    The same as logsumexp(l + log c), but its gradient in c is also right where c_k = 0 (that one's is nan).
+    The same as logsumexp(l + log c), but its gradient in c is also correct at c_k = 0 (there logsumexp gives nan).
 
     >>> log_mix(torch.tensor([-1000.0, 5.0]), torch.tensor([1.0, 0.0]))
     tensor(-1000.)
     """
     c = c.reshape(-1, *[1] * (log_values.dim() - 1))
     number = torch.finfo(log_values.dtype)
-    # The largest term that counts becomes exp(0). What does not count may be larger: it must not overflow.
+    # The largest term with c_k > 0 becomes exp(0). Terms with c_k = 0 may be larger and must not overflow.
     top = torch.where(c > 0, log_values, -torch.inf).amax(0).clamp_min(number.min).detach()
     terms = (log_values - top).clamp_max(math.log(number.max) / 2).exp()
     return (c * terms).sum(0).log() + top
@@ -256,7 +257,7 @@ def log_mix(log_values: Tensor, c: Tensor) -> Tensor:
 def _scalar(outputs: Tensor, y: Tensor, name: str) -> Tensor:
     """Outputs (K, B) or (K, B, 1) as (K, B), given y (B,)."""
     if outputs.shape[1:] not in ((len(y),), (len(y), 1)):
-        raise ModelError(_unfit(name, outputs[0], y, "one output a sample: end in a layer of width 1"))
+        raise ModelError(_unfit(name, outputs[0], y, "one output per sample: end in a layer of width 1"))
     return outputs.reshape(outputs.shape[:2])
 
 
@@ -268,7 +269,7 @@ def _one_column(name: str, y: Tensor, outputs: int | None) -> None:
     if math.prod(y.shape[1:]) != 1:
         raise DataError(f"{name}: target has shape {tuple(y.shape)}; expected (B,): fit columns one by one")
     if outputs is not None and outputs != 1:
-        raise DataError(f"{name}: the model has {outputs} outputs a sample; end it in a layer of width 1")
+        raise DataError(f"{name}: the model has {outputs} outputs per sample; end it in a layer of width 1")
 
 
 def _refuse(wrong: Tensor, y: Tensor, what: str, remedy: str) -> None:

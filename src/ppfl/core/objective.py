@@ -1,7 +1,6 @@
 """The objective F of Eq. (9), its surrogate of Eq. (13), the gradients and the stationarity measure.
 
-Everything takes the clients' losses f_i or gradients as given, so that no function here ever sees data.
-`pull` is an affinity: who resembles whom; `penalty` is lambda.
+All functions take the losses f_i or gradients of the clients as given and never see data. `penalty` is lambda.
 """
 
 from collections.abc import Iterable
@@ -21,7 +20,7 @@ def objective(losses: Tensor, memberships: Tensor, weights: Tensor, affinity: Af
 def surrogate(
     losses: Tensor, memberships: Tensor, anchor: Tensor, weights: Tensor, affinity: Affinity, penalty: float
 ) -> Tensor:
-    """Eq. (13), S_t(C): separable in clients, above F, equal to it at C = anchor."""
+    """Eq. (13), S_t(C): a sum over clients that is never below F and equals F at C = anchor."""
     degree, others = affinity.majorant(anchor)
     own = (degree[:, None] * memberships.square()).sum()
     tangent = (others * anchor).sum() + 2 * (others * (memberships - anchor)).sum()
@@ -38,10 +37,10 @@ def membership_gradient(
 def client_membership_gradient(
     loss_gradient: Tensor, c: Tensor, weight: Tensor, degree: Tensor, neighbours: Tensor, penalty: float
 ) -> Tensor:
-    """G_i at the client, from its own row of `Affinity.majorant(C^t)` alone: the gradient of the surrogate at c.
+    """G_i as computed by a client, from its own row of `Affinity.majorant(C^t)` only: the gradient of S_t at c.
 
-    At c = c^t it is the gradient of F; over several steps the neighbours stay where they were at the start of
-    the round, which is exactly a descent on S_t. c, neighbours: (C, K); weight, degree: (C,).
+    At c = c^t it is the gradient of F. Over several steps the neighbours stay as they were at the start of the round,
+    so the client descends on S_t. c, neighbours: (C, K); weight, degree: (C,).
     """
     return weight[:, None] * loss_gradient + 2 * penalty * (degree[:, None] * c - neighbours)
 

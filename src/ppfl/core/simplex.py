@@ -1,4 +1,4 @@
-"""Memberships: rows on the probability simplex, always the last dimension of a tensor (..., K)."""
+"""Memberships: points on the probability simplex, stored in the last dimension of a tensor (..., K)."""
 
 from collections.abc import Sequence
 
@@ -8,19 +8,19 @@ from torch import Tensor
 
 from .errors import ModelError
 
-# A membership that underflows to 0 can never come back, and the entropy is not smooth there (Remark 3.2).
+# A membership that underflows to 0 can never become positive again, and entropy is not smooth at 0 (Remark 3.2).
 FLOOR = 1e-6
 
 
 def uniform(n: int, k: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
-    """The start of the paper's experiments: (n, k) memberships, all 1/k."""
+    """Memberships (n, k) that are all 1/k, the initial values in the experiments of the paper."""
     return torch.full((n, k), 1.0 / k, dtype=dtype, device=device)
 
 
 def mirror_step(c: Tensor, g: Tensor, eta: float | Tensor) -> Tensor:
     """Entropic mirror descent, Eqs. (14)-(16): c <- c exp(-eta g) / <c, exp(-eta g)>.
 
-    c, g: (..., K); eta: a number, or a step for every row (..., 1).
+    c, g: (..., K); eta: a number, or one step size per row (..., 1).
 
     >>> c = mirror_step(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0]), eta=2.0)
     >>> torch.allclose(c.log().diff(), torch.tensor([2.0]))
@@ -30,9 +30,9 @@ def mirror_step(c: Tensor, g: Tensor, eta: float | Tensor) -> Tensor:
 
 
 def inside(c: Tensor, floor: float = FLOOR) -> Tensor:
-    """Raise every entry to the floor and take the excess, in proportion, from the mass above it.
+    """Raise every entry to at least the floor and scale the mass above the floor so that every row sums to one.
 
-    Rows that are nowhere below the floor stay as they are, and every row sums to one.
+    Rows without an entry below the floor do not change.
 
     >>> bool((inside(torch.tensor([1.0, 0.0, 0.0])) >= FLOOR).all())
     True
@@ -50,16 +50,16 @@ def project(v: Tensor) -> Tensor:
     >>> project(torch.tensor([0.7, 0.7, -9.0])).tolist()
     [0.5, 0.5, 0.0]
     """
-    v = v - v.amax(-1, keepdim=True)  # moves along (1, ..., 1), which the projection ignores, and saves digits
+    v = v - v.amax(-1, keepdim=True)  # for precision; the projection does not change if a constant is added
     ordered = v.sort(-1, descending=True).values
     count = torch.arange(1, v.shape[-1] + 1, device=v.device, dtype=v.dtype)
-    shift = (ordered.cumsum(-1) - 1) / count  # (..., K): the threshold if the first `count` entries stay
+    shift = (ordered.cumsum(-1) - 1) / count  # (..., K): the threshold if the largest `count` entries stay positive
     support = (ordered > shift).sum(-1, keepdim=True)
     return (v - shift.gather(-1, support - 1)).clamp_min(0)
 
 
 def harden(c: Tensor) -> Tensor:
-    """One-hot rows: each client wholly in its largest membership (the first of equals)."""
+    """One-hot rows: each client belongs to its largest membership only (the first one if there are ties)."""
     return torch.zeros_like(c).scatter(-1, c.argmax(-1, keepdim=True), 1.0)
 
 
@@ -69,17 +69,17 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def entropy(p: Tensor) -> Tensor:
-    """Shannon entropy in nats: 0 for a pure client, log K for one that is all alike. Returns (...)."""
+    """Shannon entropy in nats: 0 for one-hot memberships, log K for uniform memberships. Returns (...)."""
     return -torch.xlogy(p, p).sum(-1)
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
-    """Half the l1 distance: the share of membership that has to move to turn p into q. Returns (...)."""
+    """Half the l1 distance: the share of mass that must move to turn p into q. Returns (...)."""
     return (p - q).abs().sum(-1) / 2
 
 
 def check(c: Tensor, name: str = "memberships", tolerance: float = 1e-4) -> Tensor:
-    """Return c if all its rows are on the simplex, else raise a ModelError that names the first bad row."""
+    """Return c if all its rows are on the simplex; otherwise raise a ModelError that names the first bad row."""
     if c.dim() == 0 or c.shape[-1] == 0 or not c.is_floating_point():
         raise ModelError(
             f"{name} has shape {tuple(c.shape)} and type {c.dtype}; "
@@ -90,7 +90,7 @@ def check(c: Tensor, name: str = "memberships", tolerance: float = 1e-4) -> Tens
         (
             ~c.isfinite().all(-1),
             "finite numbers",
-            "look for a step that is too long or inputs on a wild scale",
+            "look for a step size that is too large or inputs on a very large scale",
         ),
         ((c < 0).any(-1), "no negative entry", "use simplex.project"),
         ((c.sum(-1) - 1).abs() > slack, "a sum of 1", "divide each row by its sum, or use simplex.project"),
@@ -104,9 +104,9 @@ def check(c: Tensor, name: str = "memberships", tolerance: float = 1e-4) -> Tens
 
 
 def match(a: Tensor, b: Tensor) -> Tensor:
-    """For every column of a (M, Ka) its own column of b (M, Kb >= Ka), with the least total variation.
+    """Match each column of a (M, Ka) with a different column of b (M, Kb >= Ka), minimising the total variation.
 
-    Canonical models have no order: compare two runs as a and b[:, match(a, b)].
+    Canonical models have no order, so compare two runs as a and b[:, match(a, b)].
 
     >>> a = torch.tensor([[0.9, 0.1, 0.0], [0.0, 0.2, 0.8]])
     >>> match(a, a[:, [2, 0, 1]]).tolist()
@@ -124,7 +124,7 @@ def match(a: Tensor, b: Tensor) -> Tensor:
         )
     if not (a.isfinite().all() and b.isfinite().all()):
         raise ModelError("cannot match memberships that are not finite; call simplex.check on both first")
-    # (Ka, Kb) distances between columns; in float64 so that ties break the same way on every device
+    # (Ka, Kb) distances between columns; in float64, so that ties are resolved in the same way on every device
     cost = torch.cdist(a.detach().double().T.contiguous(), b.detach().double().T.contiguous(), p=1)
     _, columns = linear_sum_assignment(cost.cpu().numpy())
     return torch.as_tensor(columns, dtype=torch.long, device=a.device)

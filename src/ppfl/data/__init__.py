@@ -1,11 +1,11 @@
-"""Clients and their data: `Federation` (named clients as slices of one tensor a field, checked when built),
-partitions that cut pooled data into clients, synthetic populations with known truth, readers of public formats,
-and the settings that name all of these in an experiment file."""
+"""Clients and their data: `Federation` (named clients as slices of one tensor per field, checked when built),
+partitions that split pooled data into clients, synthetic populations with known truth, readers of public formats,
+and the settings that select all of these in an experiment file."""
 
 from ppfl.data.cifar import read_cifar10
+from ppfl.data.dataset_settings import DATASETS, DataSettings, build
 from ppfl.data.domains import DOMAINS, digit_domains
 from ppfl.data.drawn_digits import drawn_digits
-from ppfl.data.embedded import digits, digits_federation
 from ppfl.data.federation import Federation
 from ppfl.data.partition_settings import PartitionSettings
 from ppfl.data.partitions import (
@@ -22,7 +22,7 @@ from ppfl.data.partitions import (
 )
 from ppfl.data.readers import Pool, read_idx, read_mnist, read_npz
 from ppfl.data.samples import Samples
-from ppfl.data.settings import DATASETS, DataSettings, build
+from ppfl.data.sklearn_digits import digits, digits_federation
 from ppfl.data.synthetic import (
     bayes_accuracy,
     logistic_population,
@@ -30,7 +30,7 @@ from ppfl.data.synthetic import (
     synthetic_groups,
     synthetic_linear,
 )
-from ppfl.data.tables import from_table, read_csv, read_parquet
+from ppfl.data.table_readers import from_table, read_csv, read_parquet
 from ppfl.data.truth import Truth
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""How many samples of each source every client gets: a table of counts (M, S) that uses every sample once."""
+"""The number of samples each client gets from each source: counts (M, S) that use every sample once."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ _Table = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def equal_sizes(supply: Counts, clients: int, alpha: float, rng: np.random.Generator) -> Counts:
-    """Clients of one size, each with its own Dirichlet(alpha) mixture of the sources.
+    """Clients of equal size, each with its own Dirichlet(alpha) mixture of the sources.
 
-    Mixtures drawn freely ask for more of a source than there is. Raking multiplies each source's share by
-    one factor, the same for every client, until the demand is the supply: the nearest table to the draw (in
-    relative entropy) that uses every sample, and no client is served before another.
+    Independent draws would need more samples of some sources than there are. Raking multiplies the share of each
+    source by one factor, the same for every client, until demand equals supply. The result is the table closest to
+    the draws (in relative entropy) that uses every sample, and it does not depend on the order of the clients.
 
     >>> counts = equal_sizes(np.array([30, 60]), 3, 1.0, np.random.default_rng(0))
     >>> counts.sum(0).tolist(), counts.sum(1).tolist()
@@ -25,13 +25,13 @@ def equal_sizes(supply: Counts, clients: int, alpha: float, rng: np.random.Gener
     total = int(supply.sum())
     sizes = total // clients + (np.arange(clients) < total % clients)
     drawn = np.maximum(rng.dirichlet(np.full(len(supply), alpha), clients), 1e-12)
-    return _whole(_raked(drawn, sizes, supply), sizes, supply)
+    return _round_to_counts(_rake(drawn, sizes, supply), sizes, supply)
 
 
 def random_sizes(supply: Counts, clients: int, alpha: float, rng: np.random.Generator, min_samples: int) -> Counts:
-    """Each source spreads its samples over the clients in Dirichlet(alpha) shares; client sizes vary.
+    """The samples of each source are split among the clients in Dirichlet(alpha) shares; client sizes vary.
 
-    Clients below `min_samples` take what they lack from the largest client.
+    A client with fewer than `min_samples` takes the missing samples from the largest client.
 
     >>> counts = random_sizes(np.array([30, 60]), 3, 0.2, np.random.default_rng(0), min_samples=5)
     >>> counts.sum(0).sum(), counts.sum(1).min() >= 5
@@ -42,16 +42,16 @@ def random_sizes(supply: Counts, clients: int, alpha: float, rng: np.random.Gene
     counts = np.stack([rng.multinomial(n, share) for n, share in zip(supply, shares, strict=True)], axis=1)
     sizes = counts.sum(1)
     while sizes.min() < min_samples:
-        taker, giver = sizes.argmin(), sizes.argmax()
-        source = counts[giver].argmax()
-        counts[giver, source] -= 1
-        counts[taker, source] += 1
-        sizes[giver] -= 1
-        sizes[taker] += 1
+        smallest, largest = sizes.argmin(), sizes.argmax()
+        source = counts[largest].argmax()
+        counts[largest, source] -= 1
+        counts[smallest, source] += 1
+        sizes[largest] -= 1
+        sizes[smallest] += 1
     return counts
 
 
-def _raked(weights: _Table, sizes: Counts, supply: Counts, sweeps: int = 2000) -> _Table:
+def _rake(weights: _Table, sizes: Counts, supply: Counts, sweeps: int = 2000) -> _Table:
     table = weights
     for _ in range(sweeps):
         table = table * (sizes / table.sum(1))[:, None]
@@ -62,28 +62,28 @@ def _raked(weights: _Table, sizes: Counts, supply: Counts, sweeps: int = 2000) -
     return table
 
 
-def _whole(table: _Table, sizes: Counts, supply: Counts) -> Counts:
-    """Round to whole samples with the same sums: floors first, what is left by largest fraction."""
+def _round_to_counts(table: _Table, sizes: Counts, supply: Counts) -> Counts:
+    """Round to whole samples with the same sums: round down, then give the rest to the largest fractions."""
     counts = np.floor(table + 1e-9).astype(np.int64)
-    lacking, left = sizes - counts.sum(1), supply - counts.sum(0)
+    missing, left = sizes - counts.sum(1), supply - counts.sum(0)
     fractions = table - counts
     for cell in np.argsort(-fractions, axis=None, kind="stable"):
         i, s = divmod(int(cell), len(supply))
-        if lacking[i] > 0 and left[s] > 0:
+        if missing[i] > 0 and left[s] > 0:
             counts[i, s] += 1
-            lacking[i] -= 1
+            missing[i] -= 1
             left[s] -= 1
-    for s in range(len(supply)):  # a few units no single fraction could place
+    for s in range(len(supply)):  # the few samples that are still left
         for _ in range(left[s]):
-            i = int(lacking.argmax())
+            i = int(missing.argmax())
             counts[i, s] += 1
-            lacking[i] -= 1
+            missing[i] -= 1
     return counts
 
 
 def _check(supply: Counts, clients: int, alpha: float, min_samples: int) -> None:
     if not (np.isfinite(alpha) and alpha > 0):
-        raise DataError(f"alpha is {alpha}; a Dirichlet needs a positive number, such as 0.5")
+        raise DataError(f"alpha is {alpha}; a Dirichlet distribution needs a positive number, such as 0.5")
     if clients < 1 or supply.sum() < clients * min_samples:
         raise DataError(
             f"{supply.sum()} samples cannot give {clients} clients at least {min_samples} each; "

@@ -1,4 +1,4 @@
-"""What must hold of a federation before anything is computed from it."""
+"""Checks of a federation when it is built."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,21 +13,21 @@ from ppfl.data.truth import Truth
 
 
 def check_ids(ids: tuple[str, ...], splits: Mapping[str, Samples]) -> None:
-    """Names are strings, unique, and one for each slice."""
+    """Client ids are unique strings, one for each slice of the samples."""
     if not all(issubclass(kind, str) for kind in set(map(type, ids))):
         raise DataError("client ids must be strings; use tuple(str(i) for i in ids)")
     if len(set(ids)) < len(ids):
         repeated = [name for name, times in Counter(ids).items() if times > 1]
-        raise DataError(f"client ids {quoted(repeated)} occur twice; every client needs its own name")
+        raise DataError(f"client ids {quoted(repeated)} occur twice; every client needs its own id")
     for split, samples in splits.items():
         if samples.n_clients != len(ids):
             raise DataError(
-                f"{split} has {samples.n_clients} clients but there are {len(ids)} ids; give each its slice"
+                f"{split} has {samples.n_clients} clients but there are {len(ids)} ids; give one id per client"
             )
 
 
 def check_train(ids: tuple[str, ...], sizes: Tensor) -> None:
-    """Nothing can be learned for a client without a training sample."""
+    """Every client has a training sample; without one, nothing can be learned for it."""
     if not ids:
         raise DataError("the federation has no client; expected at least one: check the rows that were read")
     empty = [ids[i] for i in (sizes == 0).nonzero().flatten().tolist()]
@@ -36,13 +36,13 @@ def check_train(ids: tuple[str, ...], sizes: Tensor) -> None:
 
 
 def check_alike(splits: Mapping[str, Samples]) -> None:
-    """What is learned on one split must fit the others."""
+    """All splits have the same shape and type of samples, so that a model fits all of them."""
     train = splits["train"]
     for split, samples in splits.items():
         found, expected = ((tuple(s.x.shape[1:]), s.x.dtype, s.y.is_floating_point()) for s in (samples, train))
         if found != expected:
             raise DataError(
-                f"{split} samples are {_kind(*found)} but train samples are {_kind(*expected)}; use one form"
+                f"{split} samples are {_kind(*found)} but train samples are {_kind(*expected)}; use one form for all"
             )
 
 
@@ -51,9 +51,9 @@ def _kind(shape: tuple[int, ...], dtype: torch.dtype, real: bool) -> str:
 
 
 def check_finite(ids: tuple[str, ...], split: str, samples: Samples) -> None:
-    """NaN and infinity spread to every shared model in one round."""
+    """No value is NaN or infinite; one such value would spoil every shared model in one round."""
     for field, values in (("x", samples.x), ("y", samples.y)):
-        # aminmax passes NaN on and needs no temporary, where isfinite makes a copy a quarter of the data
+        # aminmax propagates NaN and needs no memory; isfinite would allocate a quarter of the size of the data
         if not values.is_floating_point() or values.numel() == 0:
             continue
         if bool(torch.stack(values.aminmax()).isfinite().all()):
@@ -81,7 +81,7 @@ def check_labels(ids: tuple[str, ...], split: str, samples: Samples, n_classes: 
 
 
 def check_weights(ids: tuple[str, ...], weights: Tensor) -> None:
-    """Importances p_i are positive and sum to 1."""
+    """Client weights p_i are positive and sum to 1."""
     if weights.shape != (len(ids),) or not weights.is_floating_point():
         raise DataError(f"weights are {weights.dtype} of shape {tuple(weights.shape)}; expected float32 ({len(ids)},)")
     wrong = ~(weights.isfinite() & (weights > 0))
@@ -96,8 +96,8 @@ def check_weights(ids: tuple[str, ...], weights: Tensor) -> None:
 
 
 def check_truth(ids: tuple[str, ...], truth: Truth) -> None:
-    """True memberships are of these clients."""
+    """True memberships have one row per client."""
     if len(truth.memberships) != len(ids):
         raise DataError(
-            f"truth has {len(truth.memberships)} rows but there are {len(ids)} clients; give one row a client"
+            f"truth has {len(truth.memberships)} rows but there are {len(ids)} clients; give one row per client"
         )

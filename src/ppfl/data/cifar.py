@@ -1,4 +1,4 @@
-"""CIFAR-10 in its official form, a folder of Python pickles, read without running what they may ask for."""
+"""CIFAR-10 in its official format, a folder of Python pickles, read without running code from them."""
 
 import pickle
 from pathlib import Path
@@ -36,8 +36,8 @@ def read_cifar10_batch(path: str | Path) -> tuple[Tensor, Tensor]:
             batch = _PlainUnpickler(file, encoding="bytes").load()
     except DataError:
         raise
-    except Exception as error:  # the documentation of pickle: damaged data may raise anything
-        raise DataError(f"{path} is damaged or no CIFAR-10 batch ({error!r}); extract it again") from error
+    except Exception as error:  # damaged pickles may raise any exception (see the documentation of pickle)
+        raise DataError(f"{path} is damaged or not a CIFAR-10 batch ({error!r}); extract it again") from error
     data = batch.get(b"data") if isinstance(batch, dict) else None
     labels = batch.get(b"labels") if isinstance(batch, dict) else None
     if not isinstance(data, _ByteArray) or not isinstance(labels, list):
@@ -52,7 +52,7 @@ def read_cifar10_batch(path: str | Path) -> tuple[Tensor, Tensor]:
 
 
 class _ByteArray:
-    """Stands where the pickle asks for a numpy array; takes bytes and a shape, and nothing else."""
+    """Replaces the numpy array in the pickle; accepts only bytes and a shape."""
 
     values: np.ndarray[Any, np.dtype[np.uint8]] = np.empty(0, np.uint8)
 
@@ -64,14 +64,14 @@ class _ByteArray:
 
 
 class _ByteType:
-    """Stands where the pickle asks for the type uint8."""
+    """Replaces the numpy dtype in the pickle; accepts only uint8."""
 
     def __init__(self, code: Any, *_: Any) -> None:
         if code not in ("u1", b"u1"):
             raise pickle.UnpicklingError(f"an array of type {code!r}, expected u1")
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like, which one byte has not."""
+        """Ignored: byte order and the like do not apply to single bytes."""
 
 
 def _byte_array(*_: Any) -> _ByteArray:
@@ -85,14 +85,14 @@ def _latin1(text: str, encoding: str) -> bytes:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Plain containers and byte arrays only.
+    """Loads plain containers and byte arrays only.
 
-    No pickle is ever read in ppfl, because loading one runs what it names. CIFAR-10's official files are
-    pickles, so they are read with every name replaced: the few that a byte array needs lead to the stand-ins
-    above, any other ends the reading, and not even numpy's own reconstructors are reached.
+    Loading a pickle can run any code it names, so ppfl reads no pickles except the official CIFAR-10 files. Here
+    the few names that a byte array needs are replaced by the classes above, and any other name is refused. Not even
+    the functions of numpy are called.
     """
 
-    _stand_ins: dict[tuple[str, str], Any] = {  # noqa: RUF012 (a constant; pickle.Unpickler allows no slots)
+    _replacements: dict[tuple[str, str], Any] = {  # noqa: RUF012 (a constant; pickle.Unpickler allows no slots)
         ("numpy.core.multiarray", "_reconstruct"): _byte_array,
         ("numpy._core.multiarray", "_reconstruct"): _byte_array,
         ("numpy", "ndarray"): _ByteArray,
@@ -101,10 +101,10 @@ class _PlainUnpickler(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """Refuse every name but those of a byte array."""
-        if (module, name) not in self._stand_ins:
+        """Refuse every name except those of a byte array."""
+        if (module, name) not in self._replacements:
             raise DataError(
                 f"the file asks to load {module}.{name}, which no CIFAR-10 batch needs; it may be malicious: "
                 f"extract the official archive again"
             )
-        return self._stand_ins[module, name]
+        return self._replacements[module, name]

@@ -1,4 +1,4 @@
-"""Digits of several domains, the same labels in other looks: the covariate shift of Section O5.4 (after FedBN)."""
+"""Digits from several domains, with the same labels but different images: covariate shift, Section O5.4."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,14 +12,14 @@ from torch import Tensor
 from ppfl.core.errors import DataError
 from ppfl.data.drawn_digits import SIZE, drawn_digits
 from ppfl.data.federation import Federation
-from ppfl.data.partitions import numbered
+from ppfl.data.partitions import client_names
 from ppfl.data.readers import images_as_floats, one_line, read_mnist, read_npz, with_channels
-from ppfl.data.samples import drawn_rows
+from ppfl.data.samples import random_rows
 from ppfl.data.truth import Truth
 
 Domain = Literal["svhn", "usps", "drawn", "mnist_m", "mnist"]
 DOMAINS: tuple[Domain, ...] = get_args(Domain)
-DOMAIN_SAMPLES = 7438  # of each, in the paper
+DOMAIN_SAMPLES = 7438  # images per domain, as in the paper
 _Bytes = np.ndarray[Any, Any]
 
 
@@ -31,17 +31,17 @@ def digit_domains(
     seed: int = 0,
     **split: Any,
 ) -> Federation:
-    """One client a domain, or several: `samples` images of each, (3, 28, 28) in [-1, 1], the truth their domain.
+    """One or more clients per domain, `samples` images per domain, (3, 28, 28) in [-1, 1]; the truth is the domain.
 
-    The folder holds mnist/ (the four idx files) and, in digits5/ or a folder of the domain's own name, svhn.npz or
-    train_32x32.mat, usps.npz or usps.bz2 with usps.t.bz2, and mnist_m.npz (arrays x_train, y_train, x_test, y_test
-    or x, y). Training and test images are pooled, but for train_32x32.mat, which is enough alone. The domain "drawn"
-    stands for the paper's digits rendered from fonts, and needs no file.
+    The folder contains mnist/ (the four idx files) and, in digits5/ or in a folder with the name of the domain,
+    svhn.npz or train_32x32.mat, usps.npz or usps.bz2 with usps.t.bz2, and mnist_m.npz (arrays x_train, y_train, x_test,
+    y_test or x, y). Training and test images are pooled; of SVHN the training images are enough. The domain "drawn"
+    replaces the digits that the paper renders from fonts, and needs no file.
 
     >>> digit_domains("nowhere", ["drawn"], samples=20, clients_per_domain=2).describe()
-    'digit domains: 2 clients, 16 train / 4 test samples (8-8 a client), x (3, 28, 28), 10 classes, 1 true sources'
+    'digit domains: 2 clients, 16 train / 4 test samples (8-8 per client), x (3, 28, 28), 10 classes, 1 true sources'
     """
-    found = [_images_of(domain, Path(folder), samples, seed) for domain in domains]  # in an order drawn from the seed
+    found = [_images_of(domain, Path(folder), samples, seed) for domain in domains]  # in random order
     sizes = [len(part) for part in np.array_split(range(samples), clients_per_domain)]
     ids = [name for domain in domains for name in _client_names(domain, clients_per_domain)]
     return Federation.from_arrays(
@@ -57,7 +57,7 @@ def digit_domains(
 
 
 def _client_names(domain: str, count: int) -> list[str]:
-    return [domain] if count == 1 else [f"{domain}-{name}" for name in numbered(count)]
+    return [domain] if count == 1 else [f"{domain}-{name}" for name in client_names(count)]
 
 
 def as_coloured(x: Tensor) -> Tensor:
@@ -72,8 +72,8 @@ def as_coloured(x: Tensor) -> Tensor:
     return (2 * x - 1).clamp_(-1, 1).expand(-1, 3, -1, -1)
 
 
-class _Pool(NamedTuple):
-    x: Tensor | _Bytes  # in [0, 1], or bytes where all images as floats would be large
+class _DomainImages(NamedTuple):
+    x: Tensor | _Bytes  # in [0, 1], or bytes if all images as floats would need much memory
     y: Tensor
 
 
@@ -81,52 +81,52 @@ def _images_of(domain: Domain, folder: Path, samples: int, seed: int) -> tuple[T
     if domain == "drawn":
         x, y = drawn_digits(samples, seed)
         return as_coloured(x), y
-    pool = _Pool(*read_mnist(folder / "mnist", image=True)) if domain == "mnist" else _read(domain, folder)
-    rows = drawn_rows(len(pool.y), samples, seed, domain)
+    pool = _DomainImages(*read_mnist(folder / "mnist", image=True)) if domain == "mnist" else _read(domain, folder)
+    rows = random_rows(len(pool.y), samples, seed, domain)
     chosen = pool.x[rows] if isinstance(pool.x, Tensor) else images_as_floats(pool.x[rows.numpy()])
     return as_coloured(chosen), pool.y[rows]
 
 
-def _read(domain: Domain, folder: Path) -> _Pool:
+def _read(domain: Domain, folder: Path) -> _DomainImages:
     places = (folder / "digits5", folder / domain)
     for place in places:
-        for files, read in _FORMS[domain].items():
+        for files, read in _FILE_FORMATS[domain].items():
             paths = [place / name for name in files]
             if all(path.is_file() for path in paths):
                 return read(paths)
-    wanted = " or ".join(" with ".join(files) for files in _FORMS[domain])
+    wanted = " or ".join(" with ".join(files) for files in _FILE_FORMATS[domain])
     raise DataError(
         f"no {wanted} in {places[0]} or {places[1]}; {_SOURCES[domain]}, "
         f"leave {domain!r} out of domains, or set PPFL_DATA to the folder that has it"
     )
 
 
-def _from_npz(paths: list[Path]) -> _Pool:
+def _from_npz(paths: list[Path]) -> _DomainImages:
     pool = read_npz(paths[0])
     if not (pool.x.ndim == 3 or (pool.x.ndim == 4 and pool.x.shape[1] in (1, 3))):
         raise DataError(
             f"{paths[0]} has samples of shape {tuple(pool.x.shape[1:])}; expected images (rows, columns), with 3 "
             f"colours last: reshape x"
         )
-    return _Pool(pool.x, torch.from_numpy(pool.y.astype(np.int64)))
+    return _DomainImages(pool.x, torch.from_numpy(pool.y.astype(np.int64)))
 
 
-def _from_mat(paths: list[Path]) -> _Pool:
-    """SVHN's own file: images last, and a label 10 for the digit 0."""
+def _from_mat(paths: list[Path]) -> _DomainImages:
+    """The original SVHN file: the last axis is the image, and label 10 is the digit 0."""
     from scipy.io import loadmat
 
     try:
         content = loadmat(paths[0], variable_names=["X", "y"])
         x, y = np.moveaxis(content["X"], -1, 0), content["y"].ravel().astype(np.int64) % 10
-    except Exception as error:  # a damaged file may raise anything
+    except Exception as error:  # a damaged file may raise any exception
         raise DataError(f"{paths[0]} is damaged ({one_line(error)}); download it again") from error
     if x.dtype != np.uint8 or x.shape != (len(y), 32, 32, 3):
         raise DataError(f"{paths[0]} has X of {x.dtype} {x.shape}; expected bytes (n, 32, 32, 3): download it again")
-    return _Pool(x, torch.from_numpy(y))
+    return _DomainImages(x, torch.from_numpy(y))
 
 
-def _from_svmlight(paths: list[Path]) -> _Pool:
-    """USPS as LIBSVM has it: 256 pixels in [-1, 1], and labels from 1."""
+def _from_svmlight(paths: list[Path]) -> _DomainImages:
+    """USPS in the format of LIBSVM: 256 pixels in [-1, 1], and labels from 1."""
     from sklearn.datasets import load_svmlight_files
 
     try:
@@ -134,10 +134,10 @@ def _from_svmlight(paths: list[Path]) -> _Pool:
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{paths[0]} is damaged ({one_line(error)}); download it again") from error
     pixels = torch.from_numpy(np.concatenate([x.toarray(), more.toarray()]).reshape(-1, 16, 16))
-    return _Pool((pixels + 1) / 2, torch.from_numpy(np.concatenate([y, labels]).astype(np.int64) - 1))
+    return _DomainImages((pixels + 1) / 2, torch.from_numpy(np.concatenate([y, labels]).astype(np.int64) - 1))
 
 
-_FORMS: dict[str, dict[tuple[str, ...], Callable[[list[Path]], _Pool]]] = {
+_FILE_FORMATS: dict[str, dict[tuple[str, ...], Callable[[list[Path]], _DomainImages]]] = {
     "svhn": {("svhn.npz",): _from_npz, ("train_32x32.mat",): _from_mat},
     "usps": {("usps.npz",): _from_npz, ("usps.bz2", "usps.t.bz2"): _from_svmlight},
     "mnist_m": {("mnist_m.npz",): _from_npz},

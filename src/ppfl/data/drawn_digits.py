@@ -1,4 +1,4 @@
-"""Coloured digits drawn from strokes: a domain of images that needs no file and no font."""
+"""Coloured digits drawn from strokes: a domain of images that needs no files and no fonts."""
 
 from functools import cache
 from itertools import pairwise
@@ -11,11 +11,11 @@ from ppfl.core.draws import uniform
 from ppfl.core.errors import DataError
 
 SIZE = 28  # pixels
-_HALF = 6.0  # a template shows [-6, 6] x [-6, 6], in units of which a digit is 4 wide and 6 high
-_FINE = 96  # pixels of a template: a few to each of an image
-_AT_ONCE = 512  # images, so that their templates stay small
+_HALF = 6.0  # a template covers [-6, 6] x [-6, 6]; in these units a digit is 4 wide and 6 high
+_FINE = 96  # pixels of a template, several for each pixel of an image
+_CHUNK = 512  # images drawn together, to limit memory
 
-# Two ways to write each digit. A stroke goes from point to point, each its column (0 to 4) and row (0 to 6).
+# Two shapes of each digit. A stroke is a list of points; each point is a column (0 to 4) and a row (0 to 6).
 _GLYPHS = (
     (
         ("10 30 41 45 36 16 05 01 10",),
@@ -42,16 +42,16 @@ _GLYPHS = (
         ("46 40 00 03 43",),
     ),
 )
-_ROUNDINGS = (0, 3)  # how often corners are cut: as they stand, and nearly a curve
+_ROUNDINGS = (0, 3)  # how often corners are cut: never (sharp corners), or three times (nearly a curve)
 STYLES = len(_GLYPHS) * len(_ROUNDINGS)
 
 
 def drawn_digits(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Images (count, 3, 28, 28) in [0, 1] and labels: digits in several styles, turned, slanted and stretched.
+    """Images (count, 3, 28, 28) in [0, 1] and labels: digits in several styles, rotated, slanted and stretched.
 
-    Stroke and ground have colours of their own, apart in lightness, that change over the image; strokes differ in
-    width and sharpness, neighbours may reach in from the sides, and all is noisy. An image depends on the seed and
-    its position alone, not on how many there are.
+    Stroke and background have colours of different lightness that change over the image. Strokes differ in width and
+    sharpness, parts of other digits may be visible at the sides, and there is noise. An image depends only on the
+    seed and its position, not on the number of images.
 
     >>> x, y = drawn_digits(5)
     >>> x.shape, y.dtype, torch.equal(drawn_digits(3)[0], x[:3])
@@ -59,46 +59,47 @@ def drawn_digits(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """
     if count < 1:
         raise DataError(f"{count} digits to draw; ask for at least 1")
-    parts = [_drawn(at, seed) for at in torch.split(torch.arange(count), _AT_ONCE)]
+    parts = [_drawn(at, seed) for at in torch.split(torch.arange(count), _CHUNK)]
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
-class _Dice:
-    """Random numbers of the images at these positions, by what they are for."""
+class _RandomNumbers:
+    """Random numbers for the images at these positions, independent for each purpose."""
 
     def __init__(self, seed: int, at: Tensor) -> None:
         self.seed, self.at = seed, at
 
     def between(self, low: float, high: float, purpose: str, *shape: int) -> Tensor:
-        """(n, *shape), uniform."""
+        """Uniform numbers (n, *shape)."""
         inner = torch.arange(torch.Size(shape).numel())
         drawn = uniform(self.seed, "drawn digits", purpose, self.at[:, None], inner)
         return (low + (high - low) * drawn).float().reshape(len(self.at), *shape)
 
     def below(self, end: int, purpose: str) -> Tensor:
-        """(n,) whole numbers from 0."""
+        """Integers (n,) from 0 to end - 1."""
         return self.between(0, end, purpose).long().clamp_(max=end - 1)
 
 
 def _drawn(at: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    dice = _Dice(seed, at)
-    y = dice.below(10, "label")
-    ink = _ink(dice, y)
-    light = dice.between(0, 1, "light", 1, 1, 1)
-    gap = dice.between(0.25, 0.75, "gap", 1, 1, 1)
-    ground = _shade(dice, light, "ground")
-    stroke = _shade(dice, (light + gap) % 1, "stroke")  # at least a quarter apart, whichever way it wraps
-    noise = dice.between(-1, 1, "noise", 3, SIZE, SIZE) * dice.between(0, 0.15, "noisiness", 1, 1, 1)
+    random = _RandomNumbers(seed, at)
+    y = random.below(10, "label")
+    ink = _ink(random, y)
+    light = random.between(0, 1, "light", 1, 1, 1)
+    gap = random.between(0.25, 0.75, "gap", 1, 1, 1)
+    ground = _shade(random, light, "ground")
+    # the lightness of stroke and background differs by at least a quarter, also if it wraps around
+    stroke = _shade(random, (light + gap) % 1, "stroke")
+    noise = random.between(-1, 1, "noise", 3, SIZE, SIZE) * random.between(0, 0.15, "noisiness", 1, 1, 1)
     return (ground + ink * (stroke - ground) + noise).clamp_(0, 1), y
 
 
-def _ink(dice: _Dice, y: Tensor) -> Tensor:
-    """How much of each pixel is stroke (n, 1, 28, 28), of a digit and of neighbours that half of them have."""
-    style = dice.below(STYLES, "style")
-    width = dice.between(0.3, 0.7, "width", 1, 1, 1)
-    softness = dice.between(0.3, 1.0, "softness", 1, 1, 1)
-    pitch = dice.between(4.8, 6.0, "pitch")
-    turned, centre = _affine(dice)
+def _ink(random: _RandomNumbers, y: Tensor) -> Tensor:
+    """How much of each pixel is covered by strokes (n, 1, 28, 28); half of the images have a neighbour on each side."""
+    style = random.below(STYLES, "style")
+    width = random.between(0.3, 0.7, "width", 1, 1, 1)
+    softness = random.between(0.3, 1.0, "softness", 1, 1, 1)
+    pitch = random.between(4.8, 6.0, "pitch")
+    turned, centre = _affine(random)
 
     def digit(label: Tensor, aside: Tensor) -> Tensor:
         place = torch.cat([turned, (centre - torch.stack([aside, 0 * aside], 1))[:, :, None]], 2) / _HALF
@@ -108,24 +109,24 @@ def _ink(dice: _Dice, y: Tensor) -> Tensor:
 
     ink = digit(y, torch.zeros(len(y)))
     for side, name in ((-1, "left"), (1, "right")):
-        there = dice.below(2, f"{name} is there")[:, None, None, None]
-        ink = torch.maximum(ink, there * digit(dice.below(10, name), side * pitch))
+        there = random.below(2, f"{name} is there")[:, None, None, None]
+        ink = torch.maximum(ink, there * digit(random.below(10, name), side * pitch))
     return ink
 
 
-def _affine(dice: _Dice) -> tuple[Tensor, Tensor]:
-    """From pixels of the image, [-1, 1], to units of the digit: matrices (n, 2, 2) and shifts (n, 2)."""
-    angle, slant = dice.between(-0.3, 0.3, "angle"), dice.between(-0.3, 0.3, "slant")
-    size = dice.between(3.7, 4.8, "size")
-    wide = size * dice.between(0.8, 1.25, "stretch")
+def _affine(random: _RandomNumbers) -> tuple[Tensor, Tensor]:
+    """Random maps from image coordinates in [-1, 1] to template units: matrices (n, 2, 2) and shifts (n, 2)."""
+    angle, slant = random.between(-0.3, 0.3, "angle"), random.between(-0.3, 0.3, "slant")
+    size = random.between(3.7, 4.8, "size")
+    wide = size * random.between(0.8, 1.25, "stretch")
     rows = [angle.cos() * wide, slant * size - angle.sin() * size, angle.sin() * wide, angle.cos() * size]
-    return torch.stack(rows, 1).reshape(-1, 2, 2), dice.between(-0.6, 0.6, "shift", 2)
+    return torch.stack(rows, 1).reshape(-1, 2, 2), random.between(-0.6, 0.6, "shift", 2)
 
 
-def _shade(dice: _Dice, light: Tensor, name: str) -> Tensor:
-    """A colour of that lightness (n, 3, 28, 28) that changes a little along a direction."""
-    tint = dice.between(-0.3, 0.3, f"{name} tint", 3, 1, 1)
-    along, down = dice.between(-0.1, 0.1, f"{name} slope", 2, 1, 1).unbind(1)
+def _shade(random: _RandomNumbers, light: Tensor, name: str) -> Tensor:
+    """A colour of this lightness (n, 3, 28, 28) with a small gradient in a random direction."""
+    tint = random.between(-0.3, 0.3, f"{name} tint", 3, 1, 1)
+    along, down = random.between(-0.1, 0.1, f"{name} slope", 2, 1, 1).unbind(1)
     line = torch.linspace(-1, 1, SIZE)
     slope = (along * line + down * line[:, None])[:, None]
     return (light + tint - tint.mean(1, keepdim=True) + slope).clamp_(0, 1)
@@ -133,7 +134,7 @@ def _shade(dice: _Dice, light: Tensor, name: str) -> Tensor:
 
 @cache
 def _templates() -> Tensor:
-    """Distance of every fine pixel from the strokes (styles, 10, 96, 96): wide strokes and soft ones need no other."""
+    """Distance of every template pixel from the strokes (styles, 10, 96, 96), for any stroke width and softness."""
     line = (torch.arange(_FINE) + 0.5) * (2 * _HALF / _FINE) - _HALF
     pixels = torch.stack(torch.meshgrid(line, line, indexing="xy"), 2).reshape(-1, 2)
     fields = [_distance(pixels, strokes, cuts) for glyphs in _GLYPHS for cuts in _ROUNDINGS for strokes in glyphs]
@@ -154,7 +155,7 @@ def _distance(pixels: Tensor, strokes: tuple[str, ...], cuts: int) -> Tensor:
 
 
 def _cut_corners(points: Tensor) -> Tensor:
-    """Each corner replaced by two points beside it (Chaikin); ends stay, and a closed stroke stays closed.
+    """Replace each corner by two points beside it (Chaikin); the ends stay, and a closed stroke stays closed.
 
     >>> _cut_corners(torch.tensor([[0.0, 0.0], [4.0, 0.0], [4.0, 4.0]])).tolist()
     [[0.0, 0.0], [3.0, 0.0], [4.0, 1.0], [4.0, 4.0]]

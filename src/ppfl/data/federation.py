@@ -1,4 +1,4 @@
-"""Clients with names, their samples, and what is known about them."""
+"""Named clients, their samples, and what is known about them."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppfl.core.errors import DataError
 from ppfl.data import checks
-from ppfl.data.arrays import Rows, Task, as_features, as_mask, as_targets, as_weights, group_rows, quoted
+from ppfl.data.arrays import LearningTask, RowGroups, as_features, as_mask, as_targets, as_weights, group_rows, quoted
 from ppfl.data.samples import Samples, held_out
 from ppfl.data.truth import Truth
 
@@ -20,22 +20,22 @@ Split = Literal["train", "test", "validation"]
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Everything a method may know of its clients; all that is indexed by client follows `ids`.
+    """Everything a method may know about its clients; everything indexed by client is in the order of `ids`.
 
     >>> f = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "b", "a", "b"],
     ...                            test_fraction=0)
     >>> f.describe()
-    'data: 2 clients, 4 train samples (2-2 a client), x (1,), 2 classes'
+    'data: 2 clients, 4 train samples (2-2 per client), x (1,), 2 classes'
     """
 
     ids: tuple[str, ...]
     train: Samples
     test: Samples | None = None
     validation: Samples | None = None
-    weights: Tensor = field(default_factory=lambda: torch.empty(0))  # (M,) p_i; n_i / n where left empty
+    weights: Tensor = field(default_factory=lambda: torch.empty(0))  # (M,) p_i; n_i / n if left empty
     truth: Truth | None = None
     name: str = "data"
-    classes: tuple[str, ...] | None = None  # names; found from the labels where left out
+    classes: tuple[str, ...] | None = None  # names of the classes; found from the labels if not given
     features: tuple[str, ...] | None = None  # names of the columns of x, for tables
 
     def __post_init__(self) -> None:
@@ -70,17 +70,17 @@ class Federation:
         truth: Truth | None = None,
         weights: Mapping[Any, float] | None = None,
         is_test: Any = None,
-        task: Task = "auto",
+        task: LearningTask = "auto",
         classes: Sequence[str] | None = None,
         features: Sequence[str] | None = None,
         tokens: bool = False,
     ) -> "Federation":
-        """Group the rows of a table by a column of client ids; rows may come in any order.
+        """Group the rows of a table by a column of client ids; rows may be in any order.
 
-        Clients keep the order of `ids`, or else of first appearance. `is_test` marks the test rows in place
-        of `test_fraction`; `validation_fraction` is taken from what is left for training. `weights` maps an
-        id to an importance of any scale. `truth` has its rows in the order of `ids`. Where `x` is float32, its rows
-        stand client by client already and none is held out, the federation shares its memory: do not change it.
+        Clients are in the order of `ids`, or of first appearance if `ids` is not given. `is_test` marks the test rows
+        and replaces `test_fraction`; `validation_fraction` is taken from the remaining training rows. `weights` maps
+        a client id to a weight of any scale. The rows of `truth` are in the order of `ids`. If `x` is float32, its rows
+        are already sorted by client and none is held out, the federation shares the memory of `x`: do not change it.
         """
         if truth is not None and ids is None:
             raise DataError("truth is given without ids; pass ids in the order of its rows")
@@ -96,7 +96,7 @@ class Federation:
         train, test, validation = rows, None, None
         marked = None
         if is_test is not None:
-            marked = rows.of(as_mask(is_test, n))
+            marked = rows.take(as_mask(is_test, n))
         elif test_fraction:
             marked = held_out(rows.sizes, rows.ids, test_fraction, seed, "test")
         if marked is not None and bool(marked.any()):
@@ -105,8 +105,8 @@ class Federation:
             held = held_out(train.sizes, rows.ids, validation_fraction, seed, "validation")
             train, validation = train.where(~held), train.where(held)
 
-        def samples(part: Rows) -> Samples:
-            return Samples(part.of(inputs), part.of(targets), part.offsets)
+        def samples(part: RowGroups) -> Samples:
+            return Samples(part.take(inputs), part.take(targets), part.offsets)
 
         return cls(
             ids=rows.ids,
@@ -122,7 +122,7 @@ class Federation:
 
     @property
     def splits(self) -> dict[str, Samples]:
-        """The parts that exist, by name."""
+        """The splits that exist, by name."""
         parts = {"train": self.train, "test": self.test, "validation": self.validation}
         return {name: samples for name, samples in parts.items() if samples is not None}
 
@@ -133,7 +133,7 @@ class Federation:
 
     @property
     def n_classes(self) -> int | None:
-        """Number of classes, or None where the targets are real numbers. A selection keeps its parent's."""
+        """Number of classes, or None if the targets are real numbers. A selection of clients keeps all classes."""
         return None if self.classes is None else len(self.classes)
 
     @cached_property
@@ -145,13 +145,13 @@ class Federation:
         return sizes if by_size else self.weights.double().cpu() * len(self.train)
 
     def split(self, name: Split) -> Samples:
-        """One part, or an error that says how to get it."""
+        """One split; an error that says how to create it if it does not exist."""
         if name not in self.splits:
             raise DataError(f"{self.name} has no {name} samples; use federation.holdout(0.2, seed=0, into={name!r})")
         return self.splits[name]
 
     def label_counts(self, split: Split = "train") -> Tensor:
-        """How often each client holds each class (M, classes), int64."""
+        """Number of samples of each class that each client has (M, classes), int64."""
         if self.n_classes is None:
             raise DataError(f"{self.name} has float targets, so no labels to count; use feature_means()")
         samples = self.split(split)
@@ -167,7 +167,7 @@ class Federation:
         return total.div_(self.train.sizes[:, None])
 
     def positions(self, ids: Sequence[str]) -> list[int]:
-        """Where these clients stand in every tensor that is indexed by client."""
+        """Positions of these clients in every tensor that is indexed by client."""
         where = {name: i for i, name in enumerate(self.ids)}
         unknown = [name for name in ids if name not in where]
         if unknown:
@@ -192,8 +192,8 @@ class Federation:
     def holdout(self, fraction: float, seed: int = 0, into: Literal["test", "validation"] = "test") -> "Federation":
         """Move a fraction of each client's training samples to another split.
 
-        A client's draw depends on (seed, its id) alone. Every client keeps at least one training sample.
-        Weights that were n_i / n are so afterwards; others stay as they are.
+        The samples held out of a client depend only on the seed and on its own id and size. Every client keeps at
+        least one training sample. Weights n_i / n are computed again; other weights stay as they are.
         """
         if into in self.splits:
             raise DataError(f"{self.name} already has {into} samples; hold out into the other split")
@@ -208,12 +208,12 @@ class Federation:
         return replace(self, train=train, validation=part, weights=weights)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Federation":
-        """Move to a device; a dtype is given to the floating fields of the samples only."""
+        """Move to a device; a dtype is applied to the floating-point fields of the samples only."""
         truth = None if self.truth is None else self.truth.to(device)
         return self._changed(lambda part: part.to(device, dtype), self.ids, self.weights.to(device), truth)
 
     def describe(self) -> str:
-        """One line for a person."""
+        """A summary in one line."""
         counts = " / ".join(f"{len(samples)} {split}" for split, samples in self.splits.items())
         sizes = self.train.sizes
         kind = "real targets" if self.n_classes is None else f"{self.n_classes} classes"
@@ -221,7 +221,7 @@ class Federation:
         known = f", {self.truth.memberships.shape[1]} true sources" if self.truth else ""
         return (
             f"{self.name}: {self.n_clients} clients, {counts} samples "
-            f"({int(sizes.min())}-{int(sizes.max())} a client), x {shape}, {kind}{known}"
+            f"({int(sizes.min())}-{int(sizes.max())} per client), x {shape}, {kind}{known}"
         )
 
     def _changed(
@@ -243,6 +243,6 @@ def _find_classes(splits: Mapping[str, Samples]) -> tuple[str, ...]:
     if lowest == highest:
         raise DataError(
             f"every label is {lowest}; classification needs two classes: check the target column, "
-            f"or name the classes if other sites hold the rest"
+            f"or give the names of all classes if other sites have the others"
         )
     return tuple(str(i) for i in range(highest + 1))

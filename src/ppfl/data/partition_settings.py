@@ -15,13 +15,13 @@ GroupSettings = tuple[tuple[int, ...], ...]
 class _Partition(Settings):
     _function: ClassVar[Callable[..., Federation]]
 
-    def cut(self, x: Any, y: Any, **split: Any) -> Federation:
-        """Clients from pooled data; `split` as for the partition functions."""
+    def split_into_clients(self, x: Any, y: Any, **split: Any) -> Federation:
+        """Split pooled data into clients; `split` as for the partition functions."""
         return type(self)._function(x, y, **self.model_dump(exclude={"name"}), **split)
 
 
 class LabelGroups(_Partition):
-    """Each client holds labels of one group only (Table 1)."""
+    """Each client has labels of one group only (Table 1)."""
 
     _function = staticmethod(partitions.by_label_groups)
     name: Literal["label_groups"] = "label_groups"
@@ -42,7 +42,7 @@ class DirichletSources(_Partition):
 
 
 class DirichletLabels(_Partition):
-    """The usual label skew."""
+    """The samples of each label are split among clients in Dirichlet(alpha) shares."""
 
     _function = staticmethod(partitions.dirichlet_labels)
     name: Literal["dirichlet_labels"] = "dirichlet_labels"
@@ -52,7 +52,7 @@ class DirichletLabels(_Partition):
 
 
 class Iid(_Partition):
-    """Clients that do not differ."""
+    """Clients with the same distribution."""
 
     _function = staticmethod(partitions.iid)
     name: Literal["iid"] = "iid"

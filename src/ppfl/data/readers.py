@@ -1,4 +1,4 @@
-"""Readers of array files: idx (MNIST) and npz. Nothing read here can run code."""
+"""Readers of array files: idx (MNIST) and npz. Reading them cannot run code."""
 
 import gzip
 import zipfile
@@ -18,7 +18,7 @@ _IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 class Pool(NamedTuple):
-    """Samples of everybody, and whose they are where the file says so."""
+    """Samples of all clients in a file, with client ids and test marks if the file has them."""
 
     x: Tensor
     y: np.ndarray[Any, Any]
@@ -26,9 +26,9 @@ class Pool(NamedTuple):
     is_test: np.ndarray[Any, Any] | None = None
 
     def federation(self, **settings: Any) -> Federation:
-        """Clients as the file names them; settings as for Federation.from_arrays."""
+        """Group the samples by the client ids in the file; settings as for Federation.from_arrays."""
         if self.clients is None:
-            raise DataError("the file has no array 'client'; add one id a sample, or choose a partition")
+            raise DataError("the file has no array 'client'; add one id per sample, or choose a partition")
         tokens = not self.x.is_floating_point()
         return Federation.from_arrays(self.x, self.y, self.clients, is_test=self.is_test, tokens=tokens, **settings)
 
@@ -36,7 +36,7 @@ class Pool(NamedTuple):
 def read_idx(path: str | Path) -> np.ndarray[Any, Any]:
     """An array in the idx format, gzipped or not.
 
-    The header is two zero bytes, a type code, the number of axes, and each axis as 4 bytes, high byte first.
+    The header is two zero bytes, a type code, the number of axes, and the length of each axis (4 bytes, big-endian).
     """
     path = existing_file(path, "idx data such as train-images-idx3-ubyte.gz")
     try:
@@ -58,9 +58,9 @@ def read_idx(path: str | Path) -> np.ndarray[Any, Any]:
 
 
 def read_mnist(folder: str | Path, image: bool = False) -> tuple[Tensor, Tensor]:
-    """MNIST, train and test pooled: 70,000 images in [0, 1], flat (784) or with image=True (1, 28, 28).
+    """MNIST, train and test pooled: 70,000 images in [0, 1], flattened (784) or, with image=True, (1, 28, 28).
 
-    The folder holds the four official files, gzipped or not (also as torchvision leaves them in MNIST/raw).
+    The folder contains the four official files, gzipped or not; MNIST/raw, as torchvision writes it, works too.
     """
     images, labels = [], []
     for part in ("train", "t10k"):
@@ -80,7 +80,7 @@ def read_mnist(folder: str | Path, image: bool = False) -> tuple[Tensor, Tensor]
 def read_npz(path: str | Path, tokens: bool = False) -> Pool:
     """A numpy archive of `x, y`, optionally `client` and `is_test`; or of `x_train, y_train, x_test, y_test`.
 
-    uint8 arrays are taken for images: scaled to [0, 1], a last axis of 3 colours moved to the front.
+    uint8 arrays are read as images: scaled to [0, 1], with a last axis of 3 colours moved before rows and columns.
     """
     path = existing_file(path, "a numpy archive with arrays x and y")
     try:
@@ -88,7 +88,7 @@ def read_npz(path: str | Path, tokens: bool = False) -> Pool:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
-            f"{path} is no readable npz file ({one_line(error)}); save it with numpy.savez, without objects"
+            f"{path} is not a readable npz file ({one_line(error)}); save it with numpy.savez, without objects"
         ) from error
     if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
         sizes = [len(arrays["y_train"]), len(arrays["y_test"])]
@@ -96,14 +96,14 @@ def read_npz(path: str | Path, tokens: bool = False) -> Pool:
         arrays["y"] = np.concatenate([arrays["y_train"], arrays["y_test"]])
         arrays["is_test"] = np.repeat([False, True], sizes)
     if not {"x", "y"} <= arrays.keys():
-        raise DataError(f"{path} holds {sorted(arrays)}; expected x, y and optionally client, is_test")
+        raise DataError(f"{path} contains {sorted(arrays)}; expected x, y and optionally client, is_test")
     x = arrays["x"]
     features = images_as_floats(x) if x.dtype == np.uint8 and not tokens else as_features(x, tokens)
     return Pool(features, arrays["y"], arrays.get("client"), arrays.get("is_test"))
 
 
 def images_as_floats(pixels: np.ndarray[Any, Any]) -> Tensor:
-    """Bytes as float32 in [0, 1], colours before rows and columns as PyTorch has them.
+    """Bytes as float32 in [0, 1], with the colour axis before rows and columns, as PyTorch expects.
 
     >>> images_as_floats(np.full((2, 4, 4, 3), 255, np.uint8)).shape
     torch.Size([2, 3, 4, 4])
@@ -113,20 +113,20 @@ def images_as_floats(pixels: np.ndarray[Any, Any]) -> Tensor:
 
 
 def with_channels(x: Tensor) -> Tensor:
-    """Images with an axis of channels, as convolutions expect them: one where there was none.
+    """Images with a channel axis, as convolutions expect; a channel axis of length 1 is added if there is none.
 
     >>> with_channels(torch.zeros(2, 4, 4)).shape
     torch.Size([2, 1, 4, 4])
     """
     if x.ndim not in (3, 4):
         raise DataError(
-            f"samples have shape {tuple(x.shape[1:])}, which is no image; expected (rows, columns): reshape x"
+            f"samples have shape {tuple(x.shape[1:])}, which is not an image; expected (rows, columns): reshape x"
         )
     return x[:, None] if x.ndim == 3 else x
 
 
 def existing_file(path: str | Path, what: str) -> Path:
-    """The path, if a file is there; else an error that says what was looked for."""
+    """The path, if there is a file; otherwise an error that says what was expected."""
     path = Path(path)
     if not path.is_file():
         raise DataError(f"no file {path}; expected {what}: check the path, or set PPFL_DATA to your data folder")
@@ -145,7 +145,7 @@ def _mnist_file(folder: Path, stem: str, kind: str) -> Path:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of another library's error, fit to stand in one of ours.
+    """The message of an error in one line, to be quoted in one of our messages.
 
     >>> one_line(ValueError("first\\nsecond"))
     'first second'

@@ -1,4 +1,4 @@
-"""Samples of many clients in one contiguous tensor a field; a client is a slice between two offsets."""
+"""Samples of many clients in one contiguous tensor per field; a client is the slice between two offsets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from torch import Tensor
 from ppfl.core.draws import hashed, name_keys, shuffles
 from ppfl.core.errors import DataError
 
-BLOCK = 1 << 20  # samples whose order is drawn together
-# float64 is let in for tests that compare two ways to the last bit; every reader gives float32
+BLOCK = 1 << 20  # samples that are shuffled together
+# float64 is accepted for tests that compare results exactly; every reader returns float32
 _FLOATS = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Features, targets and the offsets that cut them into clients.
+    """Features, targets and the offsets that divide them into clients.
 
     >>> s = Samples(torch.zeros(5, 2), torch.tensor([0, 1, 0, 1, 1]), torch.tensor([0, 2, 5]))
     >>> s.sizes.tolist(), s.client_of().tolist()
@@ -36,7 +36,7 @@ class Samples:
         if self.y.dtype not in (torch.int64, *_FLOATS):
             raise DataError(f"y is {self.y.dtype}; labels must be int64 and targets float32: use y.long() or y.float()")
         if self.y.ndim != 1:
-            raise DataError(f"y has shape {tuple(self.y.shape)}; expected one value a sample: flatten it")
+            raise DataError(f"y has shape {tuple(self.y.shape)}; expected one value per sample: flatten it")
         _check_offsets(self.offsets, len(self.x))
 
     def __len__(self) -> int:
@@ -44,7 +44,7 @@ class Samples:
 
     @property
     def sizes(self) -> Tensor:
-        """Samples of each client (M,)."""
+        """Number of samples of each client (M,)."""
         return self.offsets.diff()
 
     @cached_property
@@ -59,7 +59,7 @@ class Samples:
 
     @property
     def n_clients(self) -> int:
-        """How many slices there are, empty ones included."""
+        """Number of clients, including clients without samples."""
         return len(self.offsets) - 1
 
     def client_of(self) -> Tensor:
@@ -81,12 +81,12 @@ class Samples:
         return Samples(self.x.index_select(0, rows), self.y[rows], offsets)
 
     def where(self, keep: Tensor) -> "Samples":
-        """The samples that a mask (n,) keeps; a client may be left with none."""
+        """The samples where a mask (n,) is true; a client may have none left."""
         rows = keep.nonzero().flatten()
         return Samples(self.x.index_select(0, rows), self.y[rows], _offsets(keep)[self.offsets])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Samples":
-        """Move to a device; a dtype is given to floating fields only."""
+        """Move to a device; a dtype is applied to floating-point fields only."""
 
         def move(t: Tensor) -> Tensor:
             return t.to(device=device, dtype=dtype if t.is_floating_point() else None)
@@ -94,10 +94,10 @@ class Samples:
         return Samples(move(self.x), move(self.y), move(self.offsets))
 
 
-def drawn_rows(n: int, samples: int, seed: int, name: str) -> Tensor:
-    """Some of the n rows of a data set, in an order drawn from the seed: the fewer are the first of the more.
+def random_rows(n: int, samples: int, seed: int, name: str) -> Tensor:
+    """Some of the n rows of a data set in random order; a smaller sample is the beginning of a larger one.
 
-    >>> torch.equal(drawn_rows(9, 3, 0, "data"), drawn_rows(9, 9, 0, "data")[:3])
+    >>> torch.equal(random_rows(9, 3, 0, "data"), random_rows(9, 9, 0, "data")[:3])
     True
     """
     if not 1 <= samples <= n:
@@ -106,10 +106,10 @@ def drawn_rows(n: int, samples: int, seed: int, name: str) -> Tensor:
 
 
 def held_out(sizes: Tensor, ids: Sequence[str], fraction: float, seed: int, into: str) -> Tensor:
-    """Mask (n,) of the samples to hold out: a fraction of each client's, never all of them.
+    """Mask (n,) of the samples to hold out: a fraction of the samples of each client, never all of them.
 
-    A client's draw depends on (seed, into, its id, its size) alone, so it stays the same whoever else
-    is present and in whatever order.
+    The samples held out of a client depend only on (seed, into, its id, its size), so they are the same for any other
+    clients and any order of clients.
 
     >>> held_out(torch.tensor([1, 5]), ["small", "large"], 0.2, seed=0, into="test").sum()
     tensor(1)
@@ -120,7 +120,7 @@ def held_out(sizes: Tensor, ids: Sequence[str], fraction: float, seed: int, into
     counts = torch.minimum(sizes - 1, (fraction * sizes.double() + 0.5).long())
     starts, keys = _offsets(sizes), name_keys(ids)
     mask = torch.zeros(int(starts[-1]), dtype=torch.bool)
-    for at in _alike(sizes, counts > 0):
+    for at in _similar_sizes(sizes, counts > 0):
         draws = hashed(seed, "hold out", into, keys[at, None, None], torch.arange(int(sizes[at].max())))
         first = shuffles(draws, sizes[at])[:, 0, : int(counts[at].max())]
         mask[(starts[at, None] + first)[torch.arange(first.shape[1]) < counts[at, None]]] = True
@@ -132,12 +132,12 @@ def held_out(sizes: Tensor, ids: Sequence[str], fraction: float, seed: int, into
     return mask
 
 
-def _alike(sizes: Tensor, chosen: Tensor) -> Iterator[Tensor]:
-    """Positions of the chosen clients, in blocks of sizes that differ by less than twice: little padding."""
+def _similar_sizes(sizes: Tensor, chosen: Tensor) -> Iterator[Tensor]:
+    """Positions of the chosen clients, in blocks whose sizes differ by less than a factor of two, to limit padding."""
     for power in range(int(sizes.max()).bit_length()):
-        alike = (chosen & (sizes >> power == 1)).nonzero().flatten()
-        if len(alike):
-            yield from torch.split(alike, max(1, BLOCK >> power))
+        similar = (chosen & (sizes >> power == 1)).nonzero().flatten()
+        if len(similar):
+            yield from torch.split(similar, max(1, BLOCK >> power))
 
 
 def _offsets(sizes: Tensor) -> Tensor:
@@ -150,5 +150,5 @@ def _check_offsets(offsets: Tensor, n: int) -> None:
     if bool((offsets.diff() < 0).any()) or int(offsets[0]) != 0 or int(offsets[-1]) != n:
         raise DataError(
             f"offsets run from {int(offsets[0])} to {int(offsets[-1])} for {n} samples; they must start "
-            f"at 0, never fall and end at {n}: build them with Federation.from_arrays"
+            f"at 0, never decrease and end at {n}: build them with Federation.from_arrays"
         )

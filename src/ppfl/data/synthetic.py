@@ -1,4 +1,4 @@
-"""Populations whose truth is known, because they were drawn from it."""
+"""Synthetic populations with known truth."""
 
 from typing import Any, Literal
 
@@ -25,12 +25,12 @@ def synthetic_classification(
     min_size: int = 50,
     max_size: int = 1000,
 ) -> Federation:
-    """The paper's Synthetic: every client's points come from linear sources, in its own proportions.
+    """The Synthetic data of the paper: the points of a client come from linear sources, in its own proportions.
 
     theta_k ~ U(-1, 1)^dim; alpha_i ~ Dirichlet(alpha); n_i = min(min_size + lognormal(4, 2), max_size); each
-    point takes source k with probability alpha_ik (so a multinomial number comes from each), x ~ U(-1, 1)^dim
-    and y = 1[x . theta_k + e > 0], where e is normal with standard deviation `noise`. The truth holds the
-    alpha_i and the theta_k. The default test data take 900 MB: lower `test_points` where that is too much.
+    point has source k with probability alpha_ik, x ~ U(-1, 1)^dim and y = 1[x . theta_k + e > 0], where e is normal
+    with standard deviation `noise`. The truth contains the alpha_i and the theta_k. The default test data need 900 MB:
+    use fewer `test_points` if that is too much.
 
     >>> f = synthetic_classification(n_clients=4, dim=6, test_points=10)
     >>> f.n_classes, f.truth.memberships.shape, f.truth.sources.shape
@@ -41,11 +41,11 @@ def synthetic_classification(
         raise DataError(
             f"noise {noise}, alpha {alpha}, sizes {min_size}..{max_size}; expected noise >= 0, alpha > 0, min <= max"
         )
-    # a stream for each part: more test points leave the training data as they are
-    of_sources, of_clients, of_train, of_test = np.random.default_rng(seed).spawn(4)
-    theta = _uniform(of_sources, sources, dim)
-    mixtures = of_clients.dirichlet(np.full(sources, alpha), n_clients)
-    sizes = np.minimum(min_size + of_clients.lognormal(4, 2, n_clients), max_size).astype(np.int64)
+    # one random stream per part, so that the number of test points does not change the training data
+    source_rng, client_rng, train_rng, test_rng = np.random.default_rng(seed).spawn(4)
+    theta = _uniform(source_rng, sources, dim)
+    mixtures = client_rng.dirichlet(np.full(sources, alpha), n_clients)
+    sizes = np.minimum(min_size + client_rng.lognormal(4, 2, n_clients), max_size).astype(np.int64)
 
     def draw(rng: np.random.Generator, sizes: _Ints) -> Samples:
         source = _categorical(rng, np.repeat(mixtures, sizes, axis=0))
@@ -55,15 +55,15 @@ def synthetic_classification(
         return _samples(x, y.astype(np.int64), sizes)
 
     truth = Truth(torch.from_numpy(mixtures).float(), "source", torch.from_numpy(theta), noise)
-    train = draw(of_train, sizes)
-    test = draw(of_test, np.full(n_clients, test_points)) if test_points else None
+    train = draw(train_rng, sizes)
+    test = draw(test_rng, np.full(n_clients, test_points)) if test_points else None
     return Federation(_names(n_clients), train, test, truth=truth, name="synthetic", classes=("0", "1"))
 
 
 def bayes_accuracy(federation: Federation) -> float:
-    """Pooled test accuracy of the best rule there is: P(y = 1 | x) = sum_k alpha_ik Phi(x . theta_k / noise).
+    """Pooled test accuracy of the Bayes rule, P(y = 1 | x) = sum_k alpha_ik Phi(x . theta_k / noise).
 
-    No method can beat it by more than chance, as it knows the sources and each client's proportions.
+    It knows the sources and the proportions of each client, so no method can be better except by chance.
 
     >>> bayes_accuracy(synthetic_classification(n_clients=3, dim=5, sources=1, noise=0, test_points=50))
     1.0
@@ -87,10 +87,10 @@ def synthetic_groups(
     task: Literal["classification", "regression"] = "classification",
     seed: int = 0,
 ) -> Federation:
-    """Clients in groups, each group with its own linear model; orthogonal, so easy to tell apart.
+    """Clients in groups, each group with its own linear model; the models are orthogonal and easy to tell apart.
 
-    Client i is of group i mod groups. x is standard normal; the target is x . theta_g + normal(0, noise), or
-    whether that is positive.
+    Client i is in group i mod groups. x is standard normal. The target is x . theta_g + normal(0, noise), or for
+    classification whether that is positive.
 
     >>> synthetic_groups().truth.memberships.argmax(1)[:4]
     tensor([0, 1, 2, 0])
@@ -117,7 +117,7 @@ def synthetic_linear(
     noise: float = 0.1,
     seed: int = 0,
 ) -> Federation:
-    """Gaussian linear population drawn from the model itself: y = x . sum_k c_ik theta_k + normal(0, noise).
+    """A linear Gaussian population: y = x . sum_k c_ik theta_k + normal(0, noise).
 
     c_i ~ Dirichlet(alpha); x and theta_k are standard normal.
 
@@ -145,32 +145,32 @@ def logistic_population(
     test_points: int = 5,
     seed: int = 0,
 ) -> Federation:
-    """Logistic regressions in a population: P(y = 1 | x) = sigmoid(x . sum_k c_ik theta_k).
+    """A population of logistic regressions: P(y = 1 | x) = sigmoid(x . sum_k c_ik theta_k).
 
-    c_i ~ Dirichlet(alpha); x ~ U(-1, 1)^dim; theta_k is normal with standard deviation `scale`: the larger, the
-    less chance is in the labels. Client i is the same however many others follow it, and a million clients take
-    little more memory than their data.
+    c_i ~ Dirichlet(alpha); x ~ U(-1, 1)^dim; theta_k is normal with standard deviation `scale`; labels are less random
+    for a larger scale. Client i does not depend on the number of clients, and a million clients need little more
+    memory than their data.
 
     >>> few, many = logistic_population(n_clients=3), logistic_population(n_clients=30)
     >>> torch.equal(few.train.x, many.train.x[:30]), many.describe()
-    (True, 'logistic: 30 clients, 300 train / 150 test samples (10-10 a client), x (20,), 2 classes, 5 true sources')
+    (True, 'logistic: 30 clients, 300 train / 150 test samples (10-10 per client), x (20,), 2 classes, 5 true sources')
     """
     _check(n_clients=n_clients, samples=samples, dim=dim, k=k)
     if alpha <= 0 or scale < 0:
         raise DataError(f"alpha {alpha}, scale {scale}; expected alpha > 0, scale >= 0")
-    of_models, of_clients, *of_points = np.random.default_rng(seed).spawn(6)  # a stream each, in the order of clients
-    theta = np.float32(scale) * of_models.standard_normal((k, dim), dtype=np.float32)
-    memberships = of_clients.dirichlet(np.full(k, alpha), n_clients).astype(np.float32)
+    model_rng, client_rng, *point_rngs = np.random.default_rng(seed).spawn(6)  # one random stream per part
+    theta = np.float32(scale) * model_rng.standard_normal((k, dim), dtype=np.float32)
+    memberships = client_rng.dirichlet(np.full(k, alpha), n_clients).astype(np.float32)
     own = memberships @ theta
 
-    def draw(of_x: np.random.Generator, of_y: np.random.Generator, count: int) -> Samples:
-        x = _uniform(of_x, n_clients * count, dim)
+    def draw(x_rng: np.random.Generator, y_rng: np.random.Generator, count: int) -> Samples:
+        x = _uniform(x_rng, n_clients * count, dim)
         score = np.einsum("ind,id->in", x.reshape(n_clients, count, dim), own).ravel()
-        y = of_y.logistic(size=len(score)) < score  # whose distribution function is the sigmoid
+        y = y_rng.logistic(size=len(score)) < score  # the logistic distribution function is the sigmoid
         return _samples(x, y.astype(np.int64), np.full(n_clients, count))
 
-    train = draw(of_points[0], of_points[1], samples)
-    test = draw(of_points[2], of_points[3], test_points) if test_points else None
+    train = draw(point_rngs[0], point_rngs[1], samples)
+    test = draw(point_rngs[2], point_rngs[3], test_points) if test_points else None
     truth = Truth(torch.from_numpy(memberships), "canonical model", torch.from_numpy(theta))
     return Federation(_names(n_clients), train, test, truth=truth, name="logistic", classes=("0", "1"))
 
@@ -185,12 +185,12 @@ def _linear(
         y += noise * rng.standard_normal(len(y), dtype=np.float32)
         return _samples(x, (y > 0).astype(np.int64) if task == "classification" else y, sizes)
 
-    of_train, of_test = rng.spawn(2)
-    return draw(of_train, samples), draw(of_test, test_points) if test_points else None
+    train_rng, test_rng = rng.spawn(2)
+    return draw(train_rng, samples), draw(test_rng, test_points) if test_points else None
 
 
 def _uniform(rng: np.random.Generator, n: int, dim: int) -> _Floats:
-    """U(-1, 1) in place: the default test data in double precision would not fit many machines."""
+    """U(-1, 1) in single precision and in place, because the default test data are large."""
     x = np.empty((n, dim), dtype=np.float32)
     rng.random(out=x, dtype=np.float32)
     x *= 2
@@ -199,7 +199,7 @@ def _uniform(rng: np.random.Generator, n: int, dim: int) -> _Floats:
 
 
 def _categorical(rng: np.random.Generator, probabilities: np.ndarray[Any, Any]) -> _Ints:
-    """One category a row of probabilities (n, k)."""
+    """One category for each row of probabilities (n, k)."""
     above = rng.random(len(probabilities))[:, None] >= probabilities.cumsum(1)[:, :-1]
     source: _Ints = above.sum(1)
     return source

@@ -1,4 +1,4 @@
-"""`[data]` of an experiment file where clients are drawn and nothing is read."""
+"""`[data]` of an experiment file for synthetic data, which need no files."""
 
 from pathlib import Path
 from typing import Literal
@@ -11,7 +11,7 @@ from ppfl.data.synthetic import logistic_population, synthetic_classification, s
 
 
 class Synthetic(Settings):
-    """The paper's Synthetic."""
+    """The Synthetic data of the paper."""
 
     name: Literal["synthetic"] = "synthetic"
     n_clients: PositiveInt = 300
@@ -30,7 +30,7 @@ class Synthetic(Settings):
 
 
 class SyntheticGroups(Settings):
-    """Clients in groups that are easy to tell apart."""
+    """Clients in groups with orthogonal linear models."""
 
     name: Literal["synthetic_groups"] = "synthetic_groups"
     n_clients: PositiveInt = 12

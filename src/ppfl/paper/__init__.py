@@ -1,19 +1,19 @@
-"""The paper's experiments as packaged comparisons, its figures, and ours beside them."""
+"""The experiments of the paper as packaged comparisons, and tables of our results beside those of the paper."""
 
 from .costs import Cost, cost_to_reach
-from .figures import Figure, paper_figures
-from .sheets import Sheet, sheets_of
+from .paper_results import PaperResult, paper_results
 from .studies import STUDIES, Case, Study, load_study
+from .study_tables import StudyTable, study_tables
 
 __all__ = [
     "STUDIES",
     "Case",
     "Cost",
-    "Figure",
-    "Sheet",
+    "PaperResult",
     "Study",
+    "StudyTable",
     "cost_to_reach",
     "load_study",
-    "paper_figures",
-    "sheets_of",
+    "paper_results",
+    "study_tables",
 ]

@@ -1,4 +1,4 @@
-"""What it took a run to become as good as asked."""
+"""The rounds, time and bytes a run needs to reach a given accuracy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..runs.record import RunRecord
 
 
 class Cost(NamedTuple):
-    """All rounds up to one; bytes are per client of the federation."""
+    """The cost of all rounds up to a certain round; bytes are per client of the federation."""
 
     rounds: float
     seconds: float
@@ -19,7 +19,7 @@ class Cost(NamedTuple):
 
 
 def cost_to_reach(run: RunRecord, accuracy: float) -> Cost | None:
-    """Up to the first evaluated round that is at least so accurate; None where there is none."""
+    """The cost up to the first evaluated round with at least this accuracy; None if no round has it."""
     reached = next((row["round"] for row in run.metrics if (row.get("accuracy") or 0.0) >= accuracy), None)
     if reached is None:
         return None
@@ -31,7 +31,7 @@ def cost_to_reach(run: RunRecord, accuracy: float) -> Cost | None:
 
 
 def mean_cost(runs: Sequence[RunRecord], accuracy: float) -> Cost | None:
-    """Over seeds; None where one of them did not get there."""
+    """The mean cost over seeds; None if a seed does not reach the accuracy."""
     costs = [cost_to_reach(run, accuracy) for run in runs]
     known = [cost for cost in costs if cost is not None]
     return Cost(*map(fmean, zip(*known, strict=True))) if len(known) == len(costs) else None

@@ -1,7 +1,7 @@
-"""Studies: the paper's experiments, each a packaged TOML file of comparisons.
+"""Studies: the experiments of the paper, each one a packaged TOML file of comparisons.
 
-A study has one comparison for every data set it looks at, its case: what stands outside `[cases]` is common to all of
-them. A study may look at the runs of another one (`of`), and then at some of its methods only (`only`).
+A study has one case for every data set, and each case is a comparison of methods. Settings outside `[cases]` are common
+to all cases. A study can also show the runs of another study (`of`), and only some of its methods (`only`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _OF_STUDY = ("title", "view", "cases", "of", "only")
 
 
 class Case(NamedTuple):
-    """One data set: the methods on it."""
+    """One data set, and the experiment of every method on it."""
 
     name: str
     experiments: dict[str, Experiment]
-    targets: tuple[float, ...]  # accuracies, of which it is told what it took to reach them
-    scale: str  # how it is smaller than the paper's, where it is
+    targets: tuple[float, ...]  # accuracies; the tables show the cost to reach each of them
+    scale: str  # how it is smaller than in the paper; empty if it is not
 
 
 class Study(NamedTuple):
@@ -43,15 +43,15 @@ class Study(NamedTuple):
     title: str
     view: str  # "scores", "costs" or "recovery"
     cases: tuple[Case, ...]
-    runs: str  # the study whose runs it looks at
+    runs: str  # name of the study whose runs it shows
 
 
 def load_study(
     name: str, overrides: Iterable[str] = (), cases: Collection[str] = (), methods: Collection[str] = ()
 ) -> Study:
-    """A study by its name, with some of its cases and methods, or all of them where none is named.
+    """Load a study by name, with the given cases and methods, or with all of them if none is given.
 
-    Each override is "key.sub=value" and reaches all these cases.
+    Each override is "key.sub=value" and is applied to all of these cases.
 
     >>> [case.name for case in load_study("local-steps").cases]
     ['mnist', 'synthetic']

@@ -1,15 +1,18 @@
 """One self-contained HTML page, and pictures of memberships and curves, from the folders of finished or running runs.
 
-The page needs no network and no script: drawings are SVG written by hand (`bars`, `lines`, `areas`, `dots` on top
-of `drawing`), so the picture in a README is the drawing on the page. `records` and `portrait` say what is read
-from a run, `curves` draws it over rounds and over bytes, `results`, `details` and `summary` put it in tables and
-words, `page` puts all together. `population_page` is the page of a fitted table: `effects`, `simplex` and
-`score_bars` draw what its canonical models say, where clients are, and how well that predicts.
+The page needs no network and no script. Its drawings are SVG built by this package, so the same drawing can be shown
+on the page and in a README.
+
+- `records` and `sorted_memberships` read what the page needs from a run, `methods` averages it over seeds;
+- `membership_bars`, `line_chart`, `area_charts` and `dot_chart` are the charts, built on `drawing`;
+- `curves` prepares the curves over rounds and over bytes sent;
+- `results` and `detail_tables` are the tables, `summary` is the text, and `page` puts everything together;
+- `population_page` is the page of a fitted table, with the charts of `effects`, `simplex_plot` and `score_bars`.
 """
 
 from .page import render
-from .population import Population
 from .population_page import render_population
+from .population_results import PopulationResults
 from .write import write_curves, write_report
 
-__all__ = ["Population", "render", "render_population", "write_curves", "write_report"]
+__all__ = ["PopulationResults", "render", "render_population", "write_curves", "write_report"]

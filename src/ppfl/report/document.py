@@ -1,25 +1,25 @@
-"""What every page is made of: a frame that needs nothing from outside, sections, figures."""
+"""The parts of every page: a document without external resources, sections and figures."""
 
 from importlib.resources import files
 
-from .markup import Markup, element, words
+from .markup import Markup, element, escape
 
 
 def section(heading: str, *parts: Markup) -> Markup:
-    return element("section", element("h2", words(heading)), *parts)
+    return element("section", element("h2", escape(heading)), *parts)
 
 
-def folded(heading: str, content: Markup) -> Markup:
-    return element("details", element("summary", words(heading)), content)
+def collapsible(heading: str, content: Markup) -> Markup:
+    return element("details", element("summary", escape(heading)), content)
 
 
-def figure(picture: Markup, said: str | None = None) -> Markup:
-    caption = [element("figcaption", words(said))] if said else []
-    return element("figure", element("div", picture, class_="wide"), *caption)
+def figure(picture: Markup, caption: str | None = None) -> Markup:
+    below = [element("figcaption", escape(caption))] if caption else []
+    return element("figure", element("div", picture, class_="wide"), *below)
 
 
-def titled(title: str, picture: Markup) -> Markup:
-    caption = element("figcaption", words(title), class_="title")
+def titled_figure(title: str, picture: Markup) -> Markup:
+    caption = element("figcaption", escape(title), class_="title")
     return element("figure", caption, element("div", picture, class_="wide"))
 
 
@@ -30,7 +30,7 @@ def document(title: str, body: Markup) -> str:
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        element("title", words(title)),
+        element("title", escape(title)),
         element("style", Markup(style)),
     )
     return "<!DOCTYPE html>\n" + element("html", head, element("body", element("main", body)), lang="en") + "\n"

@@ -1,18 +1,18 @@
-"""What every drawing is made of: a frame, text, axes."""
+"""The parts of every drawing: the SVG frame, text and axes."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .markup import Markup, element, words
+from .markup import Markup, element, escape
 from .palette import MIDDLE_GREY
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
-LETTER = 6.4  # pixels, the width of a letter at the usual size: no font can be measured here
+LETTER_WIDTH = 6.4  # pixels at the usual font size, an estimate: fonts cannot be measured here
 
 
 class Axis(NamedTuple):
-    """Values from low to high on pixels from start to end."""
+    """Maps values from low to high to pixels from start to end."""
 
     low: float
     high: float
@@ -25,23 +25,23 @@ class Axis(NamedTuple):
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, about: int = 5) -> list[float]:
-        """Round values from low to high."""
-        return (log_steps if self.log else round_steps)(self.low, self.high, about)
+        """About so many round values between low and high."""
+        return (log_ticks if self.log else round_ticks)(self.low, self.high, about)
 
 
-def axis(values: Sequence[float], start: float, end: float, *, log: bool = False, most: float = math.inf) -> Axis:
-    """An axis that holds the values, with some room where they are all alike, but none above the most there is."""
+def axis(values: Sequence[float], start: float, end: float, *, log: bool = False, maximum: float = math.inf) -> Axis:
+    """An axis that covers the values; if all are equal, with a margin that does not go above `maximum`."""
     low, high = min(values), max(values)
     if low == high:
-        room = abs(low) * 0.1 or 1.0
-        low, high = low - room, min(high + room, most)
+        margin = abs(low) * 0.1 or 1.0
+        low, high = low - margin, min(high + margin, maximum)
     return Axis(low, high, start, end, log)
 
 
-def round_steps(low: float, high: float, about: int) -> list[float]:
+def round_ticks(low: float, high: float, about: int) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten.
 
-    >>> round_steps(3, 42, 5)
+    >>> round_ticks(3, 42, 5)
     [10.0, 20.0, 30.0, 40.0]
     """
     power = 10.0 ** math.floor(math.log10((high - low) / about))
@@ -49,10 +49,10 @@ def round_steps(low: float, high: float, about: int) -> list[float]:
     return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def log_steps(low: float, high: float, about: int) -> list[float]:
-    """Powers of ten, with values between them where they are few.
+def log_ticks(low: float, high: float, about: int) -> list[float]:
+    """Powers of ten, with values between them if there are only a few powers.
 
-    >>> log_steps(3, 150, 5), log_steps(3, 1e9, 5)
+    >>> log_ticks(3, 150, 5), log_ticks(3, 1e9, 5)
     ([5.0, 10.0, 20.0, 50.0, 100.0], [10.0, 1000.0, 100000.0, 10000000.0, 1000000000.0])
     """
     powers = range(math.floor(math.log10(low)), math.floor(math.log10(high) + 1e-9) + 1)
@@ -61,74 +61,74 @@ def log_steps(low: float, high: float, about: int) -> list[float]:
         steps = [step for step in steps if low * (1 - 1e-9) <= step <= high * (1 + 1e-9)]
         if len(steps) <= about:
             break
-    return steps[:: math.ceil(len(steps) / about)] if len(steps) > 1 else round_steps(low, high, about)
+    return steps[:: math.ceil(len(steps) / about)] if len(steps) > 1 else round_ticks(low, high, about)
 
 
 def spans_decades(values: Sequence[float], decades: int = 2) -> bool:
-    """Whether only a logarithmic axis can show them all: one run that diverges must not flatten the others."""
+    """Whether the values need a logarithmic axis: one run that diverges must not flatten the others."""
     return min(values) > 0 and max(values) > 10**decades * min(values)
 
 
-def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places near the wanted ones, in the same order, at least a gap apart where there is room.
+def separate(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move positions so that they are at least `gap` apart, in the same order and between low and high if they fit.
 
-    >>> apart([10, 11, 50], gap=12, low=0, high=100)
+    >>> separate([10, 11, 50], gap=12, low=0, high=100)
     [10, 22, 50]
     """
-    order = sorted(range(len(wanted)), key=wanted.__getitem__)
-    places = list(wanted)
+    order = sorted(range(len(positions)), key=positions.__getitem__)
+    moved = list(positions)
     floor = low
     for i in order:
-        places[i] = floor = max(places[i], floor)
+        moved[i] = floor = max(moved[i], floor)
         floor += gap
     ceiling = high
     for i in reversed(order):
-        places[i] = ceiling = min(places[i], ceiling)
+        moved[i] = ceiling = min(moved[i], ceiling)
         ceiling -= gap
-    return places
+    return moved
 
 
-def drawing(width: float, height: float, label: str, *children: Markup, alone: bool = False) -> Markup:
-    """A frame that takes the colour of the text around it; alone, a grey that can be read on any ground."""
+def drawing(width: float, height: float, label: str, *children: Markup, standalone: bool = False) -> Markup:
+    """An SVG in the colour of the surrounding text; standalone, in a grey that is readable on any background."""
     return element(
         "svg",
         *children,
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {width:g} {height:g}",
-        width=width if alone else None,
-        height=height if alone else None,
+        width=width if standalone else None,
+        height=height if standalone else None,
         role="img",
         aria_label=label,
         font_family=_FONT,
         font_size=12,
         fill="currentColor",
-        color=MIDDLE_GREY if alone else None,
+        color=MIDDLE_GREY if standalone else None,
     )
 
 
 def text(x: float, y: float, content: str, *, anchor: str | None = None, **more: str | float) -> Markup:
-    return element("text", words(content), x=x, y=y, text_anchor=anchor, **more)
+    return element("text", escape(content), x=x, y=y, text_anchor=anchor, **more)
 
 
-def hint(content: str) -> Markup:
-    """What a pointer that rests on the mark is told."""
-    return element("title", words(content))
+def tooltip(content: str) -> Markup:
+    """The text shown when the pointer rests on an element."""
+    return element("title", escape(content))
 
 
-def rules(y_axis: Axis, left: float, right: float, show: Callable[[float], str]) -> list[Markup]:
-    """Horizontal lines across the drawing with their values at the left."""
+def grid_lines(y_axis: Axis, left: float, right: float, show: Callable[[float], str]) -> list[Markup]:
+    """Horizontal lines across the drawing, with their values on the left."""
     parts = []
     for value in y_axis.ticks(6):
         y = y_axis.at(value)
-        parts.append(rule(y, left, right))
+        parts.append(grid_line(y, left, right))
         parts.append(text(left - 6, y + 4, show(value), anchor="end", opacity=0.75))
     return parts
 
 
-def rule(y: float, left: float, right: float) -> Markup:
+def grid_line(y: float, left: float, right: float) -> Markup:
     return element("line", x1=left, x2=right, y1=y, y2=y, stroke="currentColor", opacity=0.15)
 
 
-def marks(x_axis: Axis, y: float, show: Callable[[float], str], about: int = 5) -> list[Markup]:
-    """Values below the drawing."""
+def tick_labels(x_axis: Axis, y: float, show: Callable[[float], str], about: int = 5) -> list[Markup]:
+    """The values of the x axis, written at height y."""
     return [text(x_axis.at(value), y, show(value), anchor="middle", opacity=0.75) for value in x_axis.ticks(about)]

@@ -1,6 +1,6 @@
-"""HTML and SVG as text. What comes from data gets in through `words` or an attribute, and both escape it.
+"""HTML and SVG as text. Text from data enters through `escape` or as an attribute, and both escape it.
 
-The type keeps it so: children are `Markup`, a plain string is not, and mypy refuses it.
+The types enforce this: children must be `Markup`, and mypy rejects a plain string.
 """
 
 import html
@@ -10,30 +10,30 @@ from typing import NewType
 
 Markup = NewType("Markup", str)
 
-# A browser would take <td/> for an opening tag, so only these may close themselves.
+# Only these may be written as <name/>: a browser would read <td/> as an opening tag.
 _EMPTY = frozenset({"meta", "rect", "circle", "line", "path"})
-# XML allows none of these, not even escaped, and lone surrogates cannot be written as UTF-8.
+# XML does not allow these characters, not even escaped, and lone surrogates cannot be written as UTF-8.
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def words(text: object) -> Markup:
-    """Any value as text that means itself.
+def escape(text: object) -> Markup:
+    """Any value as escaped text.
 
-    >>> words('<b>&"x"')
+    >>> escape('<b>&"x"')
     '&lt;b&gt;&amp;&quot;x&quot;'
     """
     return Markup(html.escape(_FORBIDDEN.sub("\ufffd", str(text))))
 
 
 def join(parts: Iterable[Markup], between: str = "") -> Markup:
-    """Parts after each other."""
-    return Markup(words(between).join(parts))
+    """Concatenate parts."""
+    return Markup(escape(between).join(parts))
 
 
 def element(name: str, /, *children: Markup, **attributes: str | float | None) -> Markup:
-    """An element; `stroke_width` is written stroke-width, `class_` class, and None leaves an attribute out.
+    """An element. `stroke_width` is written as stroke-width and `class_` as class; None leaves an attribute out.
 
-    >>> element("text", words("a < b"), x=1 / 3, text_anchor="end", fill=None)
+    >>> element("text", escape("a < b"), x=1 / 3, text_anchor="end", fill=None)
     '<text x="0.33" text-anchor="end">a &lt; b</text>'
     """
     start = "".join(
@@ -46,37 +46,37 @@ def element(name: str, /, *children: Markup, **attributes: str | float | None) -
     return Markup(f"<{name}{start}>{join(children)}</{name}>")
 
 
-def shortened(text: str, length: int) -> str:
-    """The text, or its beginning.
+def shorten(text: str, length: int) -> str:
+    """The text, or its beginning if it is too long.
 
-    >>> shortened("a very long name", 8)
+    >>> shorten("a very long name", 8)
     'a very …'
     """
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def shortened_apart(texts: Sequence[str], length: int) -> list[str]:
-    """Each shortened; those that begin alike go on where they begin to differ.
+def shorten_distinct(texts: Sequence[str], length: int) -> list[str]:
+    """Shorten every text; texts with the same beginning keep the part where they differ.
 
-    >>> shortened_apart(["PPFL, mixed weights", "PPFL, mixed outputs", "Local"], 12)
+    >>> shorten_distinct(["PPFL, mixed weights", "PPFL, mixed outputs", "Local"], 12)
     ['PPFL…weights', 'PPFL…outputs', 'Local']
     """
-    alike: dict[str, set[str]] = {}
+    same_start: dict[str, set[str]] = {}
     for text in texts:
-        alike.setdefault(shortened(text, length), set()).add(text)
-    return [_among(text, alike[shortened(text, length)], length) for text in texts]
+        same_start.setdefault(shorten(text, length), set()).add(text)
+    return [_shorten_among(text, same_start[shorten(text, length)], length) for text in texts]
 
 
-def _among(text: str, others: Collection[str], length: int) -> str:
+def _shorten_among(text: str, others: Collection[str], length: int) -> str:
     if len(others) == 1:
-        return shortened(text, length)
+        return shorten(text, length)
     head = length // 3
     shortest = min(map(len, others))
     common = next((at for at in range(shortest) if len({other[at] for other in others}) > 1), shortest)
-    differs = max(text.rfind(" ", 0, common) + 1, common - head)  # whole words, where these are short
-    return f"{text[:head]}…{shortened(text[differs:], length - head - 1)}"
+    differs = max(text.rfind(" ", 0, common) + 1, common - head)  # start at a word boundary if the word is short
+    return f"{text[:head]}…{shorten(text[differs:], length - head - 1)}"
 
 
 def _value(value: str | float) -> Markup:
-    # a hundredth of a pixel is finer than any screen, and digits are most of a drawing's size
-    return words(value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip("."))
+    # two decimals are finer than any screen, and digits make up most of the size of a drawing
+    return escape(value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip("."))

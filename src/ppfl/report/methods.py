@@ -1,4 +1,4 @@
-"""Runs as the report speaks of them: one method for all seeds of an experiment, numbers their means."""
+"""Runs grouped by method: the seeds of one experiment are one method, and its numbers are means over seeds."""
 
 import json
 import math
@@ -20,13 +20,13 @@ _SPELLINGS |= {"lg-fedavg": "LG-FedAvg", "fedper": "FedPer", "fedrep": "FedRep",
 _SPELLINGS |= {"finetune": "Fine-tuned"}
 
 
-class Method(NamedTuple):
-    label: str  # no other method has it
-    runs: tuple[Run, ...]  # at least one; alike but for their seeds
+class MethodRuns(NamedTuple):
+    label: str  # unique among the methods of a report
+    runs: tuple[Run, ...]  # at least one; they differ in their seeds only
 
     @property
     def first(self) -> Run:
-        """Where a mean makes no sense: canonical models have no order that seeds share."""
+        """The run to show where a mean makes no sense: the order of canonical models differs between seeds."""
         return self.runs[0]
 
     @property
@@ -38,16 +38,16 @@ class Method(NamedTuple):
         return all(run.finished for run in self.runs)
 
     def curve(self, key: str) -> list[tuple[int, float]]:
-        """(round, mean over seeds), at rounds that all of them have."""
+        """(round, mean over seeds), at the rounds that all seeds have."""
         return _shared_means([records.curve(run, key) for run in self.runs])
 
     def curve_over_traffic(self, key: str) -> list[tuple[float, float]]:
-        """As `curve`, with the bytes that a client has sent and received until then in place of the round."""
+        """Like `curve`, but over the bytes a client has sent and received so far instead of the round."""
         traffic = dict(_shared_means([records.traffic(run) for run in self.runs]))
         return [(traffic[t], value) for t, value in self.curve(key) if t in traffic]
 
     def values(self, measure: Callable[[Run], float | None]) -> list[float]:
-        """One a seed, where it is known."""
+        """One value per seed, without the seeds where it is unknown."""
         return [value for run in self.runs if (value := measure(run)) is not None]
 
     def score(self, metric: Metric) -> float | None:
@@ -58,61 +58,63 @@ class Method(NamedTuple):
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Nothing of nothing."""
+    """The mean, or None if there are no values."""
     return fmean(values) if values else None
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Standard deviation over seeds, where there are some."""
+    """The standard deviation over seeds, or None if there is only one."""
     return stdev(values) if len(values) > 1 else None
 
 
 def common_metric(runs: Sequence[Run]) -> Metric:
-    """What any of the runs has recorded."""
+    """The metric that the runs have recorded."""
     return recorded_metric(key for run in runs for row in (*run.metrics, run.scores) for key in row)
 
 
-def ranked(runs: Sequence[Run], metric: Metric, labels: Sequence[str] | None = None) -> list[Method]:
-    """Best first, then those without a score. Labels, one a run, say which runs are seeds of one method."""
+def rank_methods(runs: Sequence[Run], metric: Metric, labels: Sequence[str] | None = None) -> list[MethodRuns]:
+    """Methods from best to worst, then those without a score. Runs with the same label are seeds of one method."""
     if labels is None:
-        groups = _repeats(runs)
-        methods = [Method(label, group) for label, group in zip(_labels(groups), groups, strict=True)]
+        groups = _group_seeds(runs)
+        methods = [MethodRuns(label, group) for label, group in zip(_labels(groups), groups, strict=True)]
     else:
-        methods = _labelled(runs, labels)
+        methods = _group_by_label(runs, labels)
 
-    def place(method: Method) -> float:
+    def sort_key(method: MethodRuns) -> float:
         score = method.score(metric)
         return math.inf if score is None else -score if metric.higher_is_better else score
 
-    return sorted(methods, key=place)
+    return sorted(methods, key=sort_key)
 
 
 def _shared_means(found: Sequence[Mapping[K, float]]) -> list[tuple[K, float]]:
-    """Of what all have."""
+    """Means over all mappings, for the keys that all of them have."""
     return [(key, fmean(one[key] for one in found)) for key in found[0] if all(key in one for one in found)]
 
 
-def _labelled(runs: Sequence[Run], labels: Sequence[str]) -> list[Method]:
+def _group_by_label(runs: Sequence[Run], labels: Sequence[str]) -> list[MethodRuns]:
     if len(labels) != len(runs):
-        raise SettingError(f"{len(labels)} labels for {len(runs)} runs; give one a run, the same for seeds of a method")
+        raise SettingError(
+            f"{len(labels)} labels for {len(runs)} runs; give one label per run, the same one for all seeds of a method"
+        )
     groups: dict[str, list[Run]] = {}
     for label, run in zip(labels, runs, strict=True):
         groups.setdefault(label, []).append(run)
-    return [Method(label, tuple(group)) for label, group in groups.items()]
+    return [MethodRuns(label, tuple(group)) for label, group in groups.items()]
 
 
-def _repeats(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
-    """Runs together that differ in their seeds alone; one that does not say its seed stays alone."""
+def _group_seeds(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
+    """Group runs that differ in their seeds only; a run without a recorded seed is a group of its own."""
     groups: dict[str, list[Run]] = {}
     for at, run in enumerate(runs):
-        rest = {key: value for key, value in run.experiment.items() if key != "seeds"}
-        alike = json.dumps(rest, sort_keys=True, default=str) if "seeds" in run.experiment else str(at)
-        groups.setdefault(alike, []).append(run)
+        rest = {name: value for name, value in run.experiment.items() if name != "seeds"}
+        key = json.dumps(rest, sort_keys=True, default=str) if "seeds" in run.experiment else str(at)
+        groups.setdefault(key, []).append(run)
     return [tuple(group) for group in groups.values()]
 
 
 def _labels(groups: Sequence[tuple[Run, ...]]) -> list[str]:
-    """The algorithm's name where it tells the methods apart, else the experiment's, else that and a number."""
+    """Algorithm names if they are unique, otherwise experiment names, otherwise experiment names with a number."""
     algorithms = [algorithm_name(group[0]) for group in groups]
     spelled = [_SPELLINGS.get(name, name) for name in algorithms]
     names = [group[0].name for group in groups]

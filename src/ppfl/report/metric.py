@@ -1,4 +1,4 @@
-"""How predictions are judged, and how that is said."""
+"""The metrics of a report: their names, directions and formats."""
 
 import math
 from collections.abc import Iterable
@@ -6,19 +6,19 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    name: str  # as runs record it
-    words: str
+    name: str  # as recorded in runs
+    full_name: str  # in sentences and titles
     higher_is_better: bool = False
 
     @property
-    def most(self) -> float:
-        """The largest value there can be."""
+    def maximum(self) -> float:
+        """The largest possible value."""
         return 1.0 if self.higher_is_better else math.inf
 
     def show(self, value: float) -> str:
         return f"{value:.1%}" if self.higher_is_better else f"{value:#.3g}".rstrip(".")
 
-    def tick(self, value: float) -> str:
+    def format_tick(self, value: float) -> str:
         return f"{100 * value:.4g}%" if self.higher_is_better else f"{value:.4g}"
 
     def show_spread(self, value: float) -> str:
@@ -33,9 +33,9 @@ METRICS = (ACCURACY, Metric("rmse", "root mean squared error"), Metric("deviance
 
 
 def recorded_metric(keys: Iterable[str]) -> Metric:
-    """The first that is among the keys.
+    """The first known metric among the keys; accuracy if there is none.
 
-    >>> recorded_metric({"loss", "rmse"}).words
+    >>> recorded_metric({"loss", "rmse"}).full_name
     'root mean squared error'
     """
     keys = set(keys)

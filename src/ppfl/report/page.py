@@ -1,137 +1,138 @@
-"""The page: sections that answer one question each, left out where the runs say nothing on it."""
+"""The report page. Each section answers one question and is left out if the runs have no data for it."""
 
 from collections.abc import Sequence
 
-from .areas import client_chart, share_chart, telling_clients
-from .bars import MOST_BARS, membership_bars, no_bars
-from .curves import cut_words, over_rounds, over_traffic, scored
-from .details import client_table, settings_table, swatch
-from .document import document, figure, folded, section, titled
-from .dots import MOST_DOTS, Row, dot_chart
-from .lines import Curve, Upward, line_chart
-from .markup import Markup, element, join, shortened, words
-from .methods import Method, common_metric, ranked
+from .area_charts import client_chart, example_clients, share_chart
+from .curves import cut_note, over_rounds, over_traffic, score_axis
+from .detail_tables import client_table, settings_table, swatch
+from .document import collapsible, document, figure, section, titled_figure
+from .dot_chart import MAX_DOTS, DotRow, dot_chart
+from .line_chart import Curve, YAxisFormat, line_chart
+from .markup import Markup, element, escape, join, shorten
+from .membership_bars import MAX_BARS, empty_picture, membership_bars
+from .methods import MethodRuns, common_metric, rank_methods
 from .metric import Metric
 from .palette import method_colour
-from .portrait import Portrait, letter, portraits
 from .records import Run
 from .results import result_table
+from .sorted_memberships import SortedMemberships, letter, memberships_of_methods
 from .summary import plural, summary
 
 _OTHER_CURVES = {
-    "loss": "Training loss, mean over the samples met in a round",
+    "loss": "Training loss, mean over the samples used in a round",
     "objective": "Objective on all training data",
     "stationarity": "Stationarity: 0 where no step improves the objective",
 }
-_MOST_PORTRAITS = 4
-_LONGEST_IN_TITLE = 48  # letters; more would leave the picture
+_MAX_MEMBERSHIP_PICTURES = 4
+_MAX_TITLE_LABEL = 48  # letters; longer labels would not fit into the picture
 
 
 def render(records: Sequence[Run], title: str, labels: Sequence[str] | None = None) -> tuple[str, str]:
-    """The page, and the picture of the memberships that stands alone.
+    """The HTML page, and the standalone picture of the memberships.
 
-    Labels name the method of each record, and records with the same label are its seeds; without labels, records
-    that differ in their seeds alone are one method, named after its algorithm where that tells methods apart.
+    `labels` names the method of each record; records with the same label are seeds of one method. Without labels,
+    records that differ in their seeds only are one method, named after its algorithm if that name is unique.
     """
     metric = common_metric(records)
-    methods = ranked(records, metric, labels)
-    drawn = portraits(methods)
-    first = drawn[0] if drawn else None
+    methods = rank_methods(records, metric, labels)
+    shown = memberships_of_methods(methods)
+    first = shown[0] if shown else None
     sections = [
-        element("h1", words(title)),
-        element("p", words(summary(methods, metric, first)), class_="summary"),
+        element("h1", escape(title)),
+        element("p", escape(summary(methods, metric, first)), class_="summary"),
         section("Results", result_table(methods, metric)),
-        *(_who(first, drawn[1:_MOST_PORTRAITS]) if first else []),
+        *(_membership_section(first, shown[1:_MAX_MEMBERSHIP_PICTURES]) if first else []),
         _curves(methods, metric),
         _clients(methods, metric),
-        folded("All clients", client_table(methods, metric, first)),
-        folded("What was run: settings and versions", settings_table(methods)),
+        collapsible("All clients", client_table(methods, metric, first)),
+        collapsible("What was run: settings and versions", settings_table(methods)),
     ]
-    picture = membership_bars(first, _picture_title(first)) if first else no_bars(title)
+    picture = membership_bars(first, _picture_title(first)) if first else empty_picture(title)
     return document(title, join(sections)), picture + "\n"
 
 
-def _picture_title(drawn: Portrait) -> str:
-    kinds = sum(count > 0 for count in drawn.counts)
-    label = shortened(drawn.label, _LONGEST_IN_TITLE)
-    return f"{label} found {plural(kinds, 'kind')} among {plural(len(drawn.ids), 'client')}"
+def _picture_title(shown: SortedMemberships) -> str:
+    kinds = sum(count > 0 for count in shown.counts)
+    label = shorten(shown.label, _MAX_TITLE_LABEL)
+    return f"{label} found {plural(kinds, 'kind')} among {plural(len(shown.ids), 'client')}"
 
 
-def _who(first: Portrait, others: Sequence[Portrait]) -> list[Markup]:
+def _membership_section(first: SortedMemberships, others: Sequence[SortedMemberships]) -> list[Markup]:
     shares = [
-        element("li", swatch(j), element("b", words(letter(j))), words(f" {share:.0%}"))
+        element("li", swatch(j), element("b", escape(letter(j))), escape(f" {share:.0%}"))
         for j, share in enumerate(first.shares)
     ]
     which = f"{first.label}, the first of {first.seeds} seeds" if first.seeds > 1 else first.label
-    said = (
-        f"Memberships found by {which}. Each bar is a client, each colour a canonical model that clients "
-        "share; the height of a colour says how much of that model the client is. Rest the pointer on a bar to "
-        "see who it is."
+    caption = (
+        f"Memberships found by {which}. Each bar is a client and each colour a canonical model that "
+        "clients share; the height of a colour is the membership of the client in that model. Rest the pointer on a "
+        "bar to see the name of the client."
     )
     if first.truth is not None:
-        said += " The strip below shows the truth, its groups in the colour of the model they match best."
-    if len(first.ids) > MOST_BARS:
-        said += " There are too many clients to draw each, so a bar is the mean of neighbours."
-    legend = join([element("p", words("Share of the population:")), element("ul", *shares)])
+        caption += " The strip below shows the truth, its groups in the colour of the model they match best."
+    if len(first.ids) > MAX_BARS:
+        caption += " There are too many clients to draw each, so each bar is the mean of several neighbours."
+    legend = join([element("p", escape("Share of the population:")), element("ul", *shares)])
     parts = [
-        figure(membership_bars(first), said),
+        figure(membership_bars(first), caption),
         element("div", legend, class_="legend"),
         *_history(first),
     ]
     if others:
-        pictures = [join([element("h3", words(o.label)), figure(membership_bars(o))]) for o in others]
-        parts.append(folded("Memberships found by other methods", join(pictures)))
-    return [section("Who the clients are", *parts)]
+        pictures = [join([element("h3", escape(o.label)), figure(membership_bars(o))]) for o in others]
+        parts.append(collapsible("Memberships found by other methods", join(pictures)))
+    return [section("Memberships of the clients", *parts)]
 
 
-def _history(drawn: Portrait) -> list[Markup]:
-    if len(drawn.rounds) < 2:
+def _history(shown: SortedMemberships) -> list[Markup]:
+    if len(shown.rounds) < 2:
         return []
-    certain = drawn.history.amax(2).mean(1).tolist()
-    curve = Curve(drawn.label, 0, list(zip(drawn.rounds, certain, strict=True)))
+    certain = shown.history.amax(2).mean(1).tolist()
+    curve = Curve(shown.label, 0, list(zip(shown.rounds, certain, strict=True)))
     charts = [
-        titled("Share of each canonical model in the population", share_chart(drawn)),
-        titled(
-            "How decided clients are: mean largest membership",
-            line_chart([curve], "Mean largest membership over rounds", Upward("{:.0%}".format, most=1.0)),
+        titled_figure("Share of each canonical model in the population", share_chart(shown)),
+        titled_figure(
+            "Mean largest membership of the clients",
+            line_chart([curve], "Mean largest membership over rounds", YAxisFormat("{:.0%}".format, maximum=1.0)),
         ),
     ]
-    few = [titled(shortened(drawn.ids[at], 20), client_chart(drawn, at)) for at in telling_clients(drawn)]
+    few = [titled_figure(shorten(shown.ids[at], 20), client_chart(shown, at)) for at in example_clients(shown)]
     return [
-        element("h3", words("How they came to be")),
+        element("h3", escape("Memberships over rounds")),
         element("div", *charts, class_="pair"),
-        element("p", words("A few clients: the purest of each kind, and the most mixed.")),
+        element("p", escape("A few clients: those with the largest memberships, and the most mixed.")),
         element("div", *few, class_="few"),
     ]
 
 
-def _curves(methods: Sequence[Method], metric: Metric) -> Markup:
+def _curves(methods: Sequence[MethodRuns], metric: Metric) -> Markup:
     charts = []
     if curves := over_rounds(methods, metric.name):
-        traffic, name = over_traffic(methods, metric.name), metric.words.capitalize()
-        upward = scored([*curves, *(traffic.curves if traffic else [])], metric)
-        said = f"{name} on test data{cut_words(upward, metric)}"
-        charts.append(titled(said, line_chart(curves, f"{name} over rounds", upward)))
+        traffic, name = over_traffic(methods, metric.name), metric.full_name.capitalize()
+        y_format = score_axis([*curves, *(traffic.curves if traffic else [])], metric)
+        caption = f"{name} on test data{cut_note(y_format, metric)}"
+        charts.append(titled_figure(caption, line_chart(curves, f"{name} over rounds", y_format)))
         if traffic:
-            said = f"{name} against what a client has sent and received"
-            charts.append(titled(said, line_chart(traffic.curves, said, upward, traffic.along)))
-    for key, said in _OTHER_CURVES.items():
+            caption = f"{name} against what a client has sent and received"
+            charts.append(titled_figure(caption, line_chart(traffic.curves, caption, y_format, traffic.x_format)))
+    for key, caption in _OTHER_CURVES.items():
         if curves := over_rounds(methods, key):
-            charts.append(titled(said, line_chart(curves, f"{said} over rounds", Upward("{:.3g}".format))))
-    return section("Round by round", element("div", *charts, class_="pair")) if charts else words("")
+            chart = line_chart(curves, f"{caption} over rounds", YAxisFormat("{:.3g}".format))
+            charts.append(titled_figure(caption, chart))
+    return section("Round by round", element("div", *charts, class_="pair")) if charts else escape("")
 
 
-def _clients(methods: Sequence[Method], metric: Metric) -> Markup:
+def _clients(methods: Sequence[MethodRuns], metric: Metric) -> Markup:
     rows = [
-        Row(method.label, method_colour(at), clients)
+        DotRow(method.label, method_colour(at), clients)
         for at, method in enumerate(methods)
         if (clients := method.per_client(metric))
     ]
     if not rows:
-        return words("")
-    said = "Each dot is a client, the line the median client. Rest the pointer on a dot to see who it is."
+        return escape("")
+    caption = "Each dot is a client, and the line is the median client. Rest the pointer on a dot to see its name."
     if any(len(method.runs) > 1 for method in methods):
-        said += " Values are means over seeds."
-    if any(len(row.clients) > MOST_DOTS for row in rows):
-        said += f" {MOST_DOTS} evenly ranked clients stand for all."
-    return section("Client by client", figure(dot_chart(rows, metric), said))
+        caption += " Values are means over seeds."
+    if any(len(row.clients) > MAX_DOTS for row in rows):
+        caption += f" Only {MAX_DOTS} clients are shown, at even steps of the ranking."
+    return section("Client by client", figure(dot_chart(rows, metric), caption))

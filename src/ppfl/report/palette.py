@@ -1,20 +1,33 @@
-"""Colours that people with any colour vision tell apart (Okabe and Ito, 2008)."""
+"""Colours that people with any colour vision can tell apart (Okabe and Ito, 2008)."""
 
 from collections.abc import Sequence
 
 _BLUE, _ORANGE, _GREEN, _PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
-_SKY, _VERMILION, _YELLOW, _GREY = "#56B4E9", "#D55E00", "#F0E442", "#999999"  # grey: black is lost at night
+_SKY, _VERMILION, _YELLOW, _GREY = (
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#999999",
+)  # no black: dark mode
 
 _MODELS = (_BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, _VERMILION, _YELLOW, _GREY)
-_METHODS = (_VERMILION, _BLUE, _GREEN, _PURPLE, _ORANGE, _SKY, _GREY)  # a yellow line is lost on white
+_METHODS = (
+    _VERMILION,
+    _BLUE,
+    _GREEN,
+    _PURPLE,
+    _ORANGE,
+    _SKY,
+    _GREY,
+)  # no yellow: a line would vanish on white
 _DASHES = (None, "7 3", "2.5 2.5", "9 3 2 3")
 
-# Readable on white and on black, for pictures that do not know where they will be shown.
+# Readable on white and on black, for pictures that may be shown on either.
 MIDDLE_GREY = "#7A8088"
 
 
 def model_colour(position: int) -> str:
-    """Of the canonical model with the position-th largest share; lighter each time the palette is used up.
+    """The colour of the canonical model with the position-th largest share; lighter each time the palette repeats.
 
     >>> model_colour(0), model_colour(8)
     ('#0072B2', '#73B1D5')
@@ -26,7 +39,7 @@ def model_colour(position: int) -> str:
 
 
 def mixed_colour(shares: Sequence[float]) -> str:
-    """Of a client that is so much of each canonical model.
+    """The colour of a client with these memberships: the mean of the colours of the models, weighted by its shares.
 
     >>> mixed_colour([1.0, 0.0]), mixed_colour([0.5, 0.5])
     ('#0072B2', '#738859')
@@ -39,7 +52,7 @@ def mixed_colour(shares: Sequence[float]) -> str:
 
 
 def method_colour(position: int) -> str:
-    """Of the position-th method; when the palette is used up its lines are dashed, as light ones could not be seen.
+    """The colour of the position-th method. When the palette repeats, lines are dashed (`method_dash`).
 
     >>> method_colour(0) == method_colour(7), method_dash(0), method_dash(7)
     (True, None, '7 3')
@@ -48,5 +61,5 @@ def method_colour(position: int) -> str:
 
 
 def method_dash(position: int) -> str | None:
-    """Of the position-th method's lines."""
+    """The dash pattern of the lines of the position-th method; None is a solid line."""
     return _DASHES[position // len(_METHODS) % len(_DASHES)]

@@ -1,19 +1,19 @@
-"""The page of a fitted table: what canonical models say, where clients are between them, how well that predicts."""
+"""The page of a fitted table: the canonical models, the memberships of the clients, and the quality of predictions."""
 
 from collections.abc import Sequence
 
 import torch
 
-from .bars import MOST_BARS, membership_bars
-from .details import MOST_CLIENTS, swatch
-from .document import document, figure, folded, section, titled
+from .detail_tables import MAX_CLIENTS, swatch
+from .document import collapsible, document, figure, section, titled_figure
 from .effects import effect_table
-from .markup import Markup, element, join, words
-from .population import Population, Score
-from .portrait import Portrait, by_kind, letter
+from .markup import Markup, element, escape, join
+from .membership_bars import MAX_BARS, membership_bars
+from .population_results import PopulationResults, ScoreRow
 from .score_bars import ScoreBar, score_bars
-from .simplex import MOST_DOTS, MOST_STACKED, simplex_chart
-from .summary import listed, plural
+from .simplex_plot import MAX_DOTS, MAX_STACKED, simplex_chart
+from .sorted_memberships import SortedMemberships, letter, order_by_largest
+from .summary import join_names, plural
 
 _WHOLE, _HALF = 900.0, 460.0  # widths of drawings
 _PREDICTORS = {
@@ -25,43 +25,47 @@ _PREDICTORS = {
 }
 
 
-def render_population(drawn: Population) -> str:
-    """One page that needs nothing from outside."""
+def render_population(results: PopulationResults) -> str:
+    """The HTML page, which needs no external resources."""
     return document(
-        drawn.title,
+        results.title,
         join(
             [
-                element("h1", words(drawn.title)),
-                element("p", words(population_summary(drawn)), class_="summary"),
-                section("What the canonical models say", effect_table(drawn), _notes(_effect_words(drawn))),
-                *([section("Where the clients are", *_where(drawn))] if drawn.k > 1 else []),
-                *([section("How well it predicts", *_scores(drawn))] if drawn.scores else []),
-                *([section("How many canonical models", *_candidates(drawn))] if len(drawn.candidates) > 1 else []),
-                *([folded("All clients", _client_table(drawn))] if drawn.k > 1 else []),
-                section("What was run", element("pre", element("code", words(drawn.command))), _notes(drawn.notes)),
+                element("h1", escape(results.title)),
+                element("p", escape(population_summary(results)), class_="summary"),
+                section("What the canonical models say", effect_table(results), _notes(_effect_notes(results))),
+                *([section("Where the clients are", *_where(results))] if results.k > 1 else []),
+                *([section("How well it predicts", *_scores(results))] if results.scores else []),
+                *([section("How many canonical models", *_candidates(results))] if len(results.candidates) > 1 else []),
+                *([collapsible("All clients", _client_table(results))] if results.k > 1 else []),
+                section("What was run", _command(results.command), _notes(results.notes)),
             ]
         ),
     )
 
 
-def population_summary(drawn: Population) -> str:
-    """In plain sentences."""
-    columns = listed(list(drawn.features)) if len(drawn.features) < 6 else f"{len(drawn.features)} columns"
-    setting = f"{plural(drawn.rows, 'row')} of {plural(len(drawn.ids), 'client')} ({drawn.client}): "
-    setting += f"{drawn.target} from {columns}, family {drawn.family}."
-    return " ".join([setting, _division(drawn), _ranking(drawn)]).strip()
+def _command(command: str) -> Markup:
+    return element("pre", element("code", escape(command)))
 
 
-def _division(drawn: Population) -> str:
-    tried = len(drawn.candidates) > 1
-    if drawn.k == 1:
+def population_summary(results: PopulationResults) -> str:
+    """A paragraph that summarises the page."""
+    columns = join_names(list(results.features)) if len(results.features) < 6 else f"{len(results.features)} columns"
+    setting = f"{plural(results.rows, 'row')} of {plural(len(results.ids), 'client')} ({results.client}): "
+    setting += f"{results.target} from {columns}, family {results.family}."
+    return " ".join([setting, _division(results), _ranking(results)]).strip()
+
+
+def _division(results: PopulationResults) -> str:
+    tried = len(results.candidates) > 1
+    if results.k == 1:
         enough = " by BIC: clients do not differ enough to tell kinds apart" if tried else ""
         return f"One model for all was {'chosen' if tried else 'fitted'}{enough}."
-    shares = listed([f"{letter(at)} {share:.0%}" for at, share in enumerate(drawn.shares)])
+    shares = join_names([f"{letter(at)} {share:.0%}" for at, share in enumerate(results.shares)])
     return (
-        f"{drawn.k} canonical models{', chosen by BIC,' if tried else ''} divide the population: {shares}. "
-        f"Of {plural(len(drawn.ids), 'client')}, {_count(sum(drawn.clear))} at least {drawn.clear_from:.0%} one of "
-        f"them and {_count(drawn.mixed)} mixed."
+        f"{results.k} canonical models{', chosen by BIC,' if tried else ''} divide the population: {shares}. "
+        f"Of {plural(len(results.ids), 'client')}, {_count(sum(results.clear))} at least {results.clear_from:.0%} one "
+        f"of them and {_count(results.mixed)} mixed."
     )
 
 
@@ -69,124 +73,131 @@ def _count(clients: int) -> str:
     return f"{clients or 'none'} {'is' if clients == 1 else 'are'}"
 
 
-def _ranking(drawn: Population) -> str:
-    if not drawn.scores:
+def _ranking(results: PopulationResults) -> str:
+    if not results.scores:
         return ""
-    metric = drawn.metrics[0]
-    ours, *others = ((score, score.figures[metric.name]) for score in drawn.scores)
-    against = listed([f"{metric.show(value)} with {score.label}" for score, value in others])
+    metric = results.metrics[0]
+    ours, *others = ((score, score.figures[metric.name]) for score in results.scores)
+    against = join_names([f"{metric.show(value)} with {score.label}" for score, value in others])
     return (
-        f"On {plural(drawn.held_out_rows, 'row')} held out of all clients the {metric.words} is "
+        f"On {plural(results.held_out_rows, 'row')} held out of all clients the {metric.full_name} is "
         f"{metric.show(ours[1])}, against {against}."
     )
 
 
-def _effect_words(drawn: Population) -> list[str]:
-    which = f" of {drawn.target} = {drawn.classes[1]}" if drawn.family == "bernoulli" else ""
-    average = f"share of {drawn.target} = {drawn.classes[1]}" if which else "prediction"
+def _effect_notes(results: PopulationResults) -> list[str]:
+    which = f" of {results.target} = {results.classes[1]}" if results.family == "bernoulli" else ""
+    average = f"share of {results.target} = {results.classes[1]}" if which else "prediction"
     mixed = "a client's own coefficients are theirs, mixed by its membership."
-    if drawn.mix == "predictions":
+    if results.mix == "predictions":
         mixed = "a client's prediction is theirs, mixed by its membership."
     return [
         f"Numbers are coefficients in the table's own units: what one unit of a column adds to "
-        f"{_PREDICTORS[drawn.family]}{which}. Canonical models go from the largest share of the population to the "
+        f"{_PREDICTORS[results.family]}{which}. Canonical models go from the largest share of the population to the "
         f"smallest; {mixed}",
-        "Bars are on one scale: what one standard deviation of the column adds, to the right where it raises.",
+        "Bars are on one scale: what one standard deviation of the column adds, to the right if it is positive.",
         f"An average row has the mean of every column: the number is its {average}, the bar how far its predictor is "
         f"from that of one model for all.",
     ]
 
 
-def _where(drawn: Population) -> list[Markup]:
-    if drawn.k > 3:
-        said = "Each bar is a client, each colour a canonical model; the height says how much of it the client is."
-        said += " A bar is the mean of neighbours, as there are many." if len(drawn.ids) > MOST_BARS else ""
-        picture = membership_bars(_portrait(drawn))
+def _where(results: PopulationResults) -> list[Markup]:
+    if results.k > 3:
+        caption = "Each bar is a client, each colour is a canonical model, and its height is the membership."
+        caption += (
+            " There are many clients, so each bar is the mean of several neighbours."
+            if len(results.ids) > MAX_BARS
+            else ""
+        )
+        picture = membership_bars(_sorted_memberships(results))
     else:
-        near = "a corner" if drawn.k == 3 else "an end"
-        said = "Each bar counts clients" if drawn.k == 2 and len(drawn.ids) > MOST_STACKED else "Each dot is a client"
-        said += f": the nearer to {near}, the more of that canonical model it is. Rest the pointer on it to see more."
-        if drawn.k == 3:
-            said += " Lines are 20% apart, the cross is the mean of all clients."
-            said += f" {MOST_DOTS} clients stand for all." if len(drawn.ids) > MOST_DOTS else ""
-        picture = simplex_chart(drawn.ids, drawn.memberships)
+        near = "a corner" if results.k == 3 else "an end"
+        as_bars = results.k == 2 and len(results.ids) > MAX_STACKED
+        caption = "Each bar counts clients" if as_bars else "Each dot is a client"
+        caption += f": the nearer to {near}, the larger the membership in that canonical model. "
+        caption += "Rest the pointer on it to see more."
+        if results.k == 3:
+            caption += " Lines are 20% apart, the cross is the mean of all clients."
+            caption += f" Only {MAX_DOTS} clients are shown, at even steps." if len(results.ids) > MAX_DOTS else ""
+        picture = simplex_chart(results.ids, results.memberships)
     shares = [
         element(
-            "li", swatch(at), element("b", words(letter(at))), words(f" {share:.0%}, {plural(clear, 'clear client')}")
+            "li", swatch(at), element("b", escape(letter(at))), escape(f" {share:.0%}, {plural(clear, 'clear client')}")
         )
-        for at, (share, clear) in enumerate(zip(drawn.shares, drawn.clear, strict=True))
+        for at, (share, clear) in enumerate(zip(results.shares, results.clear, strict=True))
     ]
-    shares.append(element("li", words(f"{drawn.mixed} mixed")))
-    head = element("p", words("Share of the population:"))
-    return [figure(picture, said), element("div", head, element("ul", *shares), class_="legend")]
+    shares.append(element("li", escape(f"{results.mixed} mixed")))
+    head = element("p", escape("Share of the population:"))
+    return [figure(picture, caption), element("div", head, element("ul", *shares), class_="legend")]
 
 
-def _portrait(drawn: Population) -> Portrait:
-    c = torch.tensor(drawn.memberships, dtype=torch.float64)
-    order = by_kind(c)
-    ids = tuple(drawn.ids[at] for at in order.tolist())
-    return Portrait(drawn.client, ids, c[order], tuple(range(drawn.k)), None, (), c.new_empty(0, *c.shape))
+def _sorted_memberships(results: PopulationResults) -> SortedMemberships:
+    c = torch.tensor(results.memberships, dtype=torch.float64)
+    order = order_by_largest(c)
+    ids = tuple(results.ids[at] for at in order.tolist())
+    return SortedMemberships(results.client, ids, c[order], tuple(range(results.k)), None, (), c.new_empty(0, *c.shape))
 
 
-def _scores(drawn: Population) -> list[Markup]:
+def _scores(results: PopulationResults) -> list[Markup]:
     charts = []
-    width = _HALF if len(drawn.metrics) > 1 else _WHOLE
-    for metric in drawn.metrics:
+    width = _HALF if len(results.metrics) > 1 else _WHOLE
+    for metric in results.metrics:
         direction = "higher" if metric.higher_is_better else "lower"
-        bars = [ScoreBar(score.label, score.figures[metric.name]) for score in drawn.scores]
-        charts.append(titled(f"{metric.words.capitalize()}, {direction} is better", score_bars(bars, metric, width)))
-    times = ", ".join(f"{score.label} {_seconds(score)}" for score in drawn.scores)
+        bars = [ScoreBar(score.label, score.figures[metric.name]) for score in results.scores]
+        title = f"{metric.full_name.capitalize()}, {direction} is better"
+        charts.append(titled_figure(title, score_bars(bars, metric, width)))
+    times = ", ".join(f"{score.label} {_seconds(score)}" for score in results.scores)
     notes = [
-        f"On {plural(drawn.held_out_rows, 'row')}, a part of each client's, that no model has seen. Seconds to fit "
-        f"and predict: {times}.",
-        "A model for each client has its own rows alone, held by a ridge so that it stays finite with few of them.",
+        f"On {plural(results.held_out_rows, 'row')}, some from each client, that no model was fitted to. Seconds to "
+        f"fit and predict: {times}.",
+        "A model for each client is fitted to the rows of that client only, with a ridge so that it stays finite.",
     ]
     return [element("div", *charts, class_="pair"), _notes(notes)]
 
 
-def _seconds(score: Score) -> str:
+def _seconds(score: ScoreRow) -> str:
     return f"{score.seconds:.2f}" if score.seconds < 10 else f"{score.seconds:,.0f}"
 
 
-def _candidates(drawn: Population) -> list[Markup]:
-    metric = drawn.metrics[0] if drawn.metrics else None
-    names = ["canonical models", "BIC", "AIC", *([f"held-out {metric.words}"] if metric else [])]
-    lowest = min(tried.bic for tried in drawn.candidates)
+def _candidates(results: PopulationResults) -> list[Markup]:
+    metric = results.metrics[0] if results.metrics else None
+    names = ["canonical models", "BIC", "AIC", *([f"held-out {metric.full_name}"] if metric else [])]
+    lowest = min(tried.bic for tried in results.candidates)
     rows = []
-    for tried in drawn.candidates:
+    for tried in results.candidates:
         cells = [str(tried.k), f"{tried.bic:,.1f}", f"{tried.aic:,.1f}"]
         cells += [metric.show(tried.score.figures[metric.name])] if metric and tried.score else []
-        shown = [element("b", words(cell)) if tried.bic == lowest else words(cell) for cell in cells]
+        shown = [element("b", escape(cell)) if tried.bic == lowest else escape(cell) for cell in cells]
         rows.append(element("tr", *(element("td", cell, class_="number") for cell in shown)))
-    heads = [element("th", words(name), scope="col", class_="number") for name in names]
+    heads = [element("th", escape(name), scope="col", class_="number") for name in names]
     table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
-    said = "The lowest BIC is taken: it asks whether the data of the clients pay for more canonical models."
-    said += f" Held-out rows are predicted best with {other}." if (other := drawn.best_predicting) else ""
-    return [element("div", table), _notes([said])]
+    caption = "The number with the lowest BIC is used: more models must fit the data well enough to justify them."
+    caption += f" Held-out rows are predicted best with {other}." if (other := results.best_predicting) else ""
+    return [element("div", table), _notes([caption])]
 
 
-def _client_table(drawn: Population) -> Markup:
-    order = by_kind(torch.tensor(drawn.memberships)).tolist()
-    names = [drawn.client, "rows", *(letter(at) for at in range(drawn.k))]
+def _client_table(results: PopulationResults) -> Markup:
+    order = order_by_largest(torch.tensor(results.memberships)).tolist()
+    names = [results.client, "rows", *(letter(at) for at in range(results.k))]
     heads = [
-        element("th", *([swatch(at - 2)] if at > 1 else []), words(name), scope="col", class_="number" if at else None)
+        element("th", *([swatch(at - 2)] if at > 1 else []), escape(name), scope="col", class_="number" if at else None)
         for at, name in enumerate(names)
     ]
     rows = []
-    for i in order[:MOST_CLIENTS]:
-        largest = max(drawn.memberships[i])
+    for i in order[:MAX_CLIENTS]:
+        largest = max(results.memberships[i])
         shown = [
-            element("b", words(f"{share:.2f}")) if share == largest else words(f"{share:.2f}")
-            for share in drawn.memberships[i]
+            element("b", escape(f"{share:.2f}")) if share == largest else escape(f"{share:.2f}")
+            for share in results.memberships[i]
         ]
-        numbers = [element("td", cell, class_="number") for cell in (words(drawn.sizes[i]), *shown)]
-        rows.append(element("tr", element("th", words(drawn.ids[i]), scope="row"), *numbers))
+        numbers = [element("td", cell, class_="number") for cell in (escape(results.sizes[i]), *shown)]
+        rows.append(element("tr", element("th", escape(results.ids[i]), scope="row"), *numbers))
     table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
     kept = element("div", table, class_="wide")
-    if len(order) <= MOST_CLIENTS:
+    if len(order) <= MAX_CLIENTS:
         return kept
-    return join([element("p", words(f"The first {MOST_CLIENTS} of {len(order)}; all are in memberships.csv.")), kept])
+    return join([element("p", escape(f"The first {MAX_CLIENTS} of {len(order)}; all are in memberships.csv.")), kept])
 
 
 def _notes(notes: Sequence[str]) -> Markup:
-    return element("ul", *(element("li", words(note)) for note in notes), class_="notes")
+    return element("ul", *(element("li", escape(note)) for note in notes), class_="notes")

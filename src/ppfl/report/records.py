@@ -1,4 +1,4 @@
-"""What the report reads from a run: every number may be missing, and none is trusted to be finite."""
+"""Values that the report reads from a run. Every number may be missing or not finite."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class Run(Protocol):
 
 
 def number(value: object) -> float | None:
-    """A finite float, or nothing.
+    """The value as a float if it is a finite number, otherwise None.
 
     >>> number("x"), number(float("nan")), number(3)
     (None, None, 3.0)
@@ -47,7 +47,7 @@ def number(value: object) -> float | None:
 
 
 def algorithm_name(run: Run) -> str:
-    """As the experiment has it, or the run's own name."""
+    """The name of the algorithm in the experiment, otherwise the name of the run."""
     algorithm = run.experiment.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
     return str(name or run.experiment.get("name") or run.name)
@@ -58,7 +58,7 @@ def rounds_done(run: Run) -> int:
 
 
 def curve(run: Run, key: str) -> dict[int, float]:
-    """Value by round, wherever it was recorded."""
+    """The recorded values by round."""
     rows = zip(_rounds(run), run.metrics, strict=True)
     return {t: value for t, row in rows if (value := number(row.get(key))) is not None}
 
@@ -68,31 +68,31 @@ def _rounds(run: Run) -> list[int]:
 
 
 def final(run: Run, key: str) -> float | None:
-    """Of the state the run returns, which need not be the last; else the last that was recorded."""
+    """The value of the state that the run returned (not always the last round), otherwise the last recorded value."""
     return next((v for v in (number(run.scores.get(key)), *reversed(curve(run, key).values())) if v is not None), None)
 
 
 def total(run: Run, key: str) -> float | None:
-    """Summed over rounds."""
+    """The sum over rounds, or None if nothing was recorded."""
     values = curve(run, key).values()
     return sum(values) if values else None
 
 
 def upload(run: Run) -> float | None:
-    """Bytes that a client sends in a round, on average."""
-    sent, turns = total(run, "bytes_up"), total(run, "participants")
-    return sent / turns if sent is not None and turns else None
+    """Mean number of bytes that a participating client sends in a round."""
+    sent, uploads = total(run, "bytes_up"), total(run, "participants")
+    return sent / uploads if sent is not None and uploads else None
 
 
 def traffic(run: Run) -> dict[int, float]:
-    """Bytes that a client has sent and received by the end of each round, on average; up to a round that is silent."""
+    """Mean bytes a client has sent and received by the end of each round, up to the first round without a record."""
     up, down = curve(run, "bytes_up"), curve(run, "bytes_down")
     rounds = list(takewhile(lambda t: t in up and t in down, _rounds(run)))
     return dict(zip(rounds, accumulate((up[t] + down[t]) / max(1, len(run.ids)) for t in rounds), strict=True))
 
 
 def per_client(run: Run, metric: Metric) -> dict[str, float]:
-    """The metric of each client that has one."""
+    """The metric by client id, without the clients that have none."""
     lists = [row["per_client"] for row in (*run.metrics, run.scores) if row.get("per_client")]
     if not lists or len(lists[-1]) != len(run.ids):
         return {}

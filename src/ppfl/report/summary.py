@@ -1,20 +1,20 @@
-"""What happened, in a paragraph of plain sentences computed from the runs."""
+"""A paragraph that summarises the runs in plain sentences."""
 
 from collections.abc import Sequence
 from functools import partial
 
 from . import records
-from .methods import Method, spread
+from .methods import MethodRuns, spread
 from .metric import Metric
-from .portrait import MIXED_BELOW, Agreement, Portrait, agreement, letter
+from .sorted_memberships import MIXED_BELOW, SortedMemberships, TruthAgreement, letter, truth_agreement
 
 
-def summary(methods: Sequence[Method], metric: Metric, drawn: Portrait | None) -> str:
-    """Methods: best first."""
+def summary(methods: Sequence[MethodRuns], metric: Metric, shown: SortedMemberships | None) -> str:
+    """All sentences that apply; methods are sorted from best to worst."""
     sentences = [_setting(methods), _ranking(methods, metric), _clients(methods, metric)]
-    if drawn is not None:
-        shown = next(method.first for method in methods if method.label == drawn.label)
-        sentences += [_kinds(drawn), _truth(agreement(shown), drawn)]
+    if shown is not None:
+        run = next(method.first for method in methods if method.label == shown.label)
+        sentences += [_kinds(shown), _truth(truth_agreement(run), shown)]
     sentences.append(_unfinished(methods))
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -27,28 +27,28 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """
-    >>> listed(["A", "B", "C"]), listed(["A, small", "A, large", "B"])
+    >>> join_names(["A", "B", "C"]), join_names(["A, small", "A, large", "B"])
     ('A, B and C', 'A, small; A, large and B')
     """
     between = "; " if any("," in name for name in names) else ", "
     return " and ".join([between.join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _setting(methods: Sequence[Method]) -> str:
+def _setting(methods: Sequence[MethodRuns]) -> str:
     clients = len({id_ for method in methods for id_ in method.first.ids})
     rounds = {method.rounds for method in methods}
     length = f"{'up to ' if len(rounds) > 1 else ''}{plural(max(rounds), 'round')}"
     seeds = max(len(method.runs) for method in methods)
     length += f", with {seeds} seeds each" if seeds > 1 else ""
-    names = listed([method.label for method in methods])
+    names = join_names([method.label for method in methods])
     if len(methods) == 1:
         return f"{plural(clients, 'client')} learned together with {names} for {length}."
     return f"{plural(clients, 'client')} learned with {len(methods)} methods ({names}) for {length}."
 
 
-def _ranking(methods: Sequence[Method], metric: Metric) -> str:
+def _ranking(methods: Sequence[MethodRuns], metric: Metric) -> str:
     scored = [(method, score) for method in methods if (score := method.score(metric)) is not None]
     if not scored:
         return "No run has been evaluated on test data yet."
@@ -57,7 +57,7 @@ def _ranking(methods: Sequence[Method], metric: Metric) -> str:
         return f"{best.label} reaches {_article(metric)} of {metric.show(score)} on test data."
     level = [method.label for method, other in scored if metric.show(other) == metric.show(score)]
     if len(level) > 1:
-        return f"{listed(level)} are level at the best {metric.words}, {metric.show(score)} on test data."
+        return f"{join_names(level)} are level at the best {metric.full_name}, {metric.show(score)} on test data."
     second, other = scored[1]
     spreads = [spread(method.values(partial(records.final, key=metric.name))) for method in (best, second)]
     unsure = any(s is not None and s >= abs(score - other) for s in spreads)
@@ -69,7 +69,7 @@ def _ranking(methods: Sequence[Method], metric: Metric) -> str:
 
 
 def _article(metric: Metric) -> str:
-    return f"{'an' if metric.words[0] in 'aeiou' else 'a'} {metric.words}"
+    return f"{'an' if metric.full_name[0] in 'aeiou' else 'a'} {metric.full_name}"
 
 
 def _distance(score: float, other: float, metric: Metric) -> str:
@@ -78,8 +78,8 @@ def _distance(score: float, other: float, metric: Metric) -> str:
     return f"{(other - score) / abs(other):.0%} below" if other else "below"
 
 
-def _clients(methods: Sequence[Method], metric: Metric) -> str:
-    """A mean can hide whom it is bought from."""
+def _clients(methods: Sequence[MethodRuns], metric: Metric) -> str:
+    """How many clients gain and lose with the best method, which a mean can hide."""
     scored = [method for method in methods if method.per_client(metric)][:2]
     if len(scored) < 2:
         return ""
@@ -90,35 +90,35 @@ def _clients(methods: Sequence[Method], metric: Metric) -> str:
     better = sum(metric.better(first[id_], second[id_]) for id_ in both)
     worse = sum(metric.better(second[id_], first[id_]) for id_ in both)
     return (
-        f"{better} of {plural(len(both), 'client')} fare better with {scored[0].label} "
+        f"{better} of {plural(len(both), 'client')} have better scores with {scored[0].label} "
         f"than with {scored[1].label}, {worse or 'none'} worse."
     )
 
 
-def _kinds(drawn: Portrait) -> str:
-    if len(drawn.ids) < 2:
+def _kinds(shown: SortedMemberships) -> str:
+    if len(shown.ids) < 2:
         return ""
-    found = [(count, j) for j, count in enumerate(drawn.counts) if count]
+    found = [(count, j) for j, count in enumerate(shown.counts) if count]
     largest, which = max(found, key=lambda pair: pair[0])
-    mixed = f"; {drawn.mixed} are mixtures, no membership above {MIXED_BELOW:.0%}" if drawn.mixed else ""
-    who = f"With its first seed, {drawn.label}" if drawn.seeds > 1 else drawn.label
+    mixed = f"; {shown.mixed} are mixtures, no membership above {MIXED_BELOW:.0%}" if shown.mixed else ""
+    subject = f"With its first seed, {shown.label}" if shown.seeds > 1 else shown.label
     if len(found) == 1:
-        return f"{who} sees all clients as of one kind, out of {drawn.k} it could tell apart{mixed}."
+        return f"{subject} found only one kind of clients, although it has {shown.k} canonical models{mixed}."
     return (
-        f"{who} found {len(found)} kinds of clients with {drawn.k} canonical models, "
+        f"{subject} found {len(found)} kinds of clients with {shown.k} canonical models, "
         f"the largest ({letter(which)}) with {plural(largest, 'client')}{mixed}."
     )
 
 
-def _truth(found: Agreement | None, drawn: Portrait) -> str:
+def _truth(found: TruthAgreement | None, shown: SortedMemberships) -> str:
     if found is None:
         return ""
     if found.groups:
-        right = round(found.value * len(drawn.ids))
-        return f"The true group is known here: {right} of {plural(len(drawn.ids), 'client')} are in theirs."
+        right = round(found.value * len(shown.ids))
+        return f"The true group is known here: {right} of {plural(len(shown.ids), 'client')} are in theirs."
     return f"The true mixtures are known here: the memberships overlap with them by {found.value:.0%}."
 
 
-def _unfinished(methods: Sequence[Method]) -> str:
+def _unfinished(methods: Sequence[MethodRuns]) -> str:
     names = [method.label for method in methods if not method.finished]
-    return f"Not finished yet: {listed(names)}." if names else ""
+    return f"Not finished yet: {join_names(names)}." if names else ""

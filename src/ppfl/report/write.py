@@ -1,4 +1,4 @@
-"""From run folders to files."""
+"""Write the report of run folders to files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from ppfl.core.errors import SettingError
 
 from .curves import curves_picture, over_rounds
-from .methods import common_metric, ranked
+from .methods import common_metric, rank_methods
 from .page import render
 from .records import Run
 
@@ -19,8 +19,8 @@ def write_report(
     title: str = "Population personalized federated learning",
     labels: Sequence[str] | None = None,
 ) -> Path:
-    """Write the page and the picture into `out`, and return the page's path; labels as in `render`."""
-    from ppfl.runs import load_run  # here, so that `render` needs no engines and data sets
+    """Write the page and the membership picture into `out` and return the path of the page; labels as in `render`."""
+    from ppfl.runs import load_run  # imported here so that `render` does not need engines and data sets
 
     if not folders:
         raise SettingError("a report needs at least one run folder; none was given")
@@ -32,15 +32,15 @@ def write_report(
 
 
 def write_curves(records: Mapping[str, Sequence[Run]], path: Path, title: str) -> None:
-    """Write a picture that stands alone: the metric over rounds, and over what a client has sent and received.
+    """Write a standalone picture of the metric over rounds and over the bytes a client has sent and received.
 
-    `records` has the seeds of each method by the method's label.
+    `records` maps the label of each method to its runs, one per seed.
     """
     runs = [run for seeds in records.values() for run in seeds]
     labels = [label for label, seeds in records.items() for _ in seeds]
     metric = common_metric(runs)
-    methods = ranked(runs, metric, labels)
+    methods = rank_methods(runs, metric, labels)
     if not over_rounds(methods, metric.name):
-        raise SettingError(f"none of {len(runs)} runs was evaluated on test data; curves need one that was")
+        raise SettingError(f"none of {len(runs)} runs was evaluated on test data; curves need at least one that was")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(curves_picture(methods, metric, title) + "\n", encoding="utf-8")

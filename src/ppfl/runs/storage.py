@@ -13,6 +13,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -108,6 +109,11 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def write_toml(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write settings as TOML to `path`, whole or not at all; TOML has no null, so None values are left out."""
+    write_text(path, tomli_w.dumps(_without_none(settings)))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write text to `path`, whole or not at all."""
     beside = path.with_name(path.name + PARTIAL)
@@ -141,6 +147,12 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _part(key: Any) -> str:

@@ -1,4 +1,4 @@
-"""Runs as tables for a terminal."""
+"""Tables of runs for a terminal."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _CAPTION = "mean, worst 10%: over clients; MB: per client, all rounds"
 _TRUTH = "; grouped: clients in their true group; off: mean distance of memberships from the truth"
 
 
-class Column(NamedTuple):
-    """A figure of a run, and how it is written."""
+class RunColumn(NamedTuple):
+    """A value of a run, and how it is shown."""
 
     value: Callable[[RunRecord], float | None]
     show: Callable[[float | None], str]
-    spreads: bool = False  # whether it is told how far seeds differ in it
+    spreads: bool = False  # whether to show the standard deviation over seeds
 
     def over_seeds(self, runs: Sequence[RunRecord]) -> str:
-        """The mean, where all of them have the figure."""
+        """The mean over seeds, if all of them have the value."""
         known = [value for run in runs if (value := self.value(run)) is not None]
         if len(known) < len(runs):
             return NOTHING
@@ -38,7 +38,7 @@ class Column(NamedTuple):
 def result_table(
     records: Sequence[RunRecord], heading: str, labels: Sequence[str], *, summarise: bool = False
 ) -> Table:
-    """A row a run: scores of the state it returned, the truth it found, and what it cost; in the end their mean."""
+    """One row per run: scores of the state it returned, agreement with the truth, and cost; then mean and deviation."""
     columns = _result_columns(records)
     table = _empty_table(heading, columns, _CAPTION)
     rows = [[column.value(record) for column in columns.values()] for record in records]
@@ -54,9 +54,9 @@ def result_table(
 
 
 def comparison_table(records: Mapping[str, Sequence[RunRecord]]) -> Table:
-    """A row a method: scores as mean and standard deviation over seeds, and what a seed cost."""
+    """One row per method: mean and standard deviation of the scores over seeds, and the mean cost of a seed."""
     columns = _result_columns([run for runs in records.values() for run in runs])
-    table = _empty_table("method", columns, f"± standard deviation over seeds; {_CAPTION}; s: a seed")
+    table = _empty_table("method", columns, f"± standard deviation over seeds; {_CAPTION}; s: per seed")
     for label, runs in records.items():
         table.add_row(label, *(column.over_seeds(runs) for column in columns.values()))
     return table
@@ -71,28 +71,28 @@ def _empty_table(heading: str, columns: Collection[str], caption: str) -> Table:
     return table
 
 
-def _result_columns(records: Sequence[RunRecord]) -> dict[str, Column]:
-    columns: dict[str, Column] = {}
+def _result_columns(records: Sequence[RunRecord]) -> dict[str, RunColumn]:
+    columns: dict[str, RunColumn] = {}
     metric = next((record.metric for record in records if record.metric), None)
     if metric is not None:
         show = partial(show_score, metric)
         columns |= {
-            metric: Column(lambda r: r.scores.get(metric), show, spreads=True),
-            "mean": Column(lambda r: r.scores.get(f"{metric}_mean"), show, spreads=True),
-            "worst 10%": Column(lambda r: r.scores.get(f"{metric}_worst_tenth"), show, spreads=True),
+            metric: RunColumn(lambda r: r.scores.get(metric), show, spreads=True),
+            "mean": RunColumn(lambda r: r.scores.get(f"{metric}_mean"), show, spreads=True),
+            "worst 10%": RunColumn(lambda r: r.scores.get(f"{metric}_worst_tenth"), show, spreads=True),
         }
     if any(record.agreement for record in records):
-        columns["grouped"] = Column(lambda r: r.agreement and r.agreement.share, partial(show_score, "accuracy"))
-        columns["off"] = Column(lambda r: r.agreement and r.agreement.distance, _show_distance)
+        columns["grouped"] = RunColumn(lambda r: r.agreement and r.agreement.share, partial(show_score, "accuracy"))
+        columns["off"] = RunColumn(lambda r: r.agreement and r.agreement.distance, _show_distance)
     return columns | {
-        "s": Column(lambda r: r.total("seconds"), "{:.1f}".format),
-        "MB up": Column(lambda r: r.total("bytes_up") / len(r.ids) / MB, "{:.3g}".format),
-        "MB down": Column(lambda r: r.total("bytes_down") / len(r.ids) / MB, "{:.3g}".format),
+        "s": RunColumn(lambda r: r.total("seconds"), "{:.1f}".format),
+        "MB up": RunColumn(lambda r: r.total("bytes_up") / len(r.ids) / MB, "{:.3g}".format),
+        "MB down": RunColumn(lambda r: r.total("bytes_down") / len(r.ids) / MB, "{:.3g}".format),
     }
 
 
 def metrics_table(record: RunRecord) -> Table:
-    """A dozen rounds, evenly from the first to the last that was evaluated."""
+    """At most ROWS evaluated rounds, at even steps from the first to the last."""
     shown = [record.evaluated[i] for i in spread_evenly(len(record.evaluated), ROWS)]
     metric = record.metric
     keys = {"loss": "training loss"}
@@ -109,7 +109,7 @@ def metrics_table(record: RunRecord) -> Table:
 
 
 def summary_line(record: RunRecord) -> str:
-    """What was run, and how far it came."""
+    """What was run, and how many rounds are done."""
     rounds = record.experiment["rounds"]
     state = "finished" if record.finished else f"stopped or running, round {record.rounds_done} of {rounds}"
     data = record.experiment["data"]["name"]
@@ -122,7 +122,7 @@ def summary_line(record: RunRecord) -> str:
 
 
 def show_score(metric: str, value: Any) -> str:
-    """A number as it is read: shares in per cent, and nothing where nothing was measured.
+    """A score as text: accuracies in per cent, and a dash for a value that was not measured.
 
     >>> show_score("accuracy", 0.9123), show_score("rmse", 0.51234), show_score("rmse", None)
     ('91.23%', '0.512', '–')
@@ -133,7 +133,7 @@ def show_score(metric: str, value: Any) -> str:
 
 
 def spread_evenly(count: int, most: int) -> list[int]:
-    """At most so many positions, from the first to the last.
+    """At most so many positions at even steps, from the first to the last.
 
     >>> spread_evenly(100, 4), spread_evenly(2, 4)
     ([0, 33, 66, 99], [0, 1])

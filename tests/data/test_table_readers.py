@@ -1,4 +1,4 @@
-"""Tables: csv and parquet with a client and a target column."""
+"""Readers of csv and parquet tables with a client column and a target column."""
 
 import builtins
 import gzip
@@ -43,20 +43,20 @@ def test_a_table_round_trip(tmp_path, kind):
     assert f.train.y.tolist() == [0, 1] * 3
 
 
-def test_counts_are_labels_unless_regression_is_asked_for(tmp_path):
+def test_integers_are_labels_unless_the_task_is_regression(tmp_path):
     path = write(tmp_path, "csv")
     assert read_csv(path, "shop", "count", columns=["price"], test_fraction=0).n_classes == 11
     f = read_csv(path, "shop", "count", columns=["price"], task="regression", test_fraction=0)
     assert (f.n_classes, f.train.y.dtype) == (None, torch.float32)
 
 
-def test_a_site_that_lacks_a_class_names_all_of_them():
+def test_a_site_without_samples_of_a_class_can_give_all_classes():
     one_sided = TABLE[TABLE["sold"] == "yes"]
     f = from_table(one_sided, "shop", "sold", columns=["price"], classes=("no", "yes"), test_fraction=0)
     assert f.train.y.tolist() == [1, 1, 1]
 
 
-def test_a_column_may_mark_the_test_rows():
+def test_a_column_can_mark_the_test_rows():
     f = from_table(TABLE, "shop", "sold", columns=["price"], is_test="sale")
     assert f.test.x.flatten().tolist() == [1, 3, 5]
 
@@ -91,7 +91,7 @@ ERRORS = {
     ),
     "marks in words": (
         lambda: from_table(TABLE, "shop", "sold", columns=["price"], is_test="city"),
-        "is_test holds .*convert it",
+        "is_test contains .*convert it",
     ),
     "negative label": (
         lambda: from_table(changed(count=[-1, 1] * 3), "shop", "count", columns=["price"], test_fraction=0),
@@ -101,7 +101,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_a_wrong_table_says_so_in_one_line(case):
+def test_a_wrong_table_gives_an_error_of_one_line(case):
     build, pattern = ERRORS[case]
     with pytest.raises(DataError, match=pattern) as caught:
         build()
@@ -130,7 +130,7 @@ def test_a_broken_table_is_refused(tmp_path, case):
 
 
 @pytest.mark.parametrize("read", [read_csv, read_parquet])
-def test_a_missing_table_is_named(tmp_path, read):
+def test_the_error_names_a_missing_file(tmp_path, read):
     with pytest.raises(DataError, match=r"no file .*nowhere"):
         read(tmp_path / "nowhere", "a", "b")
 

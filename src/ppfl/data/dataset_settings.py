@@ -1,4 +1,4 @@
-"""`[data]` of an experiment file: which data set, from where, cut how."""
+"""`[data]` of an experiment file: the data set, its files, and how it is split into clients."""
 
 import os
 from pathlib import Path
@@ -11,33 +11,33 @@ from torch import Tensor
 
 from ppfl.core.errors import DataError, SettingError
 from ppfl.core.settings import Settings
-from ppfl.data.arrays import Task
+from ppfl.data.arrays import LearningTask
 from ppfl.data.cifar import read_cifar10
 from ppfl.data.domains import DOMAIN_SAMPLES, DOMAINS, Domain, digit_domains
-from ppfl.data.embedded import digits
 from ppfl.data.federation import Federation
 from ppfl.data.partition_settings import LabelGroups, PartitionSettings
 from ppfl.data.partitions import CIFAR10_CLASSES, CIFAR10_CLIENTS, CIFAR10_GROUPS
 from ppfl.data.readers import read_mnist, read_npz, with_channels
-from ppfl.data.samples import drawn_rows
+from ppfl.data.samples import random_rows
+from ppfl.data.sklearn_digits import digits
 from ppfl.data.synthetic_settings import LogisticPopulation, Synthetic, SyntheticGroups, SyntheticLinear
-from ppfl.data.tables import read_csv, read_parquet
+from ppfl.data.table_readers import read_csv, read_parquet
 
-# Public constants of the two sets, mean and standard deviation of a pixel: no client's own data is asked for them.
+# Mean and standard deviation of a pixel: published constants, so no data of clients are needed to compute them.
 MNIST_PIXELS = 0.1307, 0.3081
 CIFAR10_PIXELS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-class _Held(Settings):
+class _HoldoutSettings(Settings):
     test_fraction: float = Field(0.2, ge=0, lt=1)
     validation_fraction: float = Field(0.0, ge=0, lt=1)
     seed: NonNegativeInt = 0
 
     def _split(self, **named: Any) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in _Held.model_fields} | named
+        return {key: getattr(self, key) for key in _HoldoutSettings.model_fields} | named
 
 
-class Digits(_Held):
+class Digits(_HoldoutSettings):
     """scikit-learn's 1,797 digits; by default in the paper's groups, 10 clients each."""
 
     name: Literal["digits"] = "digits"
@@ -45,22 +45,22 @@ class Digits(_Held):
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe."""
-        return self.partition.cut(*digits(), **self._split(name="digits"))
+        return self.partition.split_into_clients(*digits(), **self._split(name="digits"))
 
 
-class _Images(_Held):
+class _ImageSettings(_HoldoutSettings):
     folder: Path | None = None
     standardise: bool = True
-    samples: PositiveInt | None = None  # so many, drawn from the seed before the partition; all where left out
+    samples: PositiveInt | None = None  # random subset taken before the partition; all images if not given
 
-    def _some(self, x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    def _subset(self, x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
         if self.samples is None:
             return x, y
-        rows = drawn_rows(len(y), self.samples, self.seed, name)
+        rows = random_rows(len(y), self.samples, self.seed, name)
         return x[rows], y[rows]
 
 
-class Mnist(_Images):
+class Mnist(_ImageSettings):
     """MNIST from its four files; by default as in Table 1."""
 
     name: Literal["mnist"] = "mnist"
@@ -69,13 +69,13 @@ class Mnist(_Images):
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative folder starts at `base`."""
-        x, y = self._some(*read_mnist(_folder(self.folder, base, "mnist"), self.image), "mnist")
+        x, y = self._subset(*read_mnist(_folder(self.folder, base, "mnist"), self.image), "mnist")
         if self.standardise:
             x = (x - MNIST_PIXELS[0]) / MNIST_PIXELS[1]
-        return self.partition.cut(x, y, **self._split(name="mnist"))
+        return self.partition.split_into_clients(x, y, **self._split(name="mnist"))
 
 
-class Cifar10(_Images):
+class Cifar10(_ImageSettings):
     """CIFAR-10 from cifar-10-batches-py; by default as in Table 1."""
 
     name: Literal["cifar10"] = "cifar10"
@@ -83,15 +83,15 @@ class Cifar10(_Images):
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative folder starts at `base`."""
-        x, y = self._some(*read_cifar10(_folder(self.folder, base, "cifar10")), "cifar10")
+        x, y = self._subset(*read_cifar10(_folder(self.folder, base, "cifar10")), "cifar10")
         if self.standardise:
             mean, deviation = torch.tensor(CIFAR10_PIXELS)[:, :, None, None]
             x = (x - mean) / deviation
-        return self.partition.cut(x, y, **self._split(name="cifar10", classes=CIFAR10_CLASSES))
+        return self.partition.split_into_clients(x, y, **self._split(name="cifar10", classes=CIFAR10_CLASSES))
 
 
-class DigitDomains(_Held):
-    """Digits in several looks, one client each by default (Section O5.4)."""
+class DigitDomains(_HoldoutSettings):
+    """Digits from several domains, by default one client per domain (Section O5.4)."""
 
     name: Literal["digit_domains"] = "digit_domains"
     folder: Path | None = None
@@ -107,13 +107,13 @@ class DigitDomains(_Held):
         return digit_domains(folder, self.domains, self.samples, self.clients_per_domain, **self._split())
 
 
-class Npz(_Held):
-    """A numpy archive, with its own clients (array `client`) or a partition."""
+class Npz(_HoldoutSettings):
+    """A numpy archive with client ids (array `client`) or with a partition."""
 
     name: Literal["npz"] = "npz"
     file: Path
     tokens: bool = False
-    image: bool = False  # gives images the axis of channels that cnn expects
+    image: bool = False  # adds the channel axis that cnn expects
     partition: PartitionSettings | None = None
 
     def build(self, base: Path | None = None) -> Federation:
@@ -122,21 +122,21 @@ class Npz(_Held):
         pool = pool._replace(x=with_channels(pool.x)) if self.image else pool
         if self.partition is None:
             return pool.federation(**self._split(name=self.file.stem))
-        return self.partition.cut(pool.x, pool.y, **self._split(name=self.file.stem, tokens=self.tokens))
+        return self.partition.split_into_clients(pool.x, pool.y, **self._split(name=self.file.stem, tokens=self.tokens))
 
 
-class _Table(_Held):
+class _TableFileSettings(_HoldoutSettings):
     file: Path
     client: str
     target: str
     columns: tuple[str, ...] | None = None
     drop: tuple[str, ...] = ()
     is_test: str | None = None
-    task: Task = "auto"
+    task: LearningTask = "auto"
     classes: tuple[str, ...] | None = None
 
 
-class Csv(_Table):
+class Csv(_TableFileSettings):
     """A csv file with a client column and a target column."""
 
     name: Literal["csv"] = "csv"
@@ -146,7 +146,7 @@ class Csv(_Table):
         return read_csv(_resolved(self.file, base), **self.model_dump(exclude={"name", "file"}))
 
 
-class Parquet(_Table):
+class Parquet(_TableFileSettings):
     """A parquet file with a client column and a target column."""
 
     name: Literal["parquet"] = "parquet"
@@ -164,7 +164,7 @@ _ADAPTER: TypeAdapter[Any] = TypeAdapter(DataSettings)
 
 
 def build(name: str, base: Path | None = None, **settings: Any) -> Federation:
-    """A federation by the name of its data set, with the keys of `[data]`; relative paths start at `base`.
+    """Build a federation from the name of a data set and the keys of `[data]`; relative paths start at `base`.
 
     >>> build("digits", partition={"name": "iid", "clients": 5}).n_clients
     5
@@ -181,7 +181,7 @@ def build(name: str, base: Path | None = None, **settings: Any) -> Federation:
 
 
 def _resolved(path: Path, base: Path | None) -> Path:
-    """Beside the experiment file (or here); where nothing is there, in the folder PPFL_DATA."""
+    """A path relative to the experiment file (or the working directory); if it does not exist there, in PPFL_DATA."""
     near = path.expanduser() if base is None else base / path.expanduser()
     far = Path(os.environ.get("PPFL_DATA") or near) / path.expanduser()
     return far if far.exists() and not near.exists() else near

@@ -1,4 +1,4 @@
-"""Tables with a client column and a target column: csv and parquet."""
+"""Readers of tables with a client column and a target column: csv and parquet."""
 
 import zlib
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ppfl.core.errors import DataError
-from ppfl.data.arrays import Task, quoted
+from ppfl.data.arrays import LearningTask, quoted
 from ppfl.data.federation import Federation
 from ppfl.data.readers import existing_file, one_line
 
 
 def read_csv(path: str | Path, client: str, target: str, **settings: Any) -> Federation:
-    """Clients from a csv file (.gz and the like too); settings as for `from_table`.
+    """Clients from a csv file, which may be compressed (such as .gz); settings as for `from_table`.
 
     Client ids are read as text, so that 007 stays 007.
     """
@@ -25,7 +25,7 @@ def read_parquet(path: str | Path, client: str, target: str, **settings: Any) ->
 
 
 def read_frame(path: str | Path, client: str) -> Any:
-    """A pandas table from a parquet file, or by any other name from csv; client ids of csv are text."""
+    """A pandas table from a parquet file (.parquet or .pq), otherwise from a csv file with client ids as text."""
     return _parquet_frame(path) if Path(path).suffix in (".parquet", ".pq") else _csv_frame(path, client)
 
 
@@ -37,17 +37,17 @@ def from_table(
     columns: Sequence[str] | None = None,
     drop: Sequence[str] = (),
     is_test: str | None = None,
-    task: Task = "auto",
+    task: LearningTask = "auto",
     classes: Sequence[str] | None = None,
     test_fraction: float = 0.2,
     validation_fraction: float = 0.0,
     seed: int = 0,
     name: str = "table",
 ) -> Federation:
-    """Clients from a pandas table. Features are `columns`, or else all columns but those named elsewhere.
+    """Clients from a pandas table. Features are `columns`, or by default all columns that no other argument names.
 
-    A target of text becomes integer codes, its values kept as the federation's `classes`; an integer target
-    is a label unless task="regression".
+    A text target becomes integer codes, and its values become the `classes` of the federation. An integer target is
+    a label unless task="regression".
 
     >>> import pandas as pd
     >>> table = pd.DataFrame({"shop": ["a", "a", "b"], "price": [1.0, 2.0, 3.0], "sold": ["no", "yes", "no"]})
@@ -61,7 +61,7 @@ def from_table(
     if absent:
         raise DataError(f"no column {quoted(absent)}; the table has {quoted(list(frame.columns), most=12)}")
     if not features:
-        raise DataError("no column is left for features; name them in columns, or drop fewer")
+        raise DataError("no column is left for features; list some in columns, or drop fewer")
     inputs = frame[features]
     _check_numeric(inputs)
     return Federation.from_arrays(
@@ -115,14 +115,14 @@ def _parquet_frame(path: str | Path) -> Any:
 def _pandas() -> Any:
     try:
         import pandas
-        import pyarrow  # noqa: F401 (what pandas reads parquet with)
+        import pyarrow  # noqa: F401 (pandas needs it to read parquet)
     except ImportError as error:
         raise DataError(f"tables need {error.name}; install it with: pip install 'ppfl[tables]'") from error
     return pandas
 
 
 def stem(path: str | Path) -> str:
-    """What a table is called: its file's name up to the first dot.
+    """The name of a table: its file name up to the first dot.
 
     >>> stem("data/sales.csv.gz")
     'sales'

@@ -1,4 +1,4 @@
-"""What an experiment file says about data becomes a federation, or one line about what is wrong."""
+"""The data settings of an experiment file become a federation, or an error message of one line."""
 
 import inspect
 import tomllib
@@ -20,7 +20,7 @@ def parse(text: str):
     return ADAPTER.validate_python(tomllib.loads(text)["data"])
 
 
-def test_the_brief_form_of_an_experiment_file():
+def test_a_short_experiment_file():
     settings = parse("""
         [data]
         name = "digits"
@@ -78,7 +78,7 @@ def test_settings_and_functions_have_the_same_defaults(model, function):
         assert key == "name" or field.default == defaults[key]
 
 
-def test_files_are_found_from_the_experiment_file(tmp_path):
+def test_paths_are_relative_to_the_experiment_file(tmp_path):
     pytest.importorskip("pandas")
     (tmp_path / "a.csv").write_text("who,x,y\n" + "a,1,n\nb,2,y\n" * 5)
     f = build("csv", base=tmp_path, file="a.csv", client="who", target="y")
@@ -91,7 +91,7 @@ def test_files_are_found_from_the_experiment_file(tmp_path):
     assert tokens.train.x.dtype == torch.float32
 
 
-def test_files_that_are_not_beside_the_experiment_are_looked_for_in_the_data_folder(tmp_path, monkeypatch):
+def test_files_that_are_not_beside_the_experiment_are_found_in_the_data_folder(tmp_path, monkeypatch):
     def save(folder, clients: int):
         folder.mkdir(exist_ok=True)
         np.savez(folder / "a.npz", x=np.zeros((12, 2)), y=np.arange(12) % 2, client=np.arange(12) % clients)
@@ -107,7 +107,7 @@ def test_files_that_are_not_beside_the_experiment_are_looked_for_in_the_data_fol
         build("npz", base=experiment, file="b.npz")
 
 
-def test_some_of_the_images_are_drawn_from_the_seed(tmp_path):
+def test_a_subset_of_images_depends_on_the_seed(tmp_path):
     shades = np.arange(60, dtype=np.uint8)
     write_mnist(tmp_path, np.broadcast_to(shades[:, None, None], (60, 28, 28)), shades % 10)
 
@@ -153,7 +153,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_setting_says_so_in_one_line(case):
+def test_a_wrong_setting_gives_an_error_of_one_line(case):
     settings, pattern = WRONG[case]
     with pytest.raises(ValidationError):
         ADAPTER.validate_python(settings)
@@ -162,13 +162,13 @@ def test_a_wrong_setting_says_so_in_one_line(case):
     assert "\n" not in str(caught.value)
 
 
-def test_settings_do_not_change():
+def test_settings_are_immutable():
     settings = ADAPTER.validate_python({"name": "digits"})
     with pytest.raises(ValidationError):
         settings.seed = 4
 
 
-def test_settings_survive_json():
+def test_settings_survive_a_round_trip_through_json():
     for name in ("digits", "digit_domains", "mnist", "cifar10", "synthetic"):
         settings = ADAPTER.validate_python({"name": name})
         assert ADAPTER.validate_json(settings.model_dump_json()) == settings

@@ -1,4 +1,4 @@
-"""Data that come with scikit-learn: a first run needs no download."""
+"""The digits that come with scikit-learn, so that a first run needs no download."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from ppfl.data.partitions import MNIST_GROUPS, by_label_groups
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """1,797 handwritten digits of 8 x 8 pixels, flat and in [0, 1].
+    """1,797 handwritten digits of 8 x 8 pixels, flattened, in [0, 1].
 
     >>> x, y = digits()
     >>> x.shape, y.shape, float(x.max())
@@ -21,10 +21,10 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def digits_federation(clients_per_group: int = 10, seed: int = 0, test_fraction: float = 0.2) -> Federation:
-    """The digits in the paper's four MNIST label groups; about 45 samples a client.
+    """The digits in the paper's four MNIST label groups, with about 45 samples per client.
 
     >>> digits_federation().describe()
-    'digits: 40 clients, 1437 train / 360 test samples (28-44 a client), x (64,), 10 classes, 4 true sources'
+    'digits: 40 clients, 1437 train / 360 test samples (28-44 per client), x (64,), 10 classes, 4 true sources'
     """
     x, y = digits()
     return by_label_groups(x, y, MNIST_GROUPS, clients_per_group, seed, test_fraction=test_fraction, name="digits")

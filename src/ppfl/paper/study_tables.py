@@ -1,0 +1,128 @@
+"""Tables of our results beside those of the paper, as text that a terminal and a page can both show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from ..runs.agreement import group_agreement
+from ..runs.record import RunRecord, mean_and_sd
+from .costs import Cost, mean_cost
+from .paper_results import PaperResult, paper_results
+from .studies import Case, Study
+
+NOTHING = "–"
+Runs = Mapping[str, Sequence[RunRecord]]  # by method, one run per seed
+_MB = 1e6
+_ROUNDS_SHOWN = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+class StudyTable(NamedTuple):
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+    def markdown(self) -> str:
+        """The table in Markdown; the first column is left-aligned, numbers are right-aligned."""
+        rule = ("---", *["---:"] * (len(self.columns) - 1))
+        lines = [f"| {' | '.join(cells)} |" for cells in (self.columns, rule, *self.rows)]
+        return "\n".join([f"**{self.title}**", "", *lines, *(["", self.note] if self.note else [])])
+
+
+def study_tables(study: Study, runs: Mapping[str, Runs]) -> list[StudyTable]:
+    """All tables of a study, from the runs of its cases."""
+    return [table for case in study.cases for table in _VIEWS[study.view](study, case, runs[case.name])]
+
+
+def _scores(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
+    published, target = paper_results(study.name, case.name), case.targets[0] if case.targets else None
+    seeds_differ = len({len(method_runs) for method_runs in runs.values()}) > 1
+    columns = ["method", *(["seeds"] if seeds_differ else []), "ours", "paper", "difference"]
+    columns += ["client mean", "worst 10%", "s", "MB up", "MB down"]
+    if target is not None:
+        columns += [f"rounds to {target:.1%}", "s to it", "MB up to it", "MB down to it"]
+    rows = []
+    for label, method_runs in runs.items():
+        result = published.get(label)
+        scores = [100 * run.scores["accuracy"] for run in method_runs]
+        difference = f"{fmean(scores) - result.accuracy:+.2f}" if result else NOTHING
+        row = [label, *([str(len(method_runs))] if seeds_differ else [])]
+        row += [mean_and_sd(scores), _paper_cell(result), difference]
+        for part in ("mean", "worst_tenth"):
+            row.append(mean_and_sd([100 * run.scores[f"accuracy_{part}"] for run in method_runs]))
+        row += _cost_cells(_total_cost(method_runs))[1:]
+        if target is not None:
+            row += _cost_cells(mean_cost(method_runs, target))
+        rows.append(tuple(row))
+    sources = ", ".join(dict.fromkeys(result.source for result in published.values()))
+    return [StudyTable(_title(study, case, runs), tuple(columns), tuple(rows), f"Paper: {sources}." if sources else "")]
+
+
+def _costs(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
+    columns = ("method", "accuracy", "kB up per round", "kB down per round", "rounds", "s", "MB up", "MB down")
+    tables = []
+    for target in case.targets:
+        rows = []
+        for label, method_runs in runs.items():
+            total = _total_cost(method_runs)
+            per_round = [f"{value / total.rounds / 1e3:.4g}" for value in (total.bytes_up, total.bytes_down)]
+            scores = [100 * run.scores["accuracy"] for run in method_runs]
+            rows.append((label, mean_and_sd(scores), *per_round, *_cost_cells(mean_cost(method_runs, target))))
+        title = f"{_title(study, case, runs)}: cost per client to reach an accuracy of {target:.1%}"
+        tables.append(StudyTable(title, columns, tuple(rows)))
+    return tables
+
+
+def _recovery(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
+    """The distance of memberships from the truth by round, as means over seeds."""
+    known = {label: found for label, method_runs in runs.items() if (found := _agreement_by_round(method_runs))}
+    rounds = sorted({t for found in known.values() for t in found})
+    shown = [t for t in rounds if t in _ROUNDS_SHOWN or t == rounds[-1]]
+    columns = ["round", *(f"{label}: {what}" for label in known for what in ("in their group", "off"))]
+    rows = [(str(t), *(cell for found in known.values() for cell in found.get(t, (NOTHING, NOTHING)))) for t in shown]
+    note = "In their group: share of clients whose largest membership is that of their largest true source. "
+    note += "Off: mean total variation between memberships and the truth, canonical models matched."
+    return [StudyTable(_title(study, case, runs), tuple(columns), tuple(rows), note)] if rows else []
+
+
+def _agreement_by_round(runs: Sequence[RunRecord]) -> dict[int, tuple[str, str]]:
+    truth = runs[0].truth
+    if truth is None:
+        return {}
+    common = set.intersection(*(set(run.memberships_by_round) for run in runs))
+    found = {}
+    for t in common:
+        each = [group_agreement(run.memberships_by_round[t], truth) for run in runs]
+        found[t] = (f"{fmean(a.share for a in each):.1%}", f"{fmean(a.distance for a in each):.3f}")
+    return found
+
+
+_VIEWS = {"scores": _scores, "costs": _costs, "recovery": _recovery}
+
+
+def _title(study: Study, case: Case, runs: Runs) -> str:
+    experiment = next(iter(case.experiments.values()))
+    clients = len(next(iter(runs.values()))[0].ids)
+    seeds = {len(method_runs) for method_runs in runs.values()}
+    many = f"{min(seeds)} to {max(seeds)} seeds" if len(seeds) > 1 else f"{min(seeds)} seed{'s' * (min(seeds) > 1)}"
+    title = f"{study.title}, {case.name}: {clients} clients, {experiment.rounds} rounds, {many}"
+    return f"{title}; {case.scale}" if case.scale else title
+
+
+def _total_cost(runs: Sequence[RunRecord]) -> Cost:
+    totals = [fmean(run.total(key) for run in runs) for key in ("seconds", "bytes_up", "bytes_down")]
+    return Cost(runs[0].rounds_done, totals[0], *(sent / len(runs[0].ids) for sent in totals[1:]))
+
+
+def _cost_cells(cost: Cost | None) -> list[str]:
+    if cost is None:
+        return [NOTHING] * 4
+    return [f"{cost.rounds:.0f}", f"{cost.seconds:.1f}", *(f"{b / _MB:.3g}" for b in (cost.bytes_up, cost.bytes_down))]
+
+
+def _paper_cell(result: PaperResult | None) -> str:
+    if result is None:
+        return NOTHING
+    return f"{result.accuracy:.2f}" + (f" ± {result.sd:.2f}" if result.sd is not None else "")
