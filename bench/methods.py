@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 from plain import PPFL_LOOPS, Descent, FedAvgLoop
+from ppfl.engines import Stacked, begin, pose, train
 from workloads import Workload
 
 from ppfl import PPFL, FedAvg, Population
 from ppfl.algorithms.contract import Algorithm
-from ppfl.engines import Stacked, begin, pose, train
 
 LR, MEMBERSHIP_LR, SEED = 0.05, 0.5, 0
 NEVER = 1e-12  # probability of a theta round, where Algorithm 1 is to draw membership rounds alone

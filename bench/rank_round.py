@@ -7,10 +7,10 @@ import time
 
 import torch.distributed as dist
 from methods import SEED, settings_of
+from ppfl.engines import Distributed, begin, pose, train
 from workloads import perceptron
 
 from ppfl import FedAvg, Population
-from ppfl.engines import Distributed, begin, pose, train
 
 
 def main(turns: int) -> None:

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from methods import SEED, settings_of
+from ppfl.engines import Evaluation, Report, Stacked, State, begin, evaluate, pose, train
 from tables import table
 from torch import nn
 from workloads import Workload, linear, perceptron
 
 from ppfl import FedAvg, Population
-from ppfl.engines import Evaluation, Report, Stacked, State, begin, evaluate, pose, train
 
 TURNS = 15
 CLIENTS, BATCH, WIDE, HIDDEN, CLASSES = 25, 128, 784, 128, 10

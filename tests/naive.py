@@ -5,9 +5,9 @@ agree with. Only the draws (which batch, which block, who takes part) are shared
 import copy
 
 import torch
+from ppfl.algorithms.batches import LocalData, id_keys
 from torch import nn
 
-from ppfl.algorithms.batches import LocalData, id_keys
 from ppfl.core.draws import uniform
 
 

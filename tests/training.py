@@ -96,10 +96,10 @@ def run(
     if resume is not None:
         state = resume.state
         transport.ask([Restore(MAIN, state.exchange, resume.clients[-1])])
-    states, clients, reports = [state], [copied(client_states(transport))], []
+    states, clients, reports = [state], [copied(client_states(transport, state))], []
     for state, report in train(method, problem, transport, state):
         states.append(state)
-        clients.append(copied(client_states(transport)))
+        clients.append(copied(client_states(transport, state)))
         reports.append(report)
         if state.round == until:
             break

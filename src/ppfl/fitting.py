@@ -19,7 +19,16 @@ from .core.trees import with_leaves
 from .data import Federation
 from .data.federation import Split
 from .server import (
-    Evaluation, InProcess, Record, ServerState, Watch, begin, choose_lr, client_states, make_problem, train_and_measure,
+    Evaluation,
+    InProcess,
+    Record,
+    ServerState,
+    Watch,
+    begin,
+    choose_lr,
+    client_states,
+    make_problem,
+    train_and_measure,
 )  # fmt: skip
 from .server.evaluation import read_evaluation
 from .server.loop import MAIN, setup_sites
@@ -75,8 +84,7 @@ class Fitted:
         self._positions(federation.ids)
         setup_sites(self.method, self.problem, transport)
         shared, own = self.method.send(self.problem, self.state.server, federation.ids, None)
-        requests = [Restore(MAIN, 0, self.clients), Evaluate(MAIN, (split,), shared, own, True, hard)]
-        _, reply = transport.ask(requests)
+        _, reply = transport.ask([Restore(MAIN, 0, self.clients), Evaluate(MAIN, (split,), shared, own, hard=hard)])
         return read_evaluation(reply, (split,), transport).splits[split]
 
     def _positions(self, clients: Sequence[str]) -> Tensor:
@@ -122,5 +130,5 @@ def fit(
         history.append(end.record)
         if on_round is not None:
             on_round(end.record)
-    clients = client_states(transport, snapshot="now" if watch.output == "last" else "kept")
+    clients = client_states(transport, end.state, "now" if watch.output == "last" else "kept")
     return Fitted(problem, method, end.kept.state, clients, site.backend, engine, history)

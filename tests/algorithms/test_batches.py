@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from ppfl.algorithms.batches import LocalData, id_keys
+
 from ppfl.core.workspace import Workspace
 from support import make_federation
 

@@ -5,6 +5,9 @@ import math
 
 import pytest
 import torch
+from ppfl.engines import begin, engine_by_name, fit, pose, train
+from ppfl.engines.evaluate import client_losses
+from ppfl.engines.train import returning
 from torch import nn
 
 from ppfl.algorithms import CFL, IFCA, PPFL, FedAvg, FedEM
@@ -12,9 +15,6 @@ from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.core.simplex import harden
 from ppfl.data.federation import Federation
-from ppfl.engines import begin, engine_by_name, fit, pose, train
-from ppfl.engines.evaluate import client_losses
-from ppfl.engines.train import returning
 from support import make_federation, make_linear, make_net
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 9, 3), dtype=torch.float64)

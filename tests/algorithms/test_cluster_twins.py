@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from ppfl.algorithms.schedules import factor
+from ppfl.engines import fit
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from algorithms import naive_cluster
 from ppfl.algorithms import CFL, IFCA, FedEM
-from ppfl.algorithms.schedules import factor
 from ppfl.core.population import Population
 from ppfl.data.federation import Federation
-from ppfl.engines import fit
 from support import make_federation, make_net
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 9, 3), dtype=torch.float64)

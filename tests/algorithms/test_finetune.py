@@ -2,6 +2,11 @@
 
 import pytest
 import torch
+from ppfl.algorithms.schedules import factor
+from ppfl.core.shared import Shared
+from ppfl.engines import Watch, begin, engine_by_name, fit, pose, train, with_chosen_lr
+from ppfl.engines.evaluate import client_losses
+from ppfl.engines.train import returning
 from pydantic import ValidationError
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -11,13 +16,8 @@ from algorithms import naive_prox
 from ppfl.algorithms import PPFL, Centralized, Ditto, FedAvg, FineTune, Local, Personal, PFedMe
 from ppfl.algorithms.contract import field_of
 from ppfl.algorithms.finetune import network_of_each
-from ppfl.algorithms.schedules import factor
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
-from ppfl.core.shared import Shared
-from ppfl.engines import Watch, begin, engine_by_name, fit, pose, train, with_chosen_lr
-from ppfl.engines.evaluate import client_losses
-from ppfl.engines.train import returning
 from support import make_federation, make_net
 
 FEDERATION = make_federation(dtype=torch.float64)

@@ -4,19 +4,19 @@ import itertools
 
 import pytest
 import torch
+from ppfl.algorithms.batches import LocalData, id_keys
+from ppfl.algorithms.descent import descend_networks
+from ppfl.algorithms.schedules import factor
+from ppfl.engines import Loop, Stacked, begin, fit, pose
 from torch import nn
 
 from algorithms import naive_partial
 from ppfl.algorithms import FedAlt, FedAvg, FedPer, FedRep, FedSim, LGFedAvg, Local
-from ppfl.algorithms.batches import LocalData, id_keys
 from ppfl.algorithms.contract import participants
-from ppfl.algorithms.descent import descend_networks
 from ppfl.algorithms.fedavg import one_model
 from ppfl.algorithms.partial import parameters_of
-from ppfl.algorithms.schedules import factor
 from ppfl.core.population import Population
 from ppfl.core.workspace import Workspace
-from ppfl.engines import Loop, Stacked, begin, fit, pose
 from support import make_federation, make_linear, make_net
 
 FEDERATION = make_federation(dtype=torch.float64)

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from ppfl.engines import fit
 from torch import nn
 
 from ppfl.algorithms import FedAlt, FedPer, FedSim, LGFedAvg
 from ppfl.algorithms.partial import parameters_of
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
-from ppfl.engines import fit
 from support import make_federation, make_linear, make_net
 
 

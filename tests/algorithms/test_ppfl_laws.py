@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
+from ppfl.engines import Watch, begin, engine_by_name, fit, pose, train
 from torch.utils import _pytree as pytree
 
 from ppfl.algorithms import PPFL, FedAvg
 from ppfl.core import affinity, simplex
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
-from ppfl.engines import Watch, begin, engine_by_name, fit, pose, train
 from support import make_federation, make_linear, make_net
 
 FEDERATION = make_federation(dtype=torch.float64)

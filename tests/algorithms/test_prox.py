@@ -2,17 +2,17 @@
 
 import pytest
 import torch
+from ppfl.algorithms.schedules import factor
+from ppfl.engines import fit, pose
 from pydantic import ValidationError
 from torch import nn
 
 from algorithms import naive_prox
 from ppfl.algorithms import Centralized, Ditto, FedAvg, Local, PFedMe
 from ppfl.algorithms.contract import participants
-from ppfl.algorithms.schedules import factor
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.data import Federation
-from ppfl.engines import fit, pose
 from support import make_federation, make_linear, make_net
 
 FEDERATION = make_federation(dtype=torch.float64)

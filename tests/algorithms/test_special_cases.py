@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from ppfl.engines import begin, engine_by_name, evaluate, fit, pose, train
 from torch import nn
 
 from ppfl.algorithms import PPFL, FedAlt, FedPer, LGFedAvg, Local
 from ppfl.core import affinity
 from ppfl.core.population import Population
-from ppfl.engines import begin, engine_by_name, evaluate, fit, pose, train
 from support import make_federation, make_net
 
 FEDERATION = make_federation(dtype=torch.float64)

@@ -6,16 +6,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ppfl.algorithms.batches import LocalData, id_keys
+from ppfl.algorithms.start import count_sketch, gradient_sketch, memberships_from_sketches, nearest_mixtures
+from ppfl.engines import Stacked, begin, pose, train
+from ppfl.engines.train import returning
 from torch.utils import _pytree as pytree
 
 from ppfl.algorithms import PPFL, start
-from ppfl.algorithms.batches import LocalData, id_keys
-from ppfl.algorithms.start import count_sketch, gradient_sketch, memberships_from_sketches, nearest_mixtures
 from ppfl.core.population import Population
 from ppfl.core.simplex import check, match, project, total_variation
 from ppfl.core.workspace import Workspace
-from ppfl.engines import Stacked, begin, pose, train
-from ppfl.engines.train import returning
 from support import make_federation, make_net
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from ppfl.algorithms.schedules import factor
+from ppfl.engines import fit
 
 import naive
 from ppfl.algorithms import PPFL, FedAvg, Local
-from ppfl.algorithms.schedules import factor
 from ppfl.core import affinity
 from ppfl.core.population import Population
-from ppfl.engines import fit
 from support import make_federation, make_net
 
 FEDERATION = make_federation(dtype=torch.float64)

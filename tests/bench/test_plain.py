@@ -3,9 +3,9 @@
 import pytest
 import torch
 from plain import PPFL_LOOPS, Descent, FedAvgLoop
+from ppfl.engines import Stacked, State, begin, pose, train
 
 from ppfl import PPFL, FedAvg, Population
-from ppfl.engines import Stacked, State, begin, pose, train
 from support import make_federation, make_net
 
 FEDERATION, NET = make_federation(), make_net()

@@ -4,9 +4,9 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from ppfl.core.chain import chain_of, chain_outputs, push_chain
 from torch import nn
 
-from ppfl.core.chain import chain_of, chain_outputs, push_chain
 from ppfl.core.losses import LOSSES
 from ppfl.core.mixing import MIXES
 from ppfl.core.workspace import Workspace

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from ppfl.core.shared import Shared
 from torch import nn
 
 from ppfl.core.errors import DataError, ModelError
 from ppfl.core.population import Population
-from ppfl.core.shared import Shared
 from ppfl.core.workspace import Workspace
 from support import make_linear, make_net
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from ppfl.engines import Watch, fit
+from ppfl.engines.evaluate import Evaluation, client_losses
 
 from ppfl.algorithms import PPFL, Local
 from ppfl.core.errors import DataError, SettingError
 from ppfl.core.population import Population
-from ppfl.engines import Watch, fit
-from ppfl.engines.evaluate import Evaluation, client_losses
 from support import make_federation, make_net
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)

@@ -1,14 +1,14 @@
 """Clients never seen in training: they gain from it, change nothing, and are drawn alike for every method."""
 
 import pytest
+from ppfl.engines import Stacked, begin, evaluate, pose, train
+from ppfl.engines.newcomers import part_newcomers, welcome
 from torch.utils import _pytree as pytree
 
 from ppfl.algorithms import PPFL, FedAvg, Local
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.data import synthetic_groups
-from ppfl.engines import Stacked, begin, evaluate, pose, train
-from ppfl.engines.newcomers import part_newcomers, welcome
 from support import make_linear
 
 FEDERATION = synthetic_groups(n_clients=40, groups=2, dim=3, samples=20, test_points=50, seed=0)

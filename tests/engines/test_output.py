@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
+from ppfl.engines import Watch, engine_by_name, fit, follow, pose
+from ppfl.engines.output import draw_output_round, output_probabilities
+from ppfl.engines.train import begin
 
 from ppfl.algorithms import PPFL
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
-from ppfl.engines import Watch, engine_by_name, fit, follow, pose
-from ppfl.engines.output import draw_output_round, output_probabilities
-from ppfl.engines.train import begin
 from support import make_federation, make_net
 
 

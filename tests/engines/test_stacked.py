@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from ppfl.engines import Loop, Stacked, begin, evaluate, pose, train
+from ppfl.engines.chunks import bytes_of, chunks_of_like_size, even_chunk
 from torch import nn
 
 from ppfl.algorithms import PPFL, FedAvg, Local
@@ -9,8 +11,6 @@ from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.core.workspace import Workspace
 from ppfl.data import Federation
-from ppfl.engines import Loop, Stacked, begin, evaluate, pose, train
-from ppfl.engines.chunks import bytes_of, chunks_of_like_size, even_chunk
 from support import make_federation, make_net
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
+from ppfl.engines import engine_by_name, pose, with_chosen_lr
+from ppfl.engines.tune import TRIAL_ROUNDS, _loss_after_trial
 from torch import nn
 
 from ppfl.algorithms import PPFL, FedAvg, Local
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.data import Federation
-from ppfl.engines import engine_by_name, pose, with_chosen_lr
-from ppfl.engines.tune import TRIAL_ROUNDS, _loss_after_trial
 from support import make_federation, make_net
 
 ENGINE = engine_by_name("stacked")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from ppfl.engines.ranks import ALONE, balanced
 from safetensors.torch import load_file
 
-from ppfl.engines.ranks import ALONE, balanced
 from ppfl.runs import load_experiment, run
 
 EXPERIMENT = """

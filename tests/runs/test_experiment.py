@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from ppfl.engines import Loop, Stacked
+from ppfl.runs.affinities import Auto, Features, Labels, Nearest, Nobody
+from ppfl.runs.affinities import Uniform as UniformSettings
 from pydantic import ValidationError
 
 from ppfl.algorithms import ALGORITHMS, PPFL, FedAvg, FineTune
 from ppfl.core import SettingError
 from ppfl.core.affinity import Dense, Factored, Sparse, Uniform
 from ppfl.data import synthetic_groups
-from ppfl.engines import Loop, Stacked
 from ppfl.runs import Experiment, load_experiment
-from ppfl.runs.affinities import Auto, Features, Labels, Nearest, Nobody
-from ppfl.runs.affinities import Uniform as UniformSettings
 
 TEXT = """
 rounds = 3

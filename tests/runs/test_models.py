@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from ppfl.engines import Loop, Stacked, fit
 
 from ppfl.algorithms import ALGORITHMS, FedAvg
 from ppfl.core import ModelError, Population
 from ppfl.core.losses import LOSSES
 from ppfl.data import Federation, synthetic_groups
-from ppfl.engines import Loop, Stacked, fit
 from ppfl.runs.models import Cnn, Linear, Perceptron, choose_loss
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from ppfl.engines import begin, evaluate, follow, pose
 
 from ppfl.core import CheckpointError, SettingError
-from ppfl.engines import begin, evaluate, follow, pose
 from ppfl.runs import find_runs, group_agreement, load_run, run
 from ppfl.runs.storage import read_tensors
 

@@ -31,7 +31,7 @@ from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.server import InProcess
 from support import make_federation, make_net
-from training import ENGINES, BytesTransport, assert_same, connect, run, tensors
+from training import ENGINES, BytesTransport, assert_same, run, tensors
 
 SIZES = (7, 12, 20, 5, 1, 9)
 SMALL = {"lr": 0.3, "batch_size": 4, "weight_decay": 0.01}
@@ -244,7 +244,9 @@ def test_where_no_client_happens_to_be_lost_the_bits_are_those_of_no_dropout(cas
 def test_clients_are_lost_independently_in_every_round_at_the_rate_asked_for() -> None:
     clients, rounds, dropout = 500, 20, 0.3
     federation = make_federation((1,) * clients)
-    found = run(Local(lr=0.1), Population(make_net(), k=1), federation, engine="stacked", rounds=rounds, dropout=dropout)
+    found = run(
+        Local(lr=0.1), Population(make_net(), k=1), federation, engine="stacked", rounds=rounds, dropout=dropout
+    )
     lost = torch.tensor([report.lost for report in found.reports], dtype=torch.float64)
     spread = (dropout * (1 - dropout)) ** 0.5
     assert abs(float(lost.mean()) / clients - dropout) < 4.5 * spread / (clients * rounds) ** 0.5

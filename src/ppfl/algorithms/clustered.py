@@ -109,9 +109,7 @@ class CFL(MethodDefaults, LocalTraining):
         due = int(server.used) < problem.population.k and bool(disagreeing)
         return server._replace(cut=torch.full_like(server.cut, due))
 
-    def _disagreeing(
-        self, problem: Problem, server: CFLServer, task: CFLTask, change: Total, rows: Rows
-    ) -> list[int]:
+    def _disagreeing(self, problem: Problem, server: CFLServer, task: CFLTask, change: Total, rows: Rows) -> list[int]:
         """Clusters at rest whose clients are not, the one with the fastest client first."""
         pace = rows.values["length"] / task.lr
         together = _lengths(change.value) / (change.weight * task.lr)  # (K,)

@@ -126,7 +126,7 @@ class Rows(NamedTuple):
     values: dict[str, Tensor]  # leaves (len(ids), ...)
 
     @property
-    def count(self) -> int:
+    def n_clients(self) -> int:
         """How many clients these are."""
         return len(next(iter(self.values.values()))) if self.values else len(self.ids or ())
 
@@ -201,7 +201,9 @@ class Method(Protocol):
 
     def plan(self, problem: Problem, server: Tree, round: int) -> Plan: ...
 
-    def send(self, problem: Problem, server: Tree, ids: tuple[str, ...] | None, task: Any) -> tuple[Tree, dict[str, Tensor]]:
+    def send(
+        self, problem: Problem, server: Tree, ids: tuple[str, ...] | None, task: Any
+    ) -> tuple[Tree, dict[str, Tensor]]:
         """What is sent to all of these clients, and to each of them, leaves (len(ids), ...); ids None: all known.
 
         Clients that the server has never seen get defaults. `task` is the plan's, or None for prediction.

@@ -101,7 +101,7 @@ def move_clusters(population: Population, models: Params, change: Total) -> Para
     counted = torch.where(members > 0, members, 1)  # without members the sum of changes is 0
 
     def moved(name: str, value: Tensor) -> Tensor:
-        found = change.value[name]
+        found: Tensor = change.value[name]
         if name in population.canonical_names:
             return value + found / per_client(counted, value)
         return value + found.sum(0) / members.sum()

@@ -221,7 +221,7 @@ class PPFL(MethodDefaults, LocalTraining):
     ) -> PPFLServer:
         k, started = problem.population.k, torch.ones_like(server.started)
         if task.stage == "sketch":
-            if rows.count < k:
+            if rows.n_clients < k:
                 return server
             ids = problem.roster.ids if rows.ids is None else rows.ids
             sketches, weights = rows.values["sketch"], rows.values["importance"]
@@ -356,8 +356,9 @@ class PPFL(MethodDefaults, LocalTraining):
         data: LocalData,
     ) -> Work:
         """Gradients on all data: of theta in a sum, and how far a mirror step would take the membership."""
-        slopes, gradient = torch.zeros_like(c), data.space.empty_like(
-            {name: leaf.expand(len(c), *leaf.shape) for name, leaf in models.items()}
+        slopes, gradient = (
+            torch.zeros_like(c),
+            data.space.empty_like({name: leaf.expand(len(c), *leaf.shape) for name, leaf in models.items()}),
         )
         for leaf in gradient.values():
             leaf.zero_()

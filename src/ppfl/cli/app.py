@@ -14,13 +14,13 @@ import typer
 from rich.console import Console
 
 from ..core.errors import PPFLError, RankError, SettingError
-from ..engines.ranks import is_first_process
 from ..paper import STUDIES, load_study, study_tables
 from ..runs import Interrupted, RunRecord, find_runs, load_experiment, load_run, package_version, run
 from ..runs.comparison import Task, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
 from ..runs.load import load_settings
 from ..runs.storage import write_toml
 from ..runs.tuning import tune
+from ..server import is_first_process
 from . import demo
 from .compare import print_progress, show_tasks
 from .glm import glm_command
@@ -88,7 +88,7 @@ def run_command(
     changes = [part for setting in settings or () for part in ("--set", setting)]
     with (
         _resumable([program(), "run", str(file), *changes, "--out", str(place), "--resume"]),
-        show_progress(experiment, quiet=quiet) as on_moment,
+        show_progress(experiment, quiet=quiet) as on_round_end,
     ):
         records = run(
             experiment,
@@ -96,7 +96,7 @@ def run_command(
             base=file.parent,
             resume=resume,
             checkpoint_every=checkpoint_every,
-            on_moment=on_moment,
+            on_round_end=on_round_end,
         )
     if not quiet:
         seeds = [str(record.seed) for record in records]

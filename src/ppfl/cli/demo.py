@@ -41,8 +41,8 @@ def run_demo(out: Path, seed: int) -> None:
 
     records = []
     for label, experiment in demo_experiments(seed).items():
-        with show_progress(experiment, label=label) as on_moment:
-            records += run(experiment, out / experiment.algorithm.name, resume=True, on_moment=on_moment)
+        with show_progress(experiment, label=label) as on_round_end:
+            records += run(experiment, out / experiment.algorithm.name, resume=True, on_round_end=on_round_end)
     print("40 clients in 4 groups with different digits; no method knows the groups.")
     Console().print(result_table(records, "method", list(_METHODS)))
     folders = [record.folder for record in records]

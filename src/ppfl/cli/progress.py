@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..engines.fit import Moment, Record
-from ..runs import Experiment, OnMoment, metric_name
+from ..runs import Experiment, OnRoundEnd, metric_name
+from ..server import Record, RoundEnd
 from .run_tables import show_score
 
-LINES = 10  # a run that nobody watches live
-SECONDS = 60.0  # ... or that is slow
+LINES = 10  # printed in a run without a terminal
+SECONDS = 60.0  # between two lines at most, if a round ends
 
 
 @contextmanager
-def show_progress(experiment: Experiment, *, label: str = "", quiet: bool = False) -> Iterator[OnMoment | None]:
+def show_progress(experiment: Experiment, *, label: str = "", quiet: bool = False) -> Iterator[OnRoundEnd | None]:
     """A callback that shows each round of the experiment on standard error."""
     console = Console(stderr=True)
     if quiet:
@@ -40,22 +40,22 @@ class _Bars:
         self.search = self._announce_search()
 
     def _announce_search(self) -> TaskID | None:
-        """Short trials for lr = "auto" come before the first round, and nobody likes a silent screen."""
-        if getattr(self.experiment.algorithm, "lr", None) != "auto":
+        """Short trials for lr = "auto" come before the first round: say so, as they take a while."""
+        if not self.experiment.algorithm.needs_lr:
             return None
         return self.progress.add_task("finding the step size", total=None, news="set algorithm.lr to skip this")
 
-    def __call__(self, seed: int, moment: Moment) -> None:
+    def __call__(self, seed: int, end: RoundEnd) -> None:
         if self.search is not None:
             self.progress.remove_task(self.search)
             self.search = None
         if seed not in self.tasks:
             # time is estimated from here on: what a resumed run did before was not now
             self.tasks[seed] = self.progress.add_task(
-                _describe(self.label, seed), total=self.experiment.rounds, completed=moment.state.round, news=""
+                _describe(self.label, seed), total=self.experiment.rounds, completed=end.state.round, news=""
             )
         self.progress.update(
-            self.tasks[seed], completed=moment.state.round, news=self.news.tell(seed, moment.record), refresh=False
+            self.tasks[seed], completed=end.state.round, news=self.news.text(seed, end.record), refresh=False
         )
 
 
@@ -65,8 +65,8 @@ class _Lines:
         self.news, self.last, self.began = _News(), time.monotonic(), time.monotonic()
         self.first: dict[int, int] = {}
 
-    def __call__(self, seed: int, moment: Moment) -> None:
-        round, news = moment.state.round, self.news.tell(seed, moment.record)
+    def __call__(self, seed: int, end: RoundEnd) -> None:
+        round, news = end.state.round, self.news.text(seed, end.record)
         now = time.monotonic()
         if seed not in self.first:
             self.first[seed], self.began = round, now
@@ -84,7 +84,7 @@ class _News:
     def __init__(self) -> None:
         self.scores: dict[int, str] = {}
 
-    def tell(self, seed: int, record: Record) -> str:
+    def text(self, seed: int, record: Record) -> str:
         if (metric := metric_name(record)) is not None:
             self.scores[seed] = f", {metric} {show_score(metric, record[metric])}"
         return f"loss {show_score('loss', record['loss'])}{self.scores.get(seed, '')}"

@@ -5,8 +5,8 @@ from . import affinity, simplex
 from .errors import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError
 from .losses import LOSSES, Loss, loss_by_name
 from .mixing import MIXES
-from .population import Population
 from .params import Params
+from .population import Population
 
 __all__ = [
     "LOSSES",

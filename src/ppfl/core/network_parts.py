@@ -24,9 +24,8 @@ def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[s
         if name not in known:
             frozen = name in dict(net.named_modules()) and any(True for _ in net.get_submodule(name).parameters())
             fault = "is frozen (requires_grad=False)" if frozen else "is no submodule with parameters"
-            raise ModelError(
-                f"canonical names {name!r}, which {fault}; it must be 'all' or among {', '.join(map(repr, sorted(known)))}"
-            )
+            choices = ", ".join(map(repr, sorted(known)))
+            raise ModelError(f"canonical names {name!r}, which {fault}; it must be 'all' or among {choices}")
         if any(name != other and name.startswith(other + ".") for other in names):
             raise ModelError(f"canonical names {name!r} twice: it is part of another named submodule; drop one")
     if len(set(names)) < len(names) or not names:

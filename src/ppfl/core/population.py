@@ -90,7 +90,8 @@ class Population:
 
     def split(self, models: Params) -> tuple[Params, Params]:
         """The common and the canonical leaves."""
-        common, canonical = {}, {}
+        common: Params = {}
+        canonical: Params = {}
         for name, leaf in models.items():
             (canonical if name in self.canonical_names else common)[name] = leaf
         return common, canonical

@@ -92,7 +92,7 @@ class _PlainUnpickler(pickle.Unpickler):
     the functions of numpy are called.
     """
 
-    _replacements: dict[tuple[str, str], Any] = {  # noqa: RUF012 (a constant; pickle.Unpickler allows no slots)
+    _replacements: dict[tuple[str, str], Any] = {
         ("numpy.core.multiarray", "_reconstruct"): _byte_array,
         ("numpy._core.multiarray", "_reconstruct"): _byte_array,
         ("numpy", "ndarray"): _ByteArray,

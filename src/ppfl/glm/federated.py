@@ -12,7 +12,8 @@ from ..core.affinity import Affinity
 from ..core.errors import SettingError
 from ..core.population import Population
 from ..data import Federation
-from ..engines import Watch, fit
+from ..server import InProcess, Watch, begin, choose_lr, make_problem, train_and_measure
+from ..sites import Site, Stacked
 from .designs import Dense
 from .likelihoods import Coefficients, Rows
 from .placement import Points
@@ -63,15 +64,17 @@ def solve_by_rounds(
     )  # fmt: skip
     net = _TwoParts(rows.varying.columns, rows.shared.columns, family.outputs)
     population = Population(net, k=k, canonical="varying", mix=rows.mix, loss=family.loss)
-    fitted = fit(
-        population, federation, PPFL(penalty=penalty), rounds=rounds, affinity=affinity, seed=seed,
-        watch=Watch(objective=True),
-    )  # fmt: skip
-    path = [float(record["objective"]) for record in fitted.history]
-    canonical = fitted.personal.shared.canonical["varying.weight"].double().mT.contiguous()  # (K, q, m)
-    common = fitted.personal.shared.common
-    shared = common["shared.weight"].double().T if common else torch.zeros(0, family.outputs, dtype=torch.float64)
-    memberships = fitted.memberships.double()
+    transport = InProcess(Site(federation, population, Stacked()))
+    problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
+    method = choose_lr(PPFL(penalty=penalty), problem, transport)
+    start = begin(method, problem, transport)
+    path: list[float] = []
+    for end in train_and_measure(method, problem, transport, Watch(objective=True), start):
+        path.append(float(end.record["objective"]))
+    models, memberships = end.state.server.shared, end.state.server.memberships.double()
+    canonical = models["varying.weight"].double().mT.contiguous()  # (K, q, m)
+    no_columns = torch.zeros(0, family.outputs, dtype=torch.float64)
+    shared = models["shared.weight"].double().T if "shared.weight" in models else no_columns
     placement = Points(memberships / memberships.sum(1, keepdim=True))
     coefficients = Coefficients(canonical, shared, torch.zeros((), dtype=torch.float64))
     if family.has_dispersion:

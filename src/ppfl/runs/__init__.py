@@ -7,13 +7,13 @@ from .folder import RunFolder
 from .load import load_experiment
 from .provenance import package_version
 from .record import RunRecord, find_runs, load_run, mean_and_sd, metric_name
-from .run import Interrupted, OnMoment, run
+from .run import Interrupted, OnRoundEnd, run
 
 __all__ = [
     "Agreement",
     "Experiment",
     "Interrupted",
-    "OnMoment",
+    "OnRoundEnd",
     "RunFolder",
     "RunRecord",
     "align",

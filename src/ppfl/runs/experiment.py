@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from ..algorithms import Algorithm
-from ..algorithms.choice import Method
+from ..algorithms import Method
+from ..algorithms.registry import MethodByName
 from ..core.losses import LOSSES
 from ..core.mixing import MIXES
 from ..core.population import Population
 from ..core.settings import Settings
 from ..data import DataSettings, Federation
-from ..engines import ENGINES, Engine, Stacked, Watch, engine_by_name
-from ..engines.output import OutputRule
-from .affinities import AffinitySettings, Auto
+from ..server import OutputRule, Watch
+from ..sites import ENGINES, Engine, Stacked, engine_by_name
+from .affinity_settings import AffinitySettings, AutoAffinity
 from .models import ModelSettings, choose_loss
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -50,9 +50,10 @@ class WatchSettings(Settings):
     stationarity: bool = False
     output: OutputRule = "last"
     smoothness: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = (0.0, 0.0)
+    report_clients: bool = True  # scores and memberships client by client; false: sums over clients alone
 
     def build(self) -> Watch:
-        """As the engines take it."""
+        """As the server takes it."""
         return Watch(**self.model_dump())
 
 
@@ -74,8 +75,8 @@ class Experiment(Settings):
     data: DataSettings
     model: ModelSettings
     population: PopulationSettings = PopulationSettings()
-    algorithm: Annotated[Algorithm, Method()]
-    affinity: AffinitySettings = Auto()
+    algorithm: Annotated[Method, MethodByName()]
+    affinity: AffinitySettings = AutoAffinity()
     watch: WatchSettings = WatchSettings()
 
     @model_validator(mode="after")

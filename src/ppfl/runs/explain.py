@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from ..algorithms.choice import Method
+from ..algorithms.registry import MethodByName
 from .experiment import Experiment
 
 Location = Sequence[int | str]
@@ -115,7 +115,7 @@ def _settings_at(location: Location) -> list[type[BaseModel]]:
 
 
 def _variants(field: FieldInfo) -> list[type[BaseModel]]:
-    choice = next((hint for hint in field.metadata if isinstance(hint, Method)), None)
+    choice = next((hint for hint in field.metadata if isinstance(hint, MethodByName)), None)
     return _models(field.annotation) if choice is None else list(choice.registry.values())
 
 

@@ -4,7 +4,7 @@ experiment.json                  all settings, as they were asked for
 chosen.json                      the method's settings as it ran: lr = "auto" has become a number
 versions.json                    what it ran on, and when
 clients.json                     ids, sizes, and true memberships where they are known
-metrics.jsonl                    a line a round
+metrics.jsonl                    one line per round
 memberships/<round>.safetensors  at the rounds that were evaluated
 checkpoint.safetensors           state and kept state after the last round that is safe
 result.safetensors               the state the run returns, with its scores; a run that has it is finished
@@ -15,16 +15,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 from torch import Tensor
 
-from ..algorithms.contract import Algorithm
+from ..algorithms.contract import Method
 from ..core.errors import CheckpointError
 from ..data.federation import Federation
-from ..engines.output import Kept
-from ..engines.train import State
+from ..server import Kept, ServerState
 from .experiment import Experiment
 from .provenance import describe_environment
 from .storage import PARTIAL, damaged, flush, read_json, read_tensors, restore, save_tree, write_json, write_text
@@ -32,10 +31,53 @@ from .storage import PARTIAL, damaged, flush, read_json, read_tensors, restore, 
 Record = dict[str, Any]
 
 
-class _Header(BaseModel):
+class Checkpoint(NamedTuple):
+    """Where a run can be resumed: after the last round that is recorded in full."""
+
+    state: ServerState
+    clients: dict[str, Tensor]  # their states by name, leaves (M, ...) in the order of clients.json
+    kept: Kept  # the state to return so far
+    kept_clients: dict[str, Tensor]
+
+    @property
+    def numbers(self) -> CheckpointNumbers:
+        """All but the tensors."""
+        state, kept = self.state, self.kept.state
+        return CheckpointNumbers(
+            round=state.round, exchange=state.exchange, kept_round=kept.round, kept_exchange=kept.exchange,
+            criterion=self.kept.criterion,
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, numbers: CheckpointNumbers, tensors: dict[str, Any]) -> Checkpoint:
+        """Put together again, from `tensors` as `tensors` has them."""
+        now, kept = tensors["state"], tensors.get("kept", tensors["state"])
+        state = ServerState(numbers.round, numbers.exchange, now["server"])
+        kept_state = ServerState(numbers.kept_round, numbers.kept_exchange, kept["server"])
+        return cls(state, now["clients"], Kept(kept_state, numbers.criterion), kept["clients"])
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """As a tree; the kept state only where it is another one."""
+        parts = {"state": {"server": self.state.server, "clients": self.clients}}
+        if self.numbers.has_kept:
+            parts["kept"] = {"server": self.kept.state.server, "clients": self.kept_clients}
+        return parts
+
+
+class CheckpointNumbers(BaseModel):
+    """What a checkpoint says of itself."""
+
     round: NonNegativeInt
+    exchange: NonNegativeInt
     kept_round: NonNegativeInt
+    kept_exchange: NonNegativeInt
     criterion: float
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether the kept state is another one than the last."""
+        return self.kept_round != self.round
 
 
 class RunFolder:
@@ -83,7 +125,7 @@ class RunFolder:
             )
 
     def begin(
-        self, experiment: Experiment, method: Algorithm, federation: Federation, environment: dict[str, str]
+        self, experiment: Experiment, method: Method, federation: Federation, environment: dict[str, str]
     ) -> None:
         """Make the folder, with what was known before the first round; it appears whole or not at all."""
         beside = RunFolder(self.path.with_name(self.path.name + PARTIAL))
@@ -99,19 +141,22 @@ class RunFolder:
         """All settings, as the run has them."""
         return dict(read_json(self.experiment_file) | read_json(self.chosen_file))
 
-    def resume(self, start: State, federation: Federation) -> tuple[State, Kept | None]:
-        """Where to go on: from the checkpoint, or from `start` where none was reached; what came after is forgotten."""
+    def resume(self, start: dict[str, Any], federation: Federation) -> Checkpoint | None:
+        """Where to go on; None where no checkpoint was reached. What came after it is forgotten.
+
+        `start` shows what a state looks like: the server's and the clients' tensors before the first round.
+        """
         if read_json(self.clients_file) != _describe_clients(federation):
             raise CheckpointError(
                 f"{self.clients_file} differs from the clients in the data, which changed since the run began; "
                 f"bring them back, or choose another --out"
             )
-        state, kept = self._load_checkpoint(start) if self.checkpoint_file.exists() else (start, None)
-        self._forget_after(state.round)
+        found = self._load_checkpoint(start) if self.checkpoint_file.exists() else None
+        self._forget_after(0 if found is None else found.state.round)
         versions = read_json(self.versions_file)
         resumed = [*versions.get("resumed", []), describe_environment()]
         write_json(self.versions_file, versions | {"resumed": resumed})
-        return state, kept
+        return found
 
     # ------------------------------------------------------------------ on the way
 
@@ -124,33 +169,28 @@ class RunFolder:
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n")
 
-    def save_checkpoint(self, state: State, kept: Kept) -> None:
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make everything up to this state safe."""
         for file in (*self._unflushed, self.memberships_folder, self.metrics_file):
             flush(file)
         self._unflushed.clear()
-        parts = {"state": _tensors(state)}
-        if kept.state.round != state.round:
-            parts["kept"] = _tensors(kept.state)
-        header = _Header(round=state.round, kept_round=kept.state.round, criterion=kept.criterion)
+        numbers = checkpoint.numbers.model_dump()
         # the criterion as text, for JSON has no infinity
-        save_tree(self.checkpoint_file, parts, header.model_dump() | {"criterion": repr(kept.criterion)})
+        save_tree(self.checkpoint_file, checkpoint.tensors, numbers | {"criterion": repr(numbers["criterion"])})
 
-    def finish(self, state: State, memberships: Tensor | None, scores: Record) -> None:
+    def finish(self, returned: dict[str, Any], round: int, memberships: Tensor | None, scores: Record) -> None:
         """Write the state the run returns, which ends it."""
         own = {} if memberships is None else {"memberships": memberships}
-        save_tree(self.result_file, _tensors(state) | own, {"round": state.round, "scores": _plain(scores)})
+        save_tree(self.result_file, returned | own, {"round": round, "scores": _plain(scores)})
 
-    def _load_checkpoint(self, start: State) -> tuple[State, Kept]:
+    def _load_checkpoint(self, start: dict[str, Any]) -> Checkpoint:
         tensors, metadata = read_tensors(self.checkpoint_file)
         try:
-            header = _Header.model_validate(metadata)
+            numbers = CheckpointNumbers.model_validate(metadata)
         except ValidationError:
             raise damaged(self.checkpoint_file, "does not say of which round it is") from None
-        parts = ["state"] if header.kept_round == header.round else ["state", "kept"]
-        tree = restore(self.checkpoint_file, tensors, dict.fromkeys(parts, _tensors(start)))
-        state, kept = tree["state"], tree[parts[-1]]
-        return State(header.round, **state), Kept(State(header.kept_round, **kept), header.criterion)
+        parts = ["state", "kept"] if numbers.has_kept else ["state"]
+        return Checkpoint.of(numbers, restore(self.checkpoint_file, tensors, dict.fromkeys(parts, start)))
 
     def _forget_after(self, round: int) -> None:
         lines = _whole_lines(self.metrics_file)[:round]
@@ -162,7 +202,7 @@ class RunFolder:
                 file.unlink()
 
 
-def method_of(settings: Record, file: Path) -> Algorithm:
+def method_of(settings: Record, file: Path) -> Method:
     """The method of a run, from all its settings."""
     try:
         return Experiment.model_validate(settings).algorithm
@@ -182,10 +222,6 @@ def _whole_lines(path: Path) -> list[str]:
     """A last line that a kill cut short is not one."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _tensors(state: State) -> dict[str, Any]:
-    return {"server": state.server, "clients": state.clients}
 
 
 def _describe_clients(federation: Federation) -> Record:

@@ -1,4 +1,4 @@
-"""Running an experiment: one folder a seed, safe to stop at any instant."""
+"""Running an experiment: one folder per seed, safe to stop at any instant."""
 
 from __future__ import annotations
 
@@ -6,28 +6,44 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ..algorithms.contract import Algorithm, Problem
+from ..algorithms.contract import Method, Problem, Rows
 from ..core.errors import CheckpointError, RankError, SettingError
+from ..core.trees import named_leaves, tree_map
 from ..data.federation import Federation
-from ..engines import Distributed, State, begin, follow, pose, with_chosen_lr
-from ..engines.fit import Moment, measure
-from ..engines.newcomers import part_newcomers, welcome
-from ..engines.output import Kept
-from ..engines.ranks import Ranks, launched_ranks
-from ..engines.train import whole
+from ..server import (
+    DivergedError,
+    InProcess,
+    Kept,
+    Measurement,
+    Ranks,
+    RoundEnd,
+    ServerState,
+    TorchRanks,
+    TorchRun,
+    Transport,
+    begin,
+    choose_lr,
+    client_states,
+    launched_ranks,
+    make_problem,
+    measure,
+    part_newcomers,
+    score_newcomers,
+    train_and_measure,
+)  # fmt: skip
+from ..server.loop import MAIN
+from ..sites import Restore, Site
+from ..sites.engines import balanced
 from .experiment import Experiment
-from .folder import RunFolder, method_of
+from .folder import Checkpoint, CheckpointNumbers, RunFolder, method_of
 from .provenance import describe_environment
 from .record import RunRecord, load_run
-from .storage import flatten
 
-OnMoment = Callable[[int, Moment], None]  # the seed, and the end of a round
+OnRoundEnd = Callable[[int, RoundEnd], None]  # the seed, and the end of a round
 Reader = Callable[[Experiment, Path | None], Federation]  # relative paths start at the second
 
 CHECKPOINT_SECONDS = 10.0
@@ -56,7 +72,7 @@ def run(
     base: Path | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
-    on_moment: OnMoment | None = None,
+    on_round_end: OnRoundEnd | None = None,
     read: Reader = read_data,
 ) -> list[RunRecord]:
     """Run every seed into `out`/seed-<seed>. Relative data paths start at `base`.
@@ -76,12 +92,12 @@ def run(
             folder.claim(experiment.for_seed(seed), resume=resume)
         return [seed for seed, folder in folders.items() if not folder.finished]
 
-    todo = ranks.ask_first(unfinished)
+    todo = ranks.decide_on_first(unfinished)
     if todo:
         federation = _place(read(experiment, base), experiment.device)
     for seed in todo:
         try:
-            _Run(experiment.for_seed(seed), federation, folders[seed], ranks).go(checkpoint_every, on_moment)
+            _Run(experiment.for_seed(seed), federation, folders[seed], ranks).go(checkpoint_every, on_round_end)
         except OSError as error:
             raise CheckpointError(
                 f"{folders[seed].path} cannot be written ({error.strerror}); make room there, or choose another --out"
@@ -96,134 +112,147 @@ class _Run:
         self.experiment, self.folder, self.ranks = experiment, folder, ranks
         (self.seed,) = experiment.seeds
         self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
-        here = experiment.build_engine()
-        self.engine = here if ranks.size == 1 else Distributed(here, ranks)
+        self.population = experiment.build_population(self.federation, self.seed)
+        self.transport = self._connect()
         self.watch = experiment.watch.build()
-        self.problem = self._pose()
-        self.resumes = ranks.ask_first(lambda: folder.started)
+        self.problem = self._make_problem()
+        self.resumes = ranks.decide_on_first(lambda: folder.started)
         self.saved = 0  # the round of the last checkpoint
-        self.algorithm = self._choose()
+        self.method = self._choose()
 
-    def _pose(self) -> Problem:
-        experiment, federation = self.experiment, self.federation
-        population = experiment.build_population(federation, self.seed)
-        affinity = experiment.affinity.build(federation, experiment.algorithm)
-        return pose(population, federation, affinity, experiment.rounds, self.seed, experiment.dropout)
+    def _connect(self) -> Transport:
+        """One site in this process, or one in each process."""
+        federation, engine = self.federation, self.experiment.build_engine()
+        if not isinstance(self.ranks, TorchRanks):
+            return InProcess(Site(federation, self.population, engine))
+        if self.ranks.size > federation.n_clients:
+            raise SettingError(
+                f"there are {self.ranks.size} processes but {federation.n_clients} clients; "
+                f"start at most {federation.n_clients} processes"
+            )
+        mine = sorted(balanced(federation.train.sizes.tolist(), self.ranks.size)[self.ranks.rank])
+        part = federation.select([federation.ids[at] for at in mine])
+        site = Site(part, self.population, engine, importance=federation.importance[mine])
+        return TorchRun(site, self.ranks, order=federation.ids)
 
-    def _choose(self) -> Algorithm:
+    def _make_problem(self) -> Problem:
+        experiment = self.experiment
+        affinity = experiment.affinity.build(self.federation, experiment.algorithm)
+        return make_problem(self.population, self.transport, affinity, rounds=experiment.rounds, seed=self.seed)
+
+    def _choose(self) -> Method:
         """The method, with what is left to it chosen once, before the first round."""
         if self.resumes:
-            return method_of(self.ranks.ask_first(self.folder.read_experiment), self.folder.chosen_file)
-        return with_chosen_lr(self.experiment.algorithm, self.problem, self.federation, self.engine)
+            return method_of(self.ranks.decide_on_first(self.folder.read_experiment), self.folder.chosen_file)
+        return choose_lr(self.experiment.algorithm, self.problem, self.transport, self.experiment.dropout)
 
-    def go(self, checkpoint_every: int | None, on_moment: OnMoment | None) -> None:
+    def go(self, checkpoint_every: int | None, on_round_end: OnRoundEnd | None) -> None:
+        """Train to the end, from the start or from the checkpoint."""
         timer, environment = _Timer(checkpoint_every), describe_environment()
-        safe = self._start()
+        state, kept = self._start()
+        measured: Measurement | None = None  # of the last state
         try:
-            for moment in follow(self.algorithm, self.problem, self.federation, self.engine, self.watch, *safe):
-                _refuse_divergence(moment.state)
-                self._record(moment, environment)
-                safe = _Safe(moment.state, moment.kept)
-                if self.ranks.ask_first(partial(self._is_due, timer, moment.state.round)):
-                    self._save(safe)
+            for end in train_and_measure(self.method, self.problem, self.transport, self.watch, state, kept):
+                _refuse_divergence(end.state)
+                self._record(end, environment)
+                state, kept, measured = end.state, end.kept, end.measured
+                if self.ranks.decide_on_first(partial(self._is_due, timer, state.round)):
+                    self._save(state, kept)
                     timer.restart()
-                if on_moment is not None:
-                    on_moment(self.seed, moment)
-            self._save(safe)
-            self._finish(safe)
+                if on_round_end is not None:
+                    on_round_end(self.seed, end)
+            assert kept is not None, "an experiment has at least one round"
+            self._save(state, kept)
+            self._finish(state, kept, measured)
         except KeyboardInterrupt:
-            if self.ranks.size == 1:  # several would have to agree on a round first
-                self._save(safe)
+            if self.ranks.size == 1 and kept is not None:  # several would have to agree on a round first
+                self._save(state, kept)
             raise Interrupted(self.saved, self.problem.rounds, self.seed, self.folder.path.parent) from None
         except RankError as lost:
             raise RankError(
                 f"{lost}; round {self.saved} is safe in {self.folder.path}: start all of them again with --resume"
             ) from None
 
-    def _start(self) -> _Safe:
-        """The first state, or the one in the first process's checkpoint."""
-        start = begin(self.algorithm, self.problem)
+    def _start(self) -> tuple[ServerState, Kept | None]:
+        """The first state, or the one in the first process's checkpoint, with the clients' states at the sites."""
+        start = begin(self.method, self.problem, self.transport, dropout=self.experiment.dropout)
         if not self.resumes:
-            return _Safe(start, None)
-        found: list[_Safe] = []
+            return start, None
+        fresh = {"server": start.server, "clients": client_states(self.transport, start).values}
+        found = self._checkpoint(fresh)
+        if found is None:
+            return start, None
+        self.saved = found.state.round
+        ids, exchange = self.problem.roster.ids, found.state.exchange
+        kept = Restore(MAIN, exchange, Rows(ids, found.kept_clients), "kept")
+        self.transport.ask([Restore(MAIN, exchange, Rows(ids, found.clients)), kept])
+        return found.state, found.kept
 
-        def describe() -> dict[str, Any]:
-            found.append(_Safe(*self.folder.resume(start, self.federation)))
-            return found[0].describe()
+    def _checkpoint(self, fresh: dict[str, Any]) -> Checkpoint | None:
+        """As the first process has it."""
+        read: list[Checkpoint] = []
 
-        described = self.ranks.ask_first(describe)
-        resumed = _Safe.of(described, start) if not found else found[0]
-        if self.ranks.size > 1:
-            resumed = pytree.tree_map_only(Tensor, self.ranks.from_first, resumed)
-        self.saved = resumed.state.round
-        return resumed
+        def numbers() -> dict[str, Any] | None:
+            found = self.folder.resume(fresh, self.federation)
+            if found is None:
+                return None
+            read.append(found)
+            return found.numbers.model_dump() | {"criterion": repr(found.kept.criterion)}
 
-    def _record(self, moment: Moment, environment: dict[str, str]) -> None:
-        memberships = self._memberships_to_keep(moment.state)
+        said = self.ranks.decide_on_first(numbers)
+        if said is None:
+            return None
+        if not isinstance(self.ranks, TorchRanks):
+            return read[0]
+        described = CheckpointNumbers.model_validate(said)
+        parts = ["state", "kept"] if described.has_kept else ["state"]
+        tensors = read[0].tensors if read else dict.fromkeys(parts, fresh)
+        return Checkpoint.of(described, tree_map(self.ranks.from_first, tensors))
+
+    def _record(self, end: RoundEnd, environment: dict[str, str]) -> None:
         if self.ranks.first:
             if not self.folder.started:  # now, as a run that fails at once should leave nothing behind
-                self.folder.begin(self.experiment, self.algorithm, self.federation, environment)
-            self.folder.append(moment.record, memberships)
+                self.folder.begin(self.experiment, self.method, self.federation, environment)
+            self.folder.append(end.record, None if end.measured is None else end.measured.memberships)
 
     def _is_due(self, timer: _Timer, round: int) -> bool:
         """Whether to write a checkpoint; processes that die cannot do so on their way out, so there is one early."""
         return timer.is_due(round) or (self.ranks.size > 1 and self.saved == 0)
 
-    def _save(self, safe: _Safe) -> None:
-        if safe.kept is None:
-            return
-        state = self._whole(safe.state)
-        kept = safe.kept._replace(state=state if safe.kept.state is safe.state else self._whole(safe.kept.state))
+    def _save(self, state: ServerState, kept: Kept) -> None:
+        clients = client_states(self.transport, state).values
+        same = kept.state.round == state.round
+        kept_clients = clients if same else client_states(self.transport, state, "kept").values
         if self.ranks.first:
-            self.folder.save_checkpoint(state, kept)
+            self.folder.save_checkpoint(Checkpoint(state, clients, kept, kept_clients))
         self.saved = state.round
 
-    def _whole(self, state: State) -> State:
-        return whole(self.algorithm, state, self.federation, self.ranks)
-
-    def _memberships_to_keep(self, state: State) -> Tensor | None:
-        evaluated = state.round % self.watch.every == 0 or state.round == self.problem.rounds
-        memberships = self._memberships(state) if evaluated else None
-        return None if memberships is None else self.ranks.gather(memberships, self.federation.train.sizes.cpu())
-
-    def _memberships(self, state: State) -> Tensor | None:
-        return self.algorithm.personal(state.server, state.clients).memberships
-
-    def _finish(self, safe: _Safe) -> None:
-        assert safe.kept is not None, "an experiment has at least one round"
-        returned = self._whole(safe.kept.state)
-        scores = measure(self.algorithm, self.problem, self.federation, returned, self.watch, self.ranks)
+    def _finish(self, last: ServerState, kept: Kept, measured: Measurement | None) -> None:
+        """Write the state to return, with its scores."""
+        if kept.state.round == last.round:
+            clients = client_states(self.transport, last).values
+        else:
+            clients = client_states(self.transport, last, "kept").values
+            self.transport.ask([Restore(MAIN, kept.state.exchange, Rows(self.problem.roster.ids, clients))])
+            measured = None
+        if measured is None:
+            measured = measure(self.method, self.problem, self.transport, kept.state, self.watch)
         if self.ranks.first:
-            self.folder.finish(returned, self._memberships(returned), scores | self._scores_of_newcomers(returned))
+            returned = {"server": kept.state.server, "clients": clients}
+            scores = measured.record | self._scores_of_newcomers(kept.state)
+            self.folder.finish(returned, kept.state.round, measured.memberships, scores)
 
-    def _scores_of_newcomers(self, state: State) -> dict[str, float]:
+    def _scores_of_newcomers(self, state: ServerState) -> dict[str, float]:
         if self.newcomers is None or self.newcomers.test is None:
             return {}
-        engine, loss = self.experiment.build_engine(), self.problem.population.loss
-        found = welcome(self.algorithm, self.problem, state, self.newcomers, engine)
+        loss = self.population.loss
+        transport = InProcess(Site(self.newcomers, self.population, self.experiment.build_engine()))
+        found = score_newcomers(self.method, self.problem, state.server, transport)
         scores = {"newcomers_before": found.before, "newcomers": found.after}
         return {
             f"{name}_{loss.metric_name}": float(loss.metric(torch.tensor(score.pooled)))
             for name, score in scores.items()
         }
-
-
-class _Safe(NamedTuple):
-    """Where a run can be taken up: after the last round that is recorded in full."""
-
-    state: State
-    kept: Kept | None
-
-    def describe(self) -> dict[str, Any]:
-        """All but the tensors."""
-        kept = None if self.kept is None else [self.kept.state.round, self.kept.criterion]
-        return {"round": self.state.round, "kept": kept}
-
-    @classmethod
-    def of(cls, described: dict[str, Any], like: State) -> _Safe:
-        """What was described, with any tensors of the right shapes."""
-        kept = described["kept"] and Kept(like._replace(round=described["kept"][0]), described["kept"][1])
-        return cls(like._replace(round=described["round"]), kept)
 
 
 class _Timer:
@@ -253,10 +282,10 @@ def _place(federation: Federation, device: str) -> Federation:
         raise SettingError(f"device is {device!r}, which cannot be used here ({reason}); use 'cpu'") from None
 
 
-def _refuse_divergence(state: State) -> None:
+def _refuse_divergence(state: ServerState) -> None:
     """Parameters that are not finite never come back, and a checkpoint of them is worth nothing."""
-    for name, leaf in flatten({"server": state.server, "clients": state.clients}).items():
+    for name, leaf in named_leaves(state.server).items():
         if not bool(leaf.isfinite().all()):
-            raise SettingError(
+            raise DivergedError(
                 f"training diverged: after round {state.round} {name} is not finite; use a smaller lr or membership_lr"
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ import tomli_w
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ..core.errors import CheckpointError, ModelError
 from ..core.simplex import check
+from ..core.trees import Tree, named_leaves, with_leaves
 
-Tree = Any
 Metadata = dict[str, Any]
 
 PARTIAL = ".partial"
@@ -30,27 +28,10 @@ _ON_SIMPLEX = ("membership", "memberships")  # leaves whose rows must be on the 
 _HEADER = "ppfl"
 
 
-def flatten(tree: Tree) -> dict[str, Tensor]:
-    """Leaves by dotted name.
-
-    >>> import torch
-    >>> list(flatten({"server": {"0.weight": torch.zeros(2)}, "clients": {}}))
-    ['server.0.weight']
-    """
-    leaves, _ = pytree.tree_flatten_with_path(tree)
-    named = {".".join(map(_part, path)): leaf for path, leaf in leaves}
-    if len(named) < len(leaves) or not all(isinstance(leaf, Tensor) for leaf in named.values()):
-        raise CheckpointError(
-            f"a state has {len(leaves)} leaves under {len(named)} names; "
-            f"only trees of tensors with names of their own can be stored"
-        )
-    return named
-
-
 def save_tree(path: Path, tree: Tree, metadata: Metadata, *, flushed: bool = True) -> None:
     """Write a tree and its metadata to `path`, whole or not at all; a power cut may lose it until it is flushed."""
     beside = path.with_name(path.name + PARTIAL)
-    save_file(_storable(flatten(tree)), beside, {_HEADER: json.dumps(metadata)})
+    save_file(_storable(named_leaves(tree)), beside, {_HEADER: json.dumps(metadata)})
     beside.chmod(path.parent.stat().st_mode & 0o666)  # safetensors keeps files to their owner; a folder knows better
     if flushed:
         put_in_place(beside, path)
@@ -60,7 +41,7 @@ def save_tree(path: Path, tree: Tree, metadata: Metadata, *, flushed: bool = Tru
 
 def restore(path: Path, tensors: Mapping[str, Tensor], template: Tree) -> Tree:
     """The tree whose leaves `tensors` are, named, shaped and typed as in `template`, on its device."""
-    expected = flatten(template)
+    expected = named_leaves(template)
     if odd := sorted(expected.keys() ^ tensors.keys()):
         fault = "lacks" if odd[0] in expected else "has an unknown"
         raise damaged(path, f"{fault} tensor {odd[0]!r}")
@@ -71,8 +52,7 @@ def restore(path: Path, tensors: Mapping[str, Tensor], template: Tree) -> Tree:
                 path,
                 f"has {name!r} as {found.dtype} {tuple(found.shape)}, expected {leaf.dtype} {tuple(leaf.shape)}",
             )
-    _, structure = pytree.tree_flatten(template)
-    return pytree.tree_unflatten([tensors[name].to(leaf.device) for name, leaf in expected.items()], structure)
+    return with_leaves(template, {name: tensors[name].to(leaf.device) for name, leaf in expected.items()})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Metadata]:
@@ -153,10 +133,6 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
     return [_without_none(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _part(key: Any) -> str:
-    return str(astuple(key)[0])  # the name, key or index of a step into a tree
 
 
 def _storable(named: Mapping[str, Tensor]) -> dict[str, Tensor]:

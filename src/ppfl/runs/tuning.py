@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..algorithms.contract import Algorithm
+from ..algorithms.contract import Method
 from ..core.draws import hashed
 from ..core.errors import SettingError
 from ..data.federation import Federation
-from ..engines import begin, follow, pose, with_chosen_lr
+from ..server import DivergedError, InProcess, begin, choose_lr, make_problem, train_and_measure
+from ..sites import Site
 from .experiment import Experiment
 
 VALIDATION = 0.2  # of each client's training samples, where the data settings hold none back
@@ -61,7 +62,7 @@ def without_test(federation: Federation) -> Federation:
     return blind if blind.validation is not None else blind.holdout(VALIDATION, seed=0, into="validation")
 
 
-def candidates(method: Algorithm, budget: int, seed: int) -> list[dict[str, Any]]:
+def candidates(method: Method, budget: int, seed: int) -> list[dict[str, Any]]:
     """The method as it is, then draws without repetition from the grid it names in `search`."""
     grid = method.search
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -72,14 +73,20 @@ def candidates(method: Algorithm, budget: int, seed: int) -> list[dict[str, Any]
 
 def attempt(experiment: Experiment, federation: Federation, changes: dict[str, Any], rounds: int) -> Trial:
     """Train with these settings, and score the personal models on the clients' validation samples."""
-    algorithm = experiment.algorithm.model_copy(update=changes)  # type: ignore[attr-defined]
-    population = experiment.build_population(federation, experiment.seeds[0])
-    affinity = experiment.affinity.build(federation, algorithm)
-    problem = pose(population, federation, affinity, rounds, experiment.seeds[0], experiment.dropout)
-    engine, watch = experiment.build_engine(), replace(experiment.watch.build(), every=rounds)
-    algorithm = with_chosen_lr(algorithm, problem, federation, engine)
-    metric = problem.population.loss.metric_name
-    *_, last = follow(algorithm, problem, federation, engine, watch, begin(algorithm, problem))
+    method = experiment.algorithm.model_copy(update=changes)  # type: ignore[attr-defined]
+    seed = experiment.seeds[0]
+    population = experiment.build_population(federation, seed)
+    transport = InProcess(Site(federation, population, experiment.build_engine()))
+    affinity = experiment.affinity.build(federation, method)
+    problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
+    method = choose_lr(method, problem, transport, experiment.dropout)
+    state = begin(method, problem, transport, dropout=experiment.dropout)
+    metric = population.loss.metric_name
+    watch = replace(experiment.watch.build(), every=rounds)
+    try:
+        *_, last = train_and_measure(method, problem, transport, watch, state)
+    except DivergedError:
+        return Trial(changes, metric, math.nan)
     return Trial(changes, metric, float(last.record[f"validation_{metric}"]))
 
 

@@ -12,7 +12,7 @@ from .loop import (
     make_problem,
     train,
 )
-from .measure import Record, RoundEnd, Watch, measure, train_and_measure
+from .measure import Measurement, Record, RoundEnd, Watch, measure, train_and_measure
 from .newcomers import NewcomerScores, part_newcomers, score_newcomers
 from .output import Kept, OutputRule
 from .step_size import choose_lr
@@ -26,6 +26,7 @@ __all__ = [
     "InProcess",
     "Kept",
     "Measured",
+    "Measurement",
     "NewcomerScores",
     "OutputRule",
     "Ranks",

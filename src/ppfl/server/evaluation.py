@@ -64,7 +64,9 @@ class Evaluation(NamedTuple):
     def _worst_of_histogram(self, higher_is_better: bool) -> float:
         counts, totals = self.sums["histogram"] if higher_is_better else self.sums["histogram"].flip(1)
         worst = max(1.0, float(counts.sum() // 10))
-        taken = torch.minimum(counts.cumsum(0), torch.tensor(worst, dtype=counts.dtype)).diff(prepend=counts.new_zeros(1))
+        taken = torch.minimum(counts.cumsum(0), torch.tensor(worst, dtype=counts.dtype)).diff(
+            prepend=counts.new_zeros(1)
+        )
         return float((taken * totals / counts.clamp_min(1)).sum() / worst)
 
 
@@ -118,7 +120,7 @@ def summary(evaluation: Evaluation, split: str, loss: Loss) -> dict[str, Any]:
     def metric(score: float) -> float:
         return float(loss.metric(torch.tensor(score, dtype=torch.float64)))
 
-    found = {
+    found: dict[str, Any] = {
         f"{prefix}{loss.metric_name}": metric(evaluation.pooled),
         f"{prefix}{loss.metric_name}_mean": metric(evaluation.mean),
         f"{prefix}{loss.metric_name}_sd": evaluation.metric_sd(),

@@ -129,9 +129,9 @@ def ask_clients(
     return reply._replace(metrics={**reply.metrics, "bytes_down": down})
 
 
-def client_states(transport: Transport, session: str = MAIN, snapshot: Snapshot = "now") -> Rows:
-    """The states of all clients, rows in the order of the roster."""
-    (reply,) = transport.ask([Save(session, snapshot)])
+def client_states(transport: Transport, state: ServerState, snapshot: Snapshot = "now", session: str = MAIN) -> Rows:
+    """The states of all clients when the server was at `state`, rows in the order of the roster."""
+    (reply,) = transport.ask([Save(session, state.exchange, snapshot)])
     return in_roster_order(reply.rows, transport)
 
 
@@ -154,9 +154,7 @@ class _RoundTally:
     """Counts over the exchanges of a round."""
 
     def __init__(self) -> None:
-        self.sums = dict.fromkeys(
-            ("loss", "samples", "bytes_up", "bytes_down", "participants", "lost", "refused"), 0.0
-        )
+        self.sums = dict.fromkeys(("loss", "samples", "bytes_up", "bytes_down", "participants", "lost", "refused"), 0.0)
 
     def add(self, reply: Reply, plan: Plan) -> None:
         for name in ("loss", "samples", "bytes_up", "bytes_down"):

@@ -41,8 +41,15 @@ class RoundEnd(NamedTuple):
 
     state: ServerState
     kept: Kept
+    record: Record  # the round's report, and what was measured
+    measured: Measurement | None  # where the round was evaluated
+
+
+class Measurement(NamedTuple):
+    """What was measured of a state."""
+
     record: Record
-    memberships: Tensor | None  # (M, K), where the round was evaluated and clients report them
+    memberships: Tensor | None  # (M, K), where clients report them
 
 
 def train_and_measure(
@@ -60,20 +67,18 @@ def train_and_measure(
         for rare in ("lost", "refused"):
             if not record[rare]:
                 del record[rare]
-        memberships = None
+        measured = None
         if now.round == problem.rounds or now.round % watch.every == 0:
-            measured, memberships = measure(method, problem, transport, now, watch)
-            record |= measured
+            measured = measure(method, problem, transport, now, watch)
+            record |= measured.record
         chosen = keep(watch.output, kept, now, _criterion(record), drawn)
         if chosen is not kept and watch.output != "last":
             transport.ask([Keep(MAIN)])
         kept = chosen
-        yield RoundEnd(now, kept, record, memberships)
+        yield RoundEnd(now, kept, record, measured)
 
 
-def measure(
-    method: Method, problem: Problem, transport: Transport, state: ServerState, watch: Watch
-) -> tuple[Record, Tensor | None]:
+def measure(method: Method, problem: Problem, transport: Transport, state: ServerState, watch: Watch) -> Measurement:
     """Scores of the personal models on the clients' own test data, and F and stationarity on request."""
     splits = tuple(split for split in ("test", "validation") if split in problem.splits)
     needs_objective = watch.objective or (watch.output == "best" and "validation" not in splits)
@@ -91,7 +96,7 @@ def measure(
             method, problem, transport, state.server, plan, state.round, state.exchange, keep_states=False
         )
         record |= method.measured(reply.totals, {name: float(v) for name, v in reply.metrics.items() if v.dim() == 0})
-    return record, found.memberships
+    return Measurement(record, found.memberships)
 
 
 def _criterion(record: Record) -> float:

@@ -25,7 +25,7 @@ from ..core.trees import named_leaves, with_leaves
 from ..sites import Describe, Reply, Request, Site
 from ..sites.messages import combine
 from ..sites.wire import build, describe, parse
-from .transports import _ids_of, _named, make_roster, route
+from .transports import make_roster, named_rows, route
 
 Answer = TypeVar("Answer")
 
@@ -130,7 +130,7 @@ class TorchRun:
 
     def _ask(self, request: Request) -> Reply:
         ids, device = self._ids[self.ranks.rank], self.ranks.device
-        text, tensors = describe(_named(self.site.answer(route(request, self.roster, ids)), ids, self.roster))
+        text, tensors = describe(named_rows(self.site.answer(route(request, self.roster, ids)), ids, self.roster))
         replies = []
         for rank, other in enumerate(self.ranks.gather_texts(text)):
             specs, body = parse(other)

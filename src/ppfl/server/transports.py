@@ -23,8 +23,11 @@ class Transport(Protocol):
     """A way to all sites."""
 
     roster: Roster  # all clients of all sites, by name
-    bytes_carried: int  # since it was made
     device: torch.device  # where the server computes
+
+    @property
+    def bytes_carried(self) -> int:
+        """Since the transport was made."""
 
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """One reply of all sites together for each request. One message to a site carries them all."""
@@ -47,7 +50,7 @@ class InProcess:
         ]
         names = [site.name for site in self.sites]
         return [
-            combine([_named(reply, ids, self.roster) for reply, ids in zip(replies, self._ids, strict=True)], names)
+            combine([named_rows(reply, ids, self.roster) for reply, ids in zip(replies, self._ids, strict=True)], names)
             for replies in zip(*by_site, strict=True)
         ]
 
@@ -90,7 +93,7 @@ def _ids_of(description: Reply) -> tuple[str, ...]:
     return description.rows.ids or ()
 
 
-def _named(reply: Reply, ids: tuple[str, ...], roster: Roster) -> Reply:
+def named_rows(reply: Reply, ids: tuple[str, ...], roster: Roster) -> Reply:
     """With the names of clients, where all of a site's are not all there are."""
     if reply.rows.ids is None and ids != roster.ids:
         return reply._replace(rows=Rows(ids, reply.rows.values))

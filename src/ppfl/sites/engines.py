@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol, TypeVar
 
 import torch
@@ -37,7 +37,9 @@ class Engine(Protocol):
     def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
         """How models run on these data."""
 
-    def run(self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples) -> list[Result]:
+    def run(
+        self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples
+    ) -> list[Result]:
         """`work` on clients with so many samples each (S,), in chunks of positions; one result per thread."""
 
 
@@ -162,7 +164,11 @@ class WorkerPool:
         """Each share in a thread of its own; one share alone has all cores."""
         if self._pool is None or len(shares) == 1:
             return [work(share) for share in shares]
-        return list(self._pool.map(work, shares))
+        running = [self._pool.submit(work, share) for share in shares]
+        try:
+            return [one.result() for one in running]
+        finally:
+            wait(running)  # a thread that goes on after an interrupt would write to states that are being saved
 
 
 def _single_core_threads(count: int) -> ThreadPoolExecutor:

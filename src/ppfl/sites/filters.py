@@ -93,4 +93,5 @@ def row_norms(tensors: Sequence[Tensor], clients: int) -> Tensor:
     if not floats:
         return torch.zeros(clients, dtype=torch.float64)
     parts = [torch.linalg.vector_norm(t.flatten(1) if t.dim() > 1 else t[:, None], dim=1) for t in floats]
-    return torch.linalg.vector_norm(torch.stack(parts).double(), dim=0).cpu()
+    norms: Tensor = torch.linalg.vector_norm(torch.stack(parts).double(), dim=0).cpu()
+    return norms

@@ -77,9 +77,10 @@ class Keep(NamedTuple):
 
 @message
 class Save(NamedTuple):
-    """The client states, as rows by client id."""
+    """The client states after the exchange `merged`, as rows by client id; work of a later one is undone."""
 
     session: str
+    merged: int
     snapshot: Snapshot = "now"
 
 

@@ -24,7 +24,17 @@ from .engines import Engine
 from .evaluation import score_clients, score_sums
 from .filters import Filter, default_filters, refusals
 from .messages import (
-    Close, Describe, Evaluate, Keep, Refusal, Reply, Request, Restore, Save, Setup, Train,
+    Close,
+    Describe,
+    Evaluate,
+    Keep,
+    Refusal,
+    Reply,
+    Request,
+    Restore,
+    Save,
+    Setup,
+    Train,
 )  # fmt: skip
 from .states import ClientStates
 from .tally import Tally
@@ -50,10 +60,13 @@ class Site:
         engine: Engine,
         *,
         name: str = "site",
+        importance: Tensor | None = None,
         filters: Sequence[Filter] | None = None,
     ) -> None:
+        """importance (M,): of the clients, on the scale of all sites; by default their numbers of samples."""
         self.federation, self.engine, self.name = federation, engine, name
         self.filters = default_filters() if filters is None else tuple(filters)
+        self.importance = federation.importance if importance is None else importance
         self.keys = name_keys(federation.ids)
         self.positions = {client: at for at, client in enumerate(federation.ids)}
         self.backend: Backend = engine.backend(population, federation.train, federation.n_classes)
@@ -80,7 +93,7 @@ class Site:
         sums = {
             "clients": torch.tensor(float(federation.n_clients), dtype=torch.float64),
             "samples": torch.tensor(float(len(federation.train)), dtype=torch.float64),
-            "importance": federation.importance.sum(),
+            "importance": self.importance.sum(),
         }
         facts = {
             "sample_shape": list(federation.train.x.shape[1:]),
@@ -94,7 +107,7 @@ class Site:
         population, device = self.backend.population, self.federation.train.x.device
         population.load(request.start)
         states = request.method.init_clients(population, request.seed, self.federation.ids)
-        weight = (self.federation.importance / request.importance).float().to(device, population.dtype)
+        weight = (self.importance / request.importance).float().to(device, population.dtype)
         self.sessions[request.session] = Session(
             request.method, request.seed, request.dropout, weight,
             ClientStates(tree_map(lambda leaf: leaf.to(device), states)),
@@ -160,7 +173,9 @@ class Site:
 
     def _position(self, client: str) -> int:
         if client not in self.positions:
-            raise DataError(f"site {self.name!r} has no client {client!r}; its ids look like {self.federation.ids[0]!r}")
+            raise DataError(
+                f"site {self.name!r} has no client {client!r}; its ids look like {self.federation.ids[0]!r}"
+            )
         return self.positions[client]
 
     # ------------------------------------------------------------------ scores
@@ -178,7 +193,7 @@ class Site:
             samples = self.federation.splits[split]
             with torch.no_grad():
                 scores = score_clients(self.backend, samples, models_of, session.weight, self.keys, request.hard)
-            sums = score_sums(scores, self.federation.importance, loss)
+            sums = score_sums(scores, self.importance, loss)
             metrics |= {f"{split}.{name}": value for name, value in sums.items()}
             if request.per_client:
                 rows |= {f"{split}.{name}": value for name, value in scores._asdict().items()}
@@ -196,6 +211,7 @@ class Site:
 
     def save(self, request: Save) -> Reply:
         states = self._session(request.session).states
+        states.return_to(request.merged)
         found = states.kept if request.snapshot == "kept" else states.now
         return Reply(rows=Rows(None, named_leaves(found)))
 

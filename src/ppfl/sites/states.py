@@ -27,16 +27,20 @@ class ClientStates:
         """Copies of the states of the clients at these positions."""
         return tree_map(lambda leaf: leaf[who.to(leaf.device)], self.now)
 
-    def begin(self, exchange: int, merged: int) -> None:
-        """Before the work of an exchange. `merged` is the last one whose reply the server has merged."""
+    def return_to(self, merged: int) -> None:
+        """Undo the last exchange where the server has not merged its reply: it was late, refused or lost."""
         if merged < self._exchange_before:
             raise CheckpointError(
                 f"this site's clients are after exchange {self.exchange}, but the server has merged no reply of theirs "
                 f"after exchange {merged}; restore the states of that time, or start a new session"
             )
-        if merged < self.exchange:  # the last reply was late, refused or lost
+        if merged < self.exchange:
             self.undo_work()
             self.exchange = self._exchange_before
+
+    def begin(self, exchange: int, merged: int) -> None:
+        """Before the work of an exchange. `merged` is the last one whose reply the server has merged."""
+        self.return_to(merged)
         self._before.clear()
         self._exchange_before, self.exchange = self.exchange, exchange
         if not self._written:  # initial states may share memory among clients, and the kept ones stay as they are

@@ -163,4 +163,3 @@ def similar_sizes(sizes: Tensor, most: int | None = None) -> list[slice]:
         runs.append(slice(first, first + alike))
         first += alike
     return runs
-

@@ -22,9 +22,7 @@ class OwnModel(NamedTuple):
 
 def no_model_yet(population: Population, ids: Sequence[str]) -> OwnModel:
     """Before the first round."""
-    return OwnModel(
-        expand(population.initial_network(), len(ids)), torch.zeros(len(ids), dtype=population.dtype)
-    )
+    return OwnModel(expand(population.initial_network(), len(ids)), torch.zeros(len(ids), dtype=population.dtype))
 
 
 def own_or_shared(own: OwnModel, shared: Params) -> Params:

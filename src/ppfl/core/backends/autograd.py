@@ -202,7 +202,9 @@ class Autograd:
     ) -> Tensor:
         """The same for K models that are not mixed: sum_k sum_n weights_kn loss_kn, with weights (C, K, B)."""
 
-        def weighted_loss(models: Params, weights: Tensor, x: Tensor, y: Tensor, _share: Tensor, *key: Tensor) -> Tensor:
+        def weighted_loss(
+            models: Params, weights: Tensor, x: Tensor, y: Tensor, _share: Tensor, *key: Tensor
+        ) -> Tensor:
             losses = [self.loss.per_sample(output, y) for output in self.run_models(models, x, *key)]
             return (torch.stack(losses) * weights).sum()
 

@@ -4,73 +4,76 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from ..algorithms.contract import Algorithm
+from ..algorithms.contract import Method
 from ..core import affinity
 from ..core.affinity import Affinity
 from ..core.settings import Settings
 from ..data.federation import Federation
 
 
-class Labels(Settings):
+class LabelAffinity(Settings):
     """Cosine similarity of training label counts, as in the paper's experiments."""
 
     name: Literal["labels"] = "labels"
 
-    def build(self, federation: Federation, algorithm: Algorithm) -> Affinity | None:
+    def build(self, federation: Federation, method: Method) -> Affinity | None:
         """W = H H', never formed."""
         return affinity.from_labels(federation.label_counts(), federation.ids)
 
 
-class Features(Settings):
+class FeatureAffinity(Settings):
     """Similarity of the clients' mean features."""
 
     name: Literal["features"] = "features"
 
-    def build(self, federation: Federation, algorithm: Algorithm) -> Affinity | None:
+    def build(self, federation: Federation, method: Method) -> Affinity | None:
         """A dense W, (M, M)."""
         return affinity.from_features(federation.feature_means(), federation.ids)
 
 
-class Nearest(Settings):
+class NearestAffinity(Settings):
     """Each client with the few whose mean features are nearest."""
 
     name: Literal["nearest"] = "nearest"
     neighbours: PositiveInt = 5
 
-    def build(self, federation: Federation, algorithm: Algorithm) -> Affinity | None:
+    def build(self, federation: Federation, method: Method) -> Affinity | None:
         """A sparse W."""
         return affinity.nearest(federation.feature_means(), federation.ids, self.neighbours)
 
 
-class Uniform(Settings):
+class UniformAffinity(Settings):
     """Everyone alike (Theorem 1)."""
 
     name: Literal["uniform"] = "uniform"
 
-    def build(self, federation: Federation, algorithm: Algorithm) -> Affinity | None:
+    def build(self, federation: Federation, method: Method) -> Affinity | None:
         """W = 1 1'."""
         return affinity.uniform(federation.ids)
 
 
-class Nobody(Settings):
+class NoAffinity(Settings):
     """No client pulls another."""
 
     name: Literal["none"] = "none"
 
-    def build(self, federation: Federation, algorithm: Algorithm) -> Affinity | None:
+    def build(self, federation: Federation, method: Method) -> Affinity | None:
         """None."""
         return None
 
 
-class Auto(Settings):
+class AutoAffinity(Settings):
     """Label counts where the method pulls memberships together and the data have labels, else none."""
 
     name: Literal["auto"] = "auto"
 
-    def build(self, federation: Federation, algorithm: Algorithm) -> Affinity | None:
+    def build(self, federation: Federation, method: Method) -> Affinity | None:
         """As `labels` or as `none`."""
-        pulls = getattr(algorithm, "penalty", 0.0) > 0 and federation.n_classes is not None
-        return Labels().build(federation, algorithm) if pulls else None
+        pulls = method.membership_penalty > 0 and federation.n_classes is not None
+        return LabelAffinity().build(federation, method) if pulls else None
 
 
-AffinitySettings = Annotated[Auto | Labels | Features | Nearest | Uniform | Nobody, Field(discriminator="name")]
+AffinitySettings = Annotated[
+    AutoAffinity | LabelAffinity | FeatureAffinity | NearestAffinity | UniformAffinity | NoAffinity,
+    Field(discriminator="name"),
+]
