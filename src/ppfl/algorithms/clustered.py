@@ -60,7 +60,7 @@ class CFL(MethodDefaults, LocalTraining):
     """Recursive bipartition into at most as many clusters as the population has canonical models."""
 
     name: ClassVar[str] = "cfl"
-    title: ClassVar[str] = "Clustered FL"
+    title: ClassVar[str] = "CFL"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "eps1": (0.2, 0.4), "eps2": (0.4, 0.7)}
 
     eps1: NonNegative = 0.2  # 0: never cut

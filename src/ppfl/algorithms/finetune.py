@@ -52,7 +52,7 @@ class FineTune(Settings):
     model_config = ConfigDict(defer_build=True)  # until all methods are known
 
     name: ClassVar[str] = "finetune"
-    title: ClassVar[str] = "Fine-tuning"
+    title: ClassVar[str] = "Fine-tuned"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES}
 
     method: Annotated[Method, MethodByName(besides="finetune")] = FedAvg()

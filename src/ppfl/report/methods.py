@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple, TypeVar
 
+from ppfl.algorithms import METHODS
 from ppfl.core.errors import SettingError
 
 from . import records
@@ -13,11 +14,6 @@ from .metric import Metric, recorded_metric
 from .records import Run, algorithm_name
 
 K = TypeVar("K")
-
-_SPELLINGS = {"ppfl": "PPFL", "fedavg": "FedAvg", "fedprox": "FedProx", "local": "Local", "ifca": "IFCA"}
-_SPELLINGS |= {"cfl": "CFL", "fedem": "FedEM", "ditto": "Ditto", "pfedme": "pFedMe", "centralized": "Centralized"}
-_SPELLINGS |= {"lg-fedavg": "LG-FedAvg", "fedper": "FedPer", "fedrep": "FedRep", "fedalt": "FedAlt", "fedsim": "FedSim"}
-_SPELLINGS |= {"finetune": "Fine-tuned"}
 
 
 class MethodRuns(NamedTuple):
@@ -116,7 +112,7 @@ def _group_seeds(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
 def _labels(groups: Sequence[tuple[Run, ...]]) -> list[str]:
     """Algorithm names if they are unique, otherwise experiment names, otherwise experiment names with a number."""
     algorithms = [algorithm_name(group[0]) for group in groups]
-    spelled = [_SPELLINGS.get(name, name) for name in algorithms]
+    spelled = [METHODS[name].title if name in METHODS else name for name in algorithms]
     names = [group[0].name for group in groups]
     numbered = [f"{name} ({at})" for at, name in enumerate(names, 1)]
     return next(labels for labels in (spelled, names, numbered) if len(set(labels)) == len(groups))

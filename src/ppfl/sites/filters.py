@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-QUANTILE, TIMES = 0.75, 10.0
+MEDIAN, UPPER, TIMES = 0.5, 0.9, 10.0
 FEWEST = 4  # uploads to compare with
 REMEMBERED = 64  # norms of earlier rounds, for rounds of few clients
 
@@ -48,9 +48,11 @@ class FiniteUploads:
 
 
 class BoundedUploads:
-    """Refuses norms above TIMES times the upper quartile of the round's: one client must not move all others' models.
+    """Refuses norms far above the others': one client must not move everyone's models.
 
-    Rounds of few clients are compared with those before them.
+    The bound is TIMES the upper decile of the round's norms, times its ratio to their median. Norms differ by more
+    than ten times in clean data, where clients have few samples or take long steps, and then that ratio is large too.
+    Up to a tenth of the clients may be bad. Rounds of few clients are compared with those before them.
     """
 
     def __init__(self) -> None:
@@ -58,16 +60,15 @@ class BoundedUploads:
 
     def refuse(self, norms: Norms) -> dict[int, str]:
         here = norms.upload[norms.upload.isfinite()].tolist()
-        pool = here if len(here) >= FEWEST else [*self._recent.get(norms.kind, ()), *here]
+        pool = sorted(here if len(here) >= FEWEST else [*self._recent.get(norms.kind, ()), *here])
         if len(pool) < FEWEST:
             return {}
-        usual = sorted(pool)[int(QUANTILE * (len(pool) - 1))]
-        large = (norms.upload > TIMES * usual) & norms.upload.isfinite()
-        return {
-            at: f"its update has norm {float(norms.upload[at]):.3g}, usual is {usual:.3g}"
-            for at in large.nonzero().flatten().tolist()
-            if usual > 0
-        }
+        median, upper = (pool[int(share * (len(pool) - 1))] for share in (MEDIAN, UPPER))
+        if median == 0:
+            return {}
+        bound = TIMES * upper * (upper / median)
+        large = ((norms.upload > bound) & norms.upload.isfinite()).nonzero().flatten().tolist()
+        return {at: f"its update has norm {float(norms.upload[at]):.3g}, most have {median:.3g}" for at in large}
 
     def remember(self, norms: Norms) -> None:
         recent = self._recent.setdefault(norms.kind, deque(maxlen=REMEMBERED))

@@ -35,6 +35,8 @@ class ClientStates:
                 f"after exchange {merged}; restore the states of that time, or start a new session"
             )
         if merged < self.exchange:
+            if self._kept_is_now:
+                self.now, self._kept_is_now = tree_map(torch.clone, self.now), False
             self.undo_work()
             self.exchange = self._exchange_before
 
