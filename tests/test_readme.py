@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ppfl.algorithms import ALGORITHMS
+from ppfl.algorithms import METHODS
 from ppfl.runs import load_experiment
 from ppfl.runs.comparison import load_comparison
 
@@ -59,4 +59,4 @@ def test_the_comparison_in_the_docs_is_one(tmp_path: Path) -> None:
 
 def test_every_method_is_in_the_docs() -> None:
     page = (ROOT / "docs" / "methods.md").read_text()
-    assert all(f"`{name}`" in page for name in ALGORITHMS)
+    assert all(f"`{name}`" in page for name in METHODS)

@@ -16,7 +16,7 @@ from rich.console import Console
 from ..core.errors import PPFLError, RankError, SettingError
 from ..paper import STUDIES, load_study, study_tables
 from ..runs import Interrupted, RunRecord, find_runs, load_experiment, load_run, package_version, run
-from ..runs.comparison import Task, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
+from ..runs.comparison import RunTask, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
 from ..runs.load import load_settings
 from ..runs.storage import write_toml
 from ..runs.tuning import tune
@@ -81,7 +81,7 @@ def run_command(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Run an experiment, one folder a seed."""
+    """Run an experiment, one folder per seed."""
     experiment = load_experiment(file, settings or ())
     quiet = quiet or not is_first_process()
     place = Path("runs") / experiment.name if out is None else out
@@ -111,14 +111,14 @@ def compare_command(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of all methods.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/<name of the first>")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one a core")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Compare methods on the same data, seed by seed; what is finished already is not run again."""
+    """Compare methods on the same data, seed by seed; finished runs are not run again."""
     from ..report import write_report  # here, as nothing else needs it
 
     place = Path("runs") / load_settings(files[0])["name"] if out is None else out
-    tasks: list[Task] = []
+    tasks: list[RunTask] = []
     for file in files:
         tasks += tasks_of(load_comparison(file, settings or ()), place, file.parent)
     refuse_twice(tasks)
@@ -142,7 +142,7 @@ def tune_command(
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of a trial.", show_default="all")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="<FILE>-tuned.toml")] = None,
 ) -> None:
-    """Find settings on validation data, with as many trials for one method as for any other."""
+    """Find settings on validation data, with the same number of trials for every method."""
     place = file.with_name(f"{file.stem}-tuned.toml") if out is None else out
     if place.exists():
         raise SettingError(f"{place} exists; choose another --out, or move it away")
@@ -163,10 +163,10 @@ def reproduce_command(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help='Change a setting, such as "seeds=[0]".')
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/<study>")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one a core")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Run one of the paper's studies and show ours beside the paper's; what is finished already is not run again.
+    """Run one of the paper's studies and show our figures beside the paper's; finished runs are not run again.
 
     Data come from the folder in PPFL_DATA.
     """
@@ -216,8 +216,10 @@ def demo_command(
 app.command("glm")(glm_command)
 
 
-def _run_cases(tasks: dict[str, list[Task]], jobs: int | None, *, quiet: bool) -> dict[str, dict[str, list[RunRecord]]]:
-    """One after the other; a case in which something fails stops no other, and is told in the end."""
+def _run_cases(
+    tasks: dict[str, list[RunTask]], jobs: int | None, *, quiet: bool
+) -> dict[str, dict[str, list[RunRecord]]]:
+    """One after the other; a case that fails does not stop the others, and is reported at the end."""
     records, failed = {}, []
     for case, of_case in tasks.items():
         try:
@@ -229,7 +231,7 @@ def _run_cases(tasks: dict[str, list[Task]], jobs: int | None, *, quiet: bool) -
     return records
 
 
-def _run_live(tasks: list[Task], jobs: int | None, *, quiet: bool) -> dict[str, list[RunRecord]]:
+def _run_live(tasks: list[RunTask], jobs: int | None, *, quiet: bool) -> dict[str, list[RunRecord]]:
     """Run them with a live table on a terminal, else a line for each that ends."""
     with show_tasks(tasks, quiet=quiet):
         silent = quiet or sys.stderr.isatty()

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ..runs import RunFolder, metric_name
-from ..runs.comparison import Task
+from ..runs.comparison import RunTask
 from .run_tables import NOTHING, show_score
 
 REFRESH = 1.0  # seconds
@@ -56,7 +56,7 @@ def _parsed(line: bytes) -> dict[str, float] | None:
 
 
 @contextmanager
-def show_tasks(tasks: Sequence[Task], *, quiet: bool) -> Iterator[None]:
+def show_tasks(tasks: Sequence[RunTask], *, quiet: bool) -> Iterator[None]:
     """Show a live table while the tasks run, if the output is a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
@@ -78,14 +78,14 @@ def show_tasks(tasks: Sequence[Task], *, quiet: bool) -> Iterator[None]:
             watcher.join()
 
 
-def print_progress(task: Task) -> None:
+def print_progress(task: RunTask) -> None:
     """Print one line for a finished run, where there is no live table."""
     found = progress_of(task.run_folder)
     score = f", {found.metric} {show_score(found.metric, found.score)}" if found.metric else ""
     print(f"{task.label}, seed {task.seed}: round {found.round} of {task.experiment.rounds}{score}", file=sys.stderr)
 
 
-def live_table(tasks: Sequence[Task]) -> Table:
+def live_table(tasks: Sequence[RunTask]) -> Table:
     """One row per method, one column per seed: the score, and the round while the run is not finished."""
     seeds = list(dict.fromkeys(task.seed for task in tasks))
     table = Table(box=SIMPLE_HEAD)
@@ -100,7 +100,7 @@ def live_table(tasks: Sequence[Task]) -> Table:
     return table
 
 
-def _cell(task: Task) -> str:
+def _cell(task: RunTask) -> str:
     found = progress_of(task.run_folder)
     if found.round == 0:
         return NOTHING

@@ -11,17 +11,17 @@ from rich.table import Table
 from ..core.errors import DataError, SettingError
 from ..paper import Study, StudyTable, study_tables
 from ..runs import RunFolder, RunRecord
-from ..runs.comparison import Task, folder_name, tasks_of
+from ..runs.comparison import RunTask, folder_name, tasks_of
 from ..runs.provenance import made_with
 from ..runs.storage import write_text
 
 
-def tasks_of_study(study: Study, out: Path) -> dict[str, list[Task]]:
+def tasks_of_study(study: Study, out: Path) -> dict[str, list[RunTask]]:
     """The tasks of every case: one per method and seed, with one folder per case."""
     return {case.name: tasks_of(case.experiments, out / folder_name(case.name), None) for case in study.cases}
 
 
-def refuse_missing_data(study: Study, tasks: dict[str, list[Task]]) -> None:
+def refuse_missing_data(study: Study, tasks: dict[str, list[RunTask]]) -> None:
     """Check before anything runs that the data of all unfinished cases are available."""
     available: list[str] = []
     missing: dict[str, DataError] = {}
@@ -39,7 +39,11 @@ def refuse_missing_data(study: Study, tasks: dict[str, list[Task]]) -> None:
 
 
 def write_study(
-    study: Study, tasks: dict[str, list[Task]], records: dict[str, dict[str, list[RunRecord]]], out: Path, command: str
+    study: Study,
+    tasks: dict[str, list[RunTask]],
+    records: dict[str, dict[str, list[RunRecord]]],
+    out: Path,
+    command: str,
 ) -> Path:
     """Write the Markdown page of the study, its pictures and a report for each case; return the path of the page."""
     from ..report import write_curves, write_report  # imported here because only this function needs it

@@ -1,5 +1,5 @@
 """Experiments as files and runs as folders: TOML in, checked; metrics, memberships and checkpoints out, written so
-that a run killed at any instant resumes and ends with the same bits."""
+that a run killed at any instant can be resumed and ends with the same bits."""
 
 from .agreement import Agreement, align, group_agreement
 from .experiment import Experiment

@@ -1,7 +1,7 @@
-"""Several methods on the same data, start values, batches, rounds and evaluation: one file, one folder a method.
+"""Several methods on the same data, start values, batches, rounds and evaluation: one file, one folder per method.
 
-A comparison is an experiment file with a table of methods. What stands outside it is common to all of them; what a
-method's own table says is put over it, key by key.
+A comparison is an experiment file with a table of methods. What is outside that table is common to all of them; the
+keys of a method's own table replace it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .record import RunRecord, load_run
 from .run import run
 
 
-class Task(NamedTuple):
+class RunTask(NamedTuple):
     """One seed of one method."""
 
     label: str
@@ -48,7 +48,7 @@ def load_comparison(path: str | Path, overrides: Iterable[str] = ()) -> dict[str
 
 
 def experiments_of(settings: dict[str, Any], where: str) -> dict[str, Experiment]:
-    """The experiments that a comparison's settings describe; `where` they were found is said with what is wrong."""
+    """The experiments that a comparison's settings describe; errors name `where` the settings were found."""
     common = {key: value for key, value in settings.items() if key != "methods"}
     methods = settings.get("methods", {settings["name"]: {}})
     if not isinstance(methods, dict) or not methods or not all(isinstance(own, dict) for own in methods.values()):
@@ -85,18 +85,18 @@ def merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def tasks_of(experiments: dict[str, Experiment], out: Path, base: Path | None) -> list[Task]:
+def tasks_of(experiments: dict[str, Experiment], out: Path, base: Path | None) -> list[RunTask]:
     """Seed by seed, so that a first table is complete early."""
     seeds = dict.fromkeys(seed for experiment in experiments.values() for seed in experiment.seeds)
     return [
-        Task(label, experiment.for_seed(seed), base, out / folder_name(label))
+        RunTask(label, experiment.for_seed(seed), base, out / folder_name(label))
         for seed in seeds
         for label, experiment in experiments.items()
         if seed in experiment.seeds
     ]
 
 
-def refuse_twice(tasks: list[Task]) -> None:
+def refuse_twice(tasks: list[RunTask]) -> None:
     """Refuse methods whose runs would go to the same folder."""
     seen: set[Path] = set()
     for task in tasks:
@@ -115,9 +115,9 @@ def folder_name(label: str) -> str:
 
 
 def run_tasks(
-    tasks: list[Task], jobs: int, on_done: Callable[[Task], None] | None = None
+    tasks: list[RunTask], jobs: int, on_done: Callable[[RunTask], None] | None = None
 ) -> dict[str, list[RunRecord]]:
-    """Run what is not finished yet, `jobs` at a time; one that fails stops no other, and is told in the end."""
+    """Run what is not finished yet, `jobs` at a time; a failed run does not stop the others and is reported at the end."""
     failed = {}
     for task, error in _finished(tasks, jobs):
         if error is not None:
@@ -135,7 +135,7 @@ def run_tasks(
     return records
 
 
-def _finished(tasks: list[Task], jobs: int) -> Iterator[tuple[Task, PPFLError | None]]:
+def _finished(tasks: list[RunTask], jobs: int) -> Iterator[tuple[RunTask, PPFLError | None]]:
     """Tasks as they end, each with what went wrong."""
     if jobs == 1:
         for task in tasks:
@@ -145,7 +145,7 @@ def _finished(tasks: list[Task], jobs: int) -> Iterator[tuple[Task, PPFLError | 
     cores = max(1, torch.get_num_threads() // jobs)
     context = multiprocessing.get_context("spawn")  # a fork would copy threads that hold locks
     with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(cores,)) as pool:
-        running: dict[Future[PPFLError | None], Task] = {pool.submit(_attempt, task): task for task in tasks}
+        running: dict[Future[PPFLError | None], RunTask] = {pool.submit(_attempt, task): task for task in tasks}
         try:
             for done in as_completed(running):
                 yield running[done], done.result()
@@ -154,7 +154,7 @@ def _finished(tasks: list[Task], jobs: int) -> Iterator[tuple[Task, PPFLError | 
             raise
 
 
-def _attempt(task: Task) -> PPFLError | None:
+def _attempt(task: RunTask) -> PPFLError | None:
     try:
         run(task.experiment, task.folder, base=task.base, resume=True, read=_read_once)
     except PPFLError as error:

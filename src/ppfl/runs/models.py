@@ -32,7 +32,7 @@ def choose_loss(name: str | None, federation: Federation) -> Loss:
 
 
 def count_outputs(loss: Loss, federation: Federation) -> int:
-    """Width of the last layer: one output a class, or one for losses of a single number."""
+    """Width of the last layer: one output per class, or one for losses of a single number."""
     if loss is not cross_entropy:
         return 1
     if federation.n_classes is None:

@@ -63,7 +63,7 @@ def made_with(environments: Iterable[Mapping[str, Any]]) -> str:
     days, commits = sorted({one["started"][:10] for one in each}), all_of("commit")
     if commits and any("commit" not in one for one in each):
         commits.append("unknown")  # an installed package knows none
-    told = [f"Runs of {' to '.join(dict.fromkeys((days[0], days[-1])))}"]
-    told.append(f"ppfl {', '.join(all_of('ppfl'))}" + (f" ({', '.join(commits)})" if commits else ""))
-    told += [f"torch {version}" for version in all_of("torch")] + [f"{cores} cores" for cores in all_of("cores")]
-    return ", ".join(told) + "."
+    parts = [f"Runs of {' to '.join(dict.fromkeys((days[0], days[-1])))}"]
+    parts.append(f"ppfl {', '.join(all_of('ppfl'))}" + (f" ({', '.join(commits)})" if commits else ""))
+    parts += [f"torch {version}" for version in all_of("torch")] + [f"{cores} cores" for cores in all_of("cores")]
+    return ", ".join(parts) + "."

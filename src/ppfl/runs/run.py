@@ -100,7 +100,7 @@ def run(
             _Run(experiment.for_seed(seed), federation, folders[seed], ranks).go(checkpoint_every, on_round_end)
         except OSError as error:
             raise CheckpointError(
-                f"{folders[seed].path} cannot be written ({error.strerror}); make room there, or choose another --out"
+                f"{folders[seed].path} cannot be written ({error.strerror}); free some space, or choose another --out"
             ) from error
     return [load_run(folder.path) for folder in folders.values()] if ranks.first else []
 
