@@ -54,7 +54,8 @@ from .local.sgd import (
     train_mixed_weights,
     train_models,
 )
-from .local.start import PrivateStart, gradient_sketch, memberships_from_sketches, nearest_cells, start_memberships
+from .local.stationarity import Stationarity, stationarity_upload
+from .local.survey import LAST_STAGES, Survey, answer_survey, merge_survey, next_stage
 
 LEAST_SHARE = 0.1  # of an even share: a model that hardly any client uses is not sped up without bound
 
@@ -79,21 +80,6 @@ class PPFLTask(NamedTuple):
     theta: bool
     memberships: bool
     lr: float
-    membership_lr: float
-
-
-@message
-class Survey(NamedTuple):
-    """Before the first round: "sketch" (as a row), or the private "moments", "assign" and "place"."""
-
-    stage: str
-    seed: int
-
-
-@message
-class Stationarity(NamedTuple):
-    """The measure of Section 3.2, on full gradients."""
-
     membership_lr: float
 
 
@@ -150,7 +136,8 @@ class PPFL(MethodDefaults, LocalTraining):
 
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
         if not bool(server.started):
-            return self._plan_survey(problem, server)
+            stage = next_stage(server.survey, private=not self.share_memberships)
+            return Plan(EVERYONE, Survey(stage, problem.seed), ends_round=stage in LAST_STAGES)
         warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
         both = self.order == "alternating"
         theta = both or warming_up or float(draw(problem.seed, "block", round)) < self.block_probability
@@ -183,7 +170,12 @@ class PPFL(MethodDefaults, LocalTraining):
         self, problem: Problem, server: PPFLServer, task: Any, totals: dict[str, Total], rows: Rows
     ) -> PPFLServer:
         if isinstance(task, Survey):
-            return self._merge_survey(problem, server, task, totals, rows)
+            found = merge_survey(problem, task, server.survey, totals, rows)
+            memberships = server.memberships.clone()
+            if found.memberships is not None:
+                memberships[problem.roster.positions(rows.ids)] = found.memberships
+            started = torch.full_like(server.started, found.done)
+            return PPFLServer(server.shared, memberships, started, found.survey)
         server = server._replace(shared=_moved(problem.population, server.shared, totals))
         if not self.share_memberships:
             return server
@@ -207,42 +199,6 @@ class PPFL(MethodDefaults, LocalTraining):
     def _pulls(self, problem: Problem) -> bool:
         return self.penalty > 0 and bool(problem.affinity.degree.any())
 
-    def _plan_survey(self, problem: Problem, server: PPFLServer) -> Plan:
-        if self.share_memberships:
-            return Plan(EVERYONE, Survey("sketch", problem.seed))
-        if not server.survey:
-            return Plan(EVERYONE, Survey("moments", problem.seed), ends_round=False)
-        if server.survey.corners is None:
-            return Plan(EVERYONE, Survey("assign", problem.seed), ends_round=False)
-        return Plan(EVERYONE, Survey("place", problem.seed))
-
-    def _merge_survey(
-        self, problem: Problem, server: PPFLServer, task: Survey, totals: dict[str, Total], rows: Rows
-    ) -> PPFLServer:
-        k, started = problem.population.k, torch.ones_like(server.started)
-        if task.stage == "sketch":
-            if rows.n_clients < k:
-                return server
-            ids = problem.roster.ids if rows.ids is None else rows.ids
-            sketches, weights = rows.values["sketch"], rows.values["importance"]
-            memberships = server.memberships.clone()
-            memberships[problem.roster.positions(rows.ids)] = memberships_from_sketches(
-                sketches, weights, ids, k, problem.seed
-            )
-            return server._replace(memberships=memberships, started=started)
-        if task.stage == "place":
-            return server._replace(started=started, survey={})
-        if task.stage == "assign":
-            cells = totals["cells"]
-            return server._replace(
-                survey=server.survey.moved(cells.weight, cells.value["point"], cells.value["square"])
-            )
-        moments = totals["moments"]
-        weight, clients = totals["clients"].weight[0].double(), totals["clients"].value["one"][0]
-        start = PrivateStart.from_moments(weight, moments.weight, moments.value["sketch"], k, problem.seed)
-        enough = round(float(clients)) >= k
-        return server._replace(survey=start) if enough else server._replace(survey={})
-
     # ------------------------------------------------------------------ client
 
     def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> PPFLClient:
@@ -259,10 +215,11 @@ class PPFL(MethodDefaults, LocalTraining):
         data: LocalData,
     ) -> Work:
         if isinstance(task, Survey):
-            return self._answer_survey(backend, task, shared, client, data)
+            found = answer_survey(backend, task, shared, client.membership, client.point, data)
+            return Work(PPFLClient(found.membership, client.rounds, found.point), found.upload)
         c = self._membership(own, client)
         if isinstance(task, Stationarity):
-            return self._measure(backend, task, shared["models"], own, c, client, data)
+            return Work(client, stationarity_upload(backend, task, shared["models"], own, c, data, self.penalty))
         loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
         sums: dict[str, Sum] = {}
         if task.memberships:
@@ -279,29 +236,6 @@ class PPFL(MethodDefaults, LocalTraining):
         if not self.share_memberships:
             return client.membership
         return torch.where(client.rounds[:, None] > 0, client.membership, own["membership"])
-
-    def _answer_survey(
-        self, backend: Backend, task: Survey, shared: dict[str, Any], client: PPFLClient, data: LocalData
-    ) -> Work:
-        if task.stage == "place":
-            c = start_memberships(client.point.double(), shared["centres"][0].double()).to(client.membership)
-            return Work(client._replace(membership=c), Upload())
-        loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
-        point = client.point
-        if task.stage in ("sketch", "moments") or bool((point == 0).all(1).any()):
-            sketch, losses = gradient_sketch(backend, shared["models"], data, task.seed)
-            loss = TrainingLoss(losses, data.sizes.to(losses))
-        if task.stage == "sketch":
-            return Work(client, Upload({}, {"sketch": sketch, "importance": data.weight}, loss.metrics()))
-        if task.stage == "moments":
-            counts = Sum(None, {"one": 1 / data.weight})
-            sums = {"moments": Sum(sketch, {"sketch": sketch}), "clients": counts}
-            return Work(client, Upload(sums, metrics=loss.metrics()))
-        start = PrivateStart(shared["mean"], shared["directions"], shared["centres"])
-        if loss.samples.any():
-            point = start.points(sketch)
-        cells = Sum(nearest_cells(point, start.centres), {"point": point, "square": point.square().sum(1)})
-        return Work(client._replace(point=point), Upload({"cells": cells}))
 
     def _move_memberships(
         self,
@@ -344,37 +278,6 @@ class PPFL(MethodDefaults, LocalTraining):
             "moves": Sum(c if collapse else None, run.moves),
         }
         return sums, run.loss
-
-    def _measure(
-        self,
-        backend: Backend,
-        task: Stationarity,
-        models: Params,
-        own: dict[str, Tensor],
-        c: Tensor,
-        client: PPFLClient,
-        data: LocalData,
-    ) -> Work:
-        """Gradients on all data: of theta in a sum, and how far a mirror step would take the membership."""
-        slopes, gradient = (
-            torch.zeros_like(c),
-            data.space.empty_like({name: leaf.expand(len(c), *leaf.shape) for name, leaf in models.items()}),
-        )
-        for leaf in gradient.values():
-            leaf.zero_()
-        for batch in data.everything():
-            n = len(batch.x)
-            share = batch.real / data.sizes[:n].to(batch.real)
-            slope, _ = backend.membership_gradients(models, c[:n], batch)
-            slopes[:n] += share[:, None] * slope
-            found, _ = backend.model_gradients(models, c[:n], batch)
-            for name, leaf in found.items():
-                gradient[name][:n] += per_client(share, leaf) * leaf
-        degree = own.get("degree", torch.zeros_like(data.weight))
-        neighbours = own.get("neighbours", torch.zeros_like(c))
-        G = client_membership_gradient(slopes, c, data.weight, degree, neighbours, self.penalty)
-        moved = (c - inside(mirror_step(c, G, task.membership_lr))).abs().sum(1)
-        return Work(client, Upload({"gradient": Sum(None, gradient)}, metrics={"moved": moved}))
 
 
 def _moved(population: Population, models: Params, totals: dict[str, Total]) -> Params:

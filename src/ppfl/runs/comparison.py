@@ -117,7 +117,7 @@ def folder_name(label: str) -> str:
 def run_tasks(
     tasks: list[RunTask], jobs: int, on_done: Callable[[RunTask], None] | None = None
 ) -> dict[str, list[RunRecord]]:
-    """Run what is not finished yet, `jobs` at a time; a failed run does not stop the others and is reported at the end."""
+    """Run what is not finished, `jobs` at a time; a failed run does not stop the others and is reported at the end."""
     failed = {}
     for task, error in _finished(tasks, jobs):
         if error is not None:

@@ -159,8 +159,9 @@ class _RoundTally:
     def add(self, reply: Reply, plan: Plan) -> None:
         for name in ("loss", "samples", "bytes_up", "bytes_down"):
             self.sums[name] += number(reply, name)
-        for name in ("participants", "lost", "refused"):
+        for name in ("participants", "lost"):
             self.sums[name] = number(reply, name)
+        self.sums["refused"] = max(self.sums["refused"], number(reply, "refused"))
         self._look_at_refusals(reply)
 
     def _look_at_refusals(self, reply: Reply) -> None:

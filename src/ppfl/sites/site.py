@@ -6,13 +6,12 @@ A hospital has many patients, a gateway many meters: a site sends ONE sum for al
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..algorithms.contract import Method, Rows, Share
-from ..algorithms.local.batches import Draws, LocalData
+from ..algorithms.contract import Rows, Share
 from ..core.backends import Backend
 from ..core.draws import name_keys, uniform
 from ..core.errors import CheckpointError, DataError
@@ -20,6 +19,7 @@ from ..core.models import Mixture, Models
 from ..core.population import Population
 from ..core.trees import named_leaves, tree_map
 from ..data import Federation
+from .client_round import ClientRound, Session, Tally, Workplace
 from .engines import Engine
 from .evaluation import score_clients, score_sums
 from .filters import Filter, default_filters, refusals
@@ -37,17 +37,6 @@ from .messages import (
     Train,
 )  # fmt: skip
 from .states import ClientStates
-from .tally import Tally
-
-
-class Session(NamedTuple):
-    """A run of a method at a site."""
-
-    method: Method
-    seed: int
-    dropout: float
-    weight: Tensor  # (M,), p_i
-    states: ClientStates
 
 
 class Site:
@@ -70,6 +59,7 @@ class Site:
         self.keys = name_keys(federation.ids)
         self.positions = {client: at for at, client in enumerate(federation.ids)}
         self.backend: Backend = engine.backend(population, federation.train, federation.n_classes)
+        self.place = Workplace(engine, self.backend, federation.train, self.keys)
         self.sessions: dict[str, Session] = {}
         self._answers: dict[type, Callable[[Any], Reply]] = {
             Describe: self.describe,
@@ -132,8 +122,7 @@ class Site:
         refused: dict[int, str] = {}
         while True:  # again without those whose uploads are refused: work depends on nothing but its keys
             counted = here[[int(at) not in refused for at in here]] if refused else here
-            round = _ClientRound(self, session, request, asked[counted], own_rows[counted])
-            tally = round.run()
+            tally = ClientRound(self.place, session, request, asked[counted], own_rows[counted]).run()
             found = {} if tally is None else refusals(self.filters, tally.norms)
             if not found:
                 break
@@ -236,45 +225,3 @@ class Site:
         if name not in self.sessions:
             raise CheckpointError(f"site {self.name!r} has no session {name!r}; send it a Setup first")
         return self.sessions[name]
-
-
-class _ClientRound:
-    """The work of some clients in one exchange."""
-
-    def __init__(self, site: Site, session: Session, request: Train, who: Tensor, own_rows: Tensor) -> None:
-        self.site, self.session, self.request, self.who, self.own_rows = site, session, request, who, own_rows
-        self.draws = Draws(session.seed, request.round, masks=bool(site.backend.population.mask_keys))
-
-    def run(self) -> Tally | None:
-        """None where no client takes part."""
-        if len(self.who) == 0:
-            return None
-        site = self.site
-        samples = site.federation.train
-        sizes, batch_size = samples.cpu_sizes[self.who], self.session.method.batch_size
-        tallies = site.engine.run(self._work_on, sizes, batch_size, site.backend, samples)
-        first, *others = tallies
-        for other in others:
-            first.join(other)
-        return first
-
-    def _work_on(self, chunks: Sequence[Tensor]) -> Tally:
-        tally = Tally(len(self.who))
-        for chunk in chunks:
-            with torch.no_grad(), self.site.backend.space.frame():  # torch.func has its own tape
-                self._work_on_chunk(chunk, tally)
-        return tally
-
-    def _work_on_chunk(self, chunk: Tensor, tally: Tally) -> None:
-        site, session, request = self.site, self.session, self.request
-        who, rows = self.who[chunk], self.own_rows[chunk]
-        data = LocalData(
-            site.federation.train, session.weight[who.to(session.weight.device)], site.keys[who], who, self.draws,
-            site.backend.space,
-        )  # fmt: skip
-        own = {name: leaf[rows.to(leaf.device)] for name, leaf in request.own.items()}
-        before = session.states.rows(who)
-        work = session.method.work(site.backend, request.task, request.shared, own, before, data)
-        if request.keep_states:
-            session.states.write(who, before, work.client)
-        tally.add(chunk, work, data.weight)

@@ -1,15 +1,79 @@
-"""Sums and rows over the clients of a round, chunk by chunk."""
+"""The work of some clients in one exchange: chunk by chunk, into sums and rows."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..algorithms.contract import Sum, Total, Upload, Work
+from ..algorithms.contract import Method, Sum, Total, Upload, Work
+from ..algorithms.local.batches import Draws, LocalData
+from ..core.backends import Backend
 from ..core.trees import bytes_of, tree_leaves, tree_map
+from ..data import Samples
+from .engines import Engine
 from .filters import Norms, row_norms
+from .messages import Train
+from .states import ClientStates
+
+
+class Session(NamedTuple):
+    """A run of a method at a site."""
+
+    method: Method
+    seed: int
+    dropout: float
+    weight: Tensor  # (M,), p_i
+    states: ClientStates
+
+
+class Workplace(NamedTuple):
+    """What a site's clients work with."""
+
+    engine: Engine
+    backend: Backend
+    samples: Samples
+    keys: Tensor  # (M,), of the clients' names
+
+
+class ClientRound:
+    """The work of the clients at positions `who`; `own_rows` are their rows in what was sent to each."""
+
+    def __init__(self, place: Workplace, session: Session, request: Train, who: Tensor, own_rows: Tensor) -> None:
+        self.place, self.session, self.request, self.who, self.own_rows = place, session, request, who, own_rows
+        self.draws = Draws(session.seed, request.round, masks=bool(place.backend.population.mask_keys))
+
+    def run(self) -> Tally | None:
+        """None where no client takes part."""
+        if len(self.who) == 0:
+            return None
+        engine, backend, samples, _ = self.place
+        sizes, batch_size = samples.cpu_sizes[self.who], self.session.method.batch_size
+        first, *others = engine.run(self._work_on, sizes, batch_size, backend, samples)
+        for other in others:
+            first.join(other)
+        return first
+
+    def _work_on(self, chunks: Sequence[Tensor]) -> Tally:
+        tally = Tally(len(self.who))
+        for chunk in chunks:
+            with torch.no_grad(), self.place.backend.space.frame():  # torch.func has its own tape
+                self._work_on_chunk(chunk, tally)
+        return tally
+
+    def _work_on_chunk(self, chunk: Tensor, tally: Tally) -> None:
+        (_, backend, samples, keys), session, request = self.place, self.session, self.request
+        who, rows = self.who[chunk], self.own_rows[chunk]
+        weight = session.weight[who.to(session.weight.device)]
+        data = LocalData(samples, weight, keys[who], who, self.draws, backend.space)
+        own = {name: leaf[rows.to(leaf.device)] for name, leaf in request.own.items()}
+        before = session.states.rows(who)
+        work = session.method.work(backend, request.task, request.shared, own, before, data)
+        if request.keep_states:
+            session.states.write(who, before, work.client)
+        tally.add(chunk, work, weight)
 
 
 class Tally:

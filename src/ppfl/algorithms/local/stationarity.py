@@ -1,0 +1,50 @@
+"""How far a client is from a stationary point of F, the measure of Section 3.2, on full gradients."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.backends import Backend
+from ...core.objective import client_membership_gradient
+from ...core.params import Params, expand, per_client
+from ...core.simplex import inside, mirror_step
+from ..contract import Sum, Upload, message
+from .batches import LocalData
+
+
+@message
+class Stationarity(NamedTuple):
+    """The task of measuring it."""
+
+    membership_lr: float
+
+
+def stationarity_upload(
+    backend: Backend,
+    task: Stationarity,
+    models: Params,
+    own: dict[str, Tensor],
+    c: Tensor,
+    data: LocalData,
+    penalty: float,
+) -> Upload:
+    """The gradient for theta in a sum, and how far a mirror step would take each membership (C, K)."""
+    slopes, gradient = torch.zeros_like(c), data.space.empty_like(expand(models, len(c)))
+    for leaf in gradient.values():
+        leaf.zero_()
+    for batch in data.everything():
+        n = len(batch.x)
+        share = batch.real / data.sizes[:n].to(batch.real)
+        slope, _ = backend.membership_gradients(models, c[:n], batch)
+        slopes[:n] += share[:, None] * slope
+        found, _ = backend.model_gradients(models, c[:n], batch)
+        for name, leaf in found.items():
+            gradient[name][:n] += per_client(share, leaf) * leaf
+    degree = own.get("degree", torch.zeros_like(data.weight))
+    neighbours = own.get("neighbours", torch.zeros_like(c))
+    G = client_membership_gradient(slopes, c, data.weight, degree, neighbours, penalty)
+    moved = (c - inside(mirror_step(c, G, task.membership_lr))).abs().sum(1)
+    return Upload({"gradient": Sum(None, gradient)}, metrics={"moved": moved})
