@@ -70,6 +70,10 @@ class CFL(MethodDefaults, LocalTraining):
     # "complete", as in the authors' code, is not chained from one side to the other by a few clients between them
     linkage: Literal["complete", "single"] = "complete"
 
+    @property
+    def visible_rows(self) -> tuple[str, ...]:
+        return "length", "change"
+
     def check(self, problem: Problem) -> None:
         """Any population will do: k is a bound that need not be reached."""
 

@@ -171,6 +171,10 @@ class Method(Protocol):
         """Samples per local step, by which engines form their chunks; None: all of a client's."""
 
     @property
+    def visible_rows(self) -> tuple[str, ...]:
+        """What of a client reaches the server as rows: the names that its rows begin with. A site refuses others."""
+
+    @property
     def membership_penalty(self) -> float:
         """lambda, how strongly neighbours' memberships pull; 0 where they do not."""
 
@@ -227,6 +231,9 @@ class Method(Protocol):
 
     # ------------------------------------------------------------------ figures of the method's own
 
+    def penalty_value(self, problem: Problem, server: Tree) -> float:
+        """What the objective F has besides the clients' losses."""
+
     def measure_task(self, problem: Problem, server: Tree) -> Any:
         """A task whose totals tell how far the method is from its goal; None where it has no such measure."""
 
@@ -240,6 +247,11 @@ class MethodDefaults:
     title: ClassVar[str]
 
     @property
+    def visible_rows(self) -> tuple[str, ...]:
+        """The server sees sums alone."""
+        return ()
+
+    @property
     def membership_penalty(self) -> float:
         """No memberships are pulled together."""
         return 0.0
@@ -249,10 +261,9 @@ class MethodDefaults:
         """As often as not: a method without blocks has no preference."""
         return 0.5
 
-    def plan(self, problem: Problem, server: Any, round: int) -> Plan:
+    def plan(self: Any, problem: Problem, server: Any, round: int) -> Plan:
         """All who take part get a task that is its step size."""
-        settings: Any = self
-        return Plan(participants(problem, settings.participation, round), settings.step_size(round, problem.rounds))
+        return Plan(participants(problem, self.participation, round), self.step_size(round, problem.rounds))
 
     def send(
         self, problem: Problem, server: Any, ids: tuple[str, ...] | None, task: Any
@@ -263,6 +274,10 @@ class MethodDefaults:
     def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Tree:
         """Nothing is kept."""
         return {}
+
+    def penalty_value(self, problem: Problem, server: Tree) -> float:
+        """Nothing."""
+        return 0.0
 
     def measure_task(self, problem: Problem, server: Tree) -> Any:
         """None."""

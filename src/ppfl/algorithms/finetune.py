@@ -73,8 +73,15 @@ class FineTune(Settings):
         return self.method.batch_size
 
     @property
+    def visible_rows(self) -> tuple[str, ...]:
+        return self.method.visible_rows
+
+    @property
     def membership_penalty(self) -> float:
         return self.method.membership_penalty
+
+    def penalty_value(self, problem: Problem, server: Tree) -> float:
+        return self.method.penalty_value(_before_last(problem), server)
 
     @property
     def needs_lr(self) -> bool:

@@ -113,6 +113,13 @@ class PPFL(MethodDefaults, LocalTraining):
     def theta_probability(self) -> float:
         return self.block_probability
 
+    @property
+    def visible_rows(self) -> tuple[str, ...]:
+        return ("membership", "sketch", "importance") if self.share_memberships else ()
+
+    def penalty_value(self, problem: Problem, server: PPFLServer) -> float:
+        return self.penalty * float(problem.affinity.penalty(server.memberships)) if self._pulls(problem) else 0.0
+
     def check(self, problem: Problem) -> None:
         if problem.population.k > problem.n_clients:
             raise SettingError(

@@ -106,13 +106,6 @@ def read_evaluation(reply: Reply, splits: tuple[str, ...], transport: Transport)
     return Measured({split: of_split(split) for split in splits}, rows.get("membership"))
 
 
-def objective_value(evaluation: Evaluation, memberships: Tensor | None, problem: Problem, penalty: float) -> float:
-    """F(theta, C) of Eq. (9), from scores on all training data."""
-    if memberships is None or penalty == 0:
-        return evaluation.weighted_loss
-    return evaluation.weighted_loss + penalty * float(problem.affinity.penalty(memberships))
-
-
 def summary(evaluation: Evaluation, split: str, loss: Loss) -> dict[str, Any]:
     """The figures of a split, as a record has them."""
     prefix = "" if split == "test" else f"{split}_"

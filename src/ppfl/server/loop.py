@@ -14,7 +14,7 @@ from ..core.affinity import Affinity, nothing
 from ..core.errors import SettingError
 from ..core.population import Population
 from ..core.trees import Tree, bytes_of, tree_map
-from ..sites import Close, Describe, Reply, Save, Setup, Train
+from ..sites import Close, Describe, Refusal, Reply, Save, Setup, Train
 from ..sites.messages import Snapshot, number
 from .transports import Transport
 
@@ -41,6 +41,7 @@ class RoundReport(NamedTuple):
     seconds: float
     lost: int  # clients that were asked and did not come back
     refused: int  # clients whose upload a filter refused
+    refusals: tuple[Refusal, ...]  # their names, and why
 
 
 class DivergedError(SettingError):
@@ -88,9 +89,10 @@ def train(
     method: Method, problem: Problem, transport: Transport, state: ServerState, session: str = MAIN
 ) -> Iterator[tuple[ServerState, RoundReport]]:
     """From `state` to the last round, one state per round; the same bits wherever it is stopped and resumed."""
+    warned: set[str] = set()
     while state.round < problem.rounds:
         clock, carried = time.perf_counter(), transport.bytes_carried
-        tally = _RoundTally()
+        tally = _RoundTally(warned)
         server, exchange = state.server, state.exchange
         while True:
             plan = method.plan(problem, server, state.round)
@@ -153,7 +155,9 @@ def close(transport: Transport, session: str) -> None:
 class _RoundTally:
     """Counts over the exchanges of a round."""
 
-    def __init__(self) -> None:
+    def __init__(self, warned: set[str]) -> None:
+        self.warned = warned
+        self.refusals: tuple[Refusal, ...] = ()
         self.sums = dict.fromkeys(("loss", "samples", "bytes_up", "bytes_down", "participants", "lost", "refused"), 0.0)
 
     def add(self, reply: Reply, plan: Plan) -> None:
@@ -173,15 +177,15 @@ class _RoundTally:
                 f"training diverged: the updates of {broken} of {broken + int(number(reply, 'participants'))} clients "
                 f"are not finite; use a smaller lr or membership_lr"
             )
+        self.refusals = reply.refused
         for client, reason in reply.refused:
-            warnings.warn(
-                f"client {client!r} was left out of a round: {reason}; look at its data",
-                RefusedUpdateWarning,
-                stacklevel=2,
-            )
+            if client not in self.warned:  # once in a run; records have them all
+                said = f"client {client!r} was left out of a round: {reason}; look at its data"
+                warnings.warn(said, RefusedUpdateWarning, stacklevel=2)
+                self.warned.add(client)
 
     def report(self, round: int, carried: int, seconds: float) -> RoundReport:
         sums = self.sums
         loss = sums["loss"] / sums["samples"] if sums["samples"] else float("nan")
         counts = {name: int(sums[name]) for name in ("participants", "bytes_up", "bytes_down", "lost", "refused")}
-        return RoundReport(round, loss, bytes_carried=carried, seconds=seconds, **counts)
+        return RoundReport(round, loss, bytes_carried=carried, seconds=seconds, refusals=self.refusals, **counts)

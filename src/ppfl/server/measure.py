@@ -12,7 +12,7 @@ from torch import Tensor
 from ..algorithms.contract import EVERYONE, Method, Plan, Problem
 from ..core.errors import SettingError
 from ..sites import Keep
-from .evaluation import evaluate, objective_value, summary
+from .evaluation import evaluate, summary
 from .loop import MAIN, ServerState, ask_clients, train
 from .output import Kept, OutputRule, draw_output_round, keep, output_probabilities
 from .transports import Transport
@@ -63,10 +63,7 @@ def train_and_measure(
     """Train from `state`, measuring; the same records wherever it is stopped and resumed."""
     drawn = _drawn_round(method, problem, watch)
     for now, report in train(method, problem, transport, state):
-        record: Record = report._asdict()
-        for rare in ("lost", "refused"):
-            if not record[rare]:
-                del record[rare]
+        record: Record = {k: v for k, v in report._asdict().items() if v or k not in ("lost", "refused", "refusals")}
         measured = None
         if now.round == problem.rounds or now.round % watch.every == 0:
             measured = measure(method, problem, transport, now, watch)
@@ -88,8 +85,8 @@ def measure(method: Method, problem: Problem, transport: Transport, state: Serve
     for split in splits:
         record |= summary(found.splits[split], split, problem.population.loss)
     if needs_objective:
-        penalty = method.membership_penalty
-        record["objective"] = objective_value(found.splits["train"], found.memberships, problem, penalty)
+        # F of Eq. (9)
+        record["objective"] = found.splits["train"].weighted_loss + method.penalty_value(problem, state.server)
     if watch.stationarity and (task := method.measure_task(problem, state.server)) is not None:
         plan = Plan(EVERYONE, task)
         reply = ask_clients(

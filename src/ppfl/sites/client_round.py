@@ -11,6 +11,7 @@ from torch import Tensor
 from ..algorithms.contract import Method, Sum, Total, Upload, Work
 from ..algorithms.local.batches import Draws, LocalData
 from ..core.backends import Backend
+from ..core.errors import SettingError
 from ..core.trees import bytes_of, tree_leaves, tree_map
 from ..data import Samples
 from .engines import Engine
@@ -71,9 +72,20 @@ class ClientRound:
         own = {name: leaf[rows.to(leaf.device)] for name, leaf in request.own.items()}
         before = session.states.rows(who)
         work = session.method.work(backend, request.task, request.shared, own, before, data)
+        refuse_undeclared_rows(session.method, work.upload)
         if request.keep_states:
             session.states.write(who, before, work.client)
         tally.add(chunk, work, weight)
+
+
+def refuse_undeclared_rows(method: Method, upload: Upload) -> None:
+    """What is seen client by client must be said in `visible_rows`."""
+    for name in upload.rows:
+        if not name.startswith(method.visible_rows):
+            raise SettingError(
+                f"{method.name} uploads the row {name!r}, which its visible_rows {method.visible_rows} do not name; "
+                f"name it there, or upload a sum"
+            )
 
 
 class Tally:

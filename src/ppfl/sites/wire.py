@@ -75,7 +75,8 @@ def parse(text: bytes) -> tuple[list[tuple[torch.dtype, list[int]]], Any]:
 
 
 def _raw(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return flat.as_strided((len(flat),), (1,)).view(torch.uint8).numpy().tobytes()  # one element may have any stride
 
 
 def _described(value: Any, tensors: dict[int, tuple[int, Tensor]]) -> Any:
@@ -104,6 +105,8 @@ def build(value: Any, tensors: list[Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     if _TENSOR in value:
+        if not 0 <= value[_TENSOR] < len(tensors):
+            raise IndexError(f"there is no tensor {value[_TENSOR]}")
         return tensors[value[_TENSOR]]
     if _TUPLE in value:
         return tuple(build(item, tensors) for item in value[_TUPLE])
