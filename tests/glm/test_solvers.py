@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.linear_model import GammaRegressor, LinearRegression, LogisticRegression, PoissonRegressor
 
 from drawn_populations import FAMILIES, double, draw, family_of, rows_of
@@ -14,28 +12,10 @@ from ppfl.glm import PopulationClassifier, PopulationRegressor
 from ppfl.glm.likelihoods import fastest
 from ppfl.glm.problem import Problem
 from ppfl.glm.profile import Profile
-from ppfl.glm.simplex_program import simplex_minimum
 from ppfl.glm.solve import Search, solve_marginal
 from ppfl.glm.vectors import Hold, Shape
 
 K = 3
-
-
-@given(st.integers(0, 10_000), st.integers(2, 6))
-def test_a_quadratic_on_the_simplex_is_at_its_minimum(seed: int, k: int) -> None:
-    """Slopes are equal where memberships are positive, and no smaller elsewhere."""
-    g = torch.Generator().manual_seed(seed)
-    root = torch.randn(8, k, k, generator=g, dtype=torch.float64)
-    H = root @ root.mT + 1e-3 * torch.eye(k, dtype=torch.float64)
-    f = 3 * torch.randn(8, k, generator=g, dtype=torch.float64)
-    start = torch.rand(8, k, generator=g, dtype=torch.float64).softmax(1)
-    start[::2] = torch.eye(k, dtype=torch.float64)[0]  # a corner is a start as well
-    c = simplex_minimum(H, f, start)
-    assert bool((c >= 0).all())
-    torch.testing.assert_close(c.sum(1), torch.ones(8, dtype=torch.float64))
-    slope = (H @ c[..., None])[..., 0] + f
-    gap = (c * slope).sum(1) - slope.amin(1)
-    assert float(gap.max()) < 1e-8 * (1 + float(slope.abs().max()))
 
 
 def profile_of(name: str, mix: str, penalty: float, tol: float = 1e-9) -> tuple[Profile, Shape]:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..core.affinity import Affinity
 from ..core.simplex import project
+from ..core.simplex_program import minimize_on_simplex
 from .likelihoods import Coefficients, Likelihood
-from .simplex_program import simplex_minimum
 
 _SWEEPS = 200
 _HALVINGS = 30
@@ -57,7 +57,7 @@ def best_memberships(
         if float(((slope * c).sum(1) - slope.amin(1)).sum()) <= tol:
             break
         metric = _convex(curvature) + _times_identity(2 * penalty * degree, c.shape[1])
-        target = simplex_minimum(metric, slope - (metric @ c[..., None])[..., 0], c)
+        target = minimize_on_simplex(metric, slope - (metric @ c[..., None])[..., 0], c)
 
         def parts(at: Tensor, degree: Tensor = degree, others: Tensor = others) -> Tensor:
             pull = degree * at.square().sum(1) - 2 * (others * at).sum(1)
