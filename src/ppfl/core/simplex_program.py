@@ -85,7 +85,8 @@ def _minimize_convex(H: Tensor, f: Tensor, start: Tensor) -> Tensor:
     if H.dim() == 3:
         return _active_set(H, f, start)
     rows = max(1, BLOCK // (f.shape[1] + 1) ** 2)
-    return torch.cat([_active_set(H, *block) for block in zip(f.split(rows), start.split(rows), strict=True)])
+    blocks = zip(torch.split(f, rows), torch.split(start, rows), strict=True)
+    return torch.cat([_active_set(H, *block) for block in blocks])
 
 
 def _active_set(H: Tensor, f: Tensor, start: Tensor) -> Tensor:
