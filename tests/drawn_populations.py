@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ppfl.glm.columns import Clients, Columns
-from ppfl.glm.families import Bernoulli, Classes, Family, regression_family
-from ppfl.glm.likelihoods import Rows
-from ppfl.glm.population import ordered_rows
+from ppfl.glm.client_ids import ClientCodes
+from ppfl.glm.estimator import sort_by_client
+from ppfl.glm.families import BernoulliFamily, Family, MultinomialFamily, regression_family
+from ppfl.glm.likelihoods import ClientRows
+from ppfl.glm.standardize import ColumnScaling
 
 Array = np.ndarray[Any, Any]
 FAMILIES = ("gaussian", "poisson", "gamma", "bernoulli", "multinomial")
@@ -44,9 +45,9 @@ def draw(
     random = np.random.default_rng(seed)
     theta = triangle(d, radius, random)
     c = random.dirichlet([alpha] * 3, clients)
-    who = np.repeat(np.arange(clients), rows)
-    x = random.normal(size=(len(who), d))
-    eta = (x * (c @ theta)[who]).sum(1)
+    codes = np.repeat(np.arange(clients), rows)
+    x = random.normal(size=(len(codes), d))
+    eta = (x * (c @ theta)[codes]).sum(1)
     if family == "gaussian":
         y = eta + random.normal(size=len(eta)) * eta.std()
     elif family == "poisson":
@@ -57,22 +58,24 @@ def draw(
         y = (random.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(float)
     else:
         y = np.digitize(eta + random.logistic(size=len(eta)), [-1.0, 1.0]).astype(float)
-    return Drawn(x, y, who, c, theta, eta)
+    return Drawn(x, y, codes, c, theta, eta)
 
 
 def family_of(name: str) -> Family:
     if name == "bernoulli":
-        return Bernoulli()
-    return Classes(3) if name == "multinomial" else regression_family(name, None)
+        return BernoulliFamily()
+    return MultinomialFamily(3) if name == "multinomial" else regression_family(name, None)
 
 
-def rows_of(drawn: Drawn, family: Family, mix: str, shared: Any = None, x: Any = None, weight: Any = None) -> Rows:
+def rows_of(
+    drawn: Drawn, family: Family, mix: str, shared: Any = None, x: Any = None, weight: Any = None
+) -> ClientRows:
     table = drawn.x if x is None else x
     weight = np.ones(len(drawn.y)) if weight is None else weight
     names = [f"x{at}" for at in range(table.shape[1])]
-    columns = Columns.of(table, weight, names, shared, intercept=True)
-    who = Clients.of(drawn.clients, len(drawn.y))
-    return ordered_rows(columns, table, drawn.y, weight, who, family, mix)
+    columns = ColumnScaling.of(table, weight, names, shared, intercept=True)
+    codes = ClientCodes.of(drawn.clients, len(drawn.y))
+    return sort_by_client(columns, table, drawn.y, weight, codes, family, mix)
 
 
 def double(array: Array) -> torch.Tensor:

@@ -63,7 +63,7 @@ def test_client_ids_that_do_not_line_up_with_rows():
         ("shop", "()"),
         ([(who, "a") for who in WHO], f"({N}, 2)"),
     ):
-        refused(lambda: regressor().fit(X, TABLE.y, clients=ids), re.escape(shape), f"{N} rows", "one client id a row")
+        refused(lambda: regressor().fit(X, TABLE.y, clients=ids), re.escape(shape), f"{N} rows", "one client id per row")
     dates = pd.to_datetime(WHO)
     refused(lambda: regressor().fit(X, TABLE.y, clients=dates), "datetime64", "turn them into strings")
 
@@ -79,8 +79,8 @@ def test_ids_of_another_kind_than_the_fit_had_are_not_taken_for_strangers():
 
 
 def test_more_models_than_clients():
-    refused(lambda: regressor(k=13).fit(X, TABLE.y, clients=WHO), "k is 13", "clients are 12")
-    refused(lambda: regressor().fit(X, TABLE.y, clients=np.zeros(N)), "k is 2", "clients are 1")
+    refused(lambda: regressor(k=13).fit(X, TABLE.y, clients=WHO), "k is 13", "number of clients is 12")
+    refused(lambda: regressor().fit(X, TABLE.y, clients=np.zeros(N)), "k is 2", "number of clients is 1")
     assert regressor(k=1).fit(X, TABLE.y, clients=np.zeros(N)).memberships_.shape == (1, 1)
     assert regressor(k=3).fit(X, TABLE.y, clients=WHO % 3).memberships_.shape == (3, 3)
 
@@ -129,7 +129,7 @@ def test_columns_that_the_fit_did_not_have():
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 7e9])
 def test_a_constant_column_has_no_say(value):
-    """Nothing but a ridge would hold its coefficient, and a later table may have other values in it."""
+    """Nothing but a ridge would regularization its coefficient, and a later table may have other values in it."""
     more = np.c_[X, np.full(N, value)]
     for table in (more, sp.csr_array(more)):
         model = regressor(ridge=0.0).fit(table, TABLE.y, clients=WHO)
@@ -339,7 +339,7 @@ def test_targets_without_noise_have_no_best_fit():
     ("change", "words"),
     [
         ({"situations": None}, ("situations is None",)),
-        ({"situations": CHOICES.situations[:-1]}, ("situations has shape", "one situation id a row")),
+        ({"situations": CHOICES.situations[:-1]}, ("situations has shape", "one situation id per row")),
         ({"situations": with_entry(CHOICES.situations, 0, 999.0)}, ("situation 999.0 has one alternative",)),
         ({"y": with_entry(CHOICES.y, slice(3, 6), 1.0)}, ("situation 1 has 3 alternatives taken", "exactly one")),
         ({"y": with_entry(CHOICES.y, slice(3, 6), 0.0)}, ("situation 1 has 0 alternatives taken", "exactly one")),

@@ -3,48 +3,28 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.linear_model import GammaRegressor, LinearRegression, LogisticRegression, PoissonRegressor
 
 from drawn_populations import FAMILIES, double, draw, family_of, rows_of
 from ppfl.core import affinity as affinities
 from ppfl.core import objective as core_objective
 from ppfl.glm import PopulationClassifier, PopulationRegressor
-from ppfl.glm.likelihoods import fastest
-from ppfl.glm.problem import Problem
-from ppfl.glm.profile import Profile
-from ppfl.glm.simplex_program import simplex_minimum
-from ppfl.glm.solve import Search, solve_marginal
-from ppfl.glm.vectors import Hold, Shape
+from ppfl.glm.likelihoods import fastest_form
+from ppfl.glm.solvers.parameters import ParameterShape, Regularization
+from ppfl.glm.solvers.problem import GLMProblem
+from ppfl.glm.solvers.profile import Profile
+from ppfl.glm.solvers.solve import SearchSettings, solve_marginal
 
 K = 3
 
 
-@given(st.integers(0, 10_000), st.integers(2, 6))
-def test_a_quadratic_on_the_simplex_is_at_its_minimum(seed: int, k: int) -> None:
-    """Slopes are equal where memberships are positive, and no smaller elsewhere."""
-    g = torch.Generator().manual_seed(seed)
-    root = torch.randn(8, k, k, generator=g, dtype=torch.float64)
-    H = root @ root.mT + 1e-3 * torch.eye(k, dtype=torch.float64)
-    f = 3 * torch.randn(8, k, generator=g, dtype=torch.float64)
-    start = torch.rand(8, k, generator=g, dtype=torch.float64).softmax(1)
-    start[::2] = torch.eye(k, dtype=torch.float64)[0]  # a corner is a start as well
-    c = simplex_minimum(H, f, start)
-    assert bool((c >= 0).all())
-    torch.testing.assert_close(c.sum(1), torch.ones(8, dtype=torch.float64))
-    slope = (H @ c[..., None])[..., 0] + f
-    gap = (c * slope).sum(1) - slope.amin(1)
-    assert float(gap.max()) < 1e-8 * (1 + float(slope.abs().max()))
-
-
-def profile_of(name: str, mix: str, penalty: float, tol: float = 1e-9) -> tuple[Profile, Shape]:
+def profile_of(name: str, mix: str, penalty: float, tol: float = 1e-9) -> tuple[Profile, ParameterShape]:
     rows = rows_of(draw(name, clients=6, rows=8), family_of(name), mix, shared=["x2"])
-    shape = Shape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs)
+    shape = ParameterShape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs)
     W = affinities.uniform([str(i) for i in range(6)])
     start = torch.full((6, K), 1 / K, dtype=torch.float64)
-    hold = Hold(0.1, 0.5, torch.ones(shape.varying).double(), torch.ones(shape.shared).double())
-    return Profile(rows, shape, hold, W, penalty, tol, start), shape
+    regularization = Regularization(0.1, 0.5, torch.ones(shape.varying).double(), torch.ones(shape.shared).double())
+    return Profile(rows, shape, regularization, W, penalty, tol, start), shape
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.01])
@@ -54,7 +34,7 @@ def test_the_profile_has_the_best_memberships_and_the_slope_it_says(name: str, m
     profile, shape = profile_of(name, mix, penalty)
     at = np.random.default_rng(0).normal(size=shape.size) / 3
     _, slope = profile(at)
-    assert profile.gap(at) < 1e-7
+    assert profile.membership_gap(at) < 1e-7
     free = shape.size - shape.k  # the distribution of memberships is not part of it
     for entry in range(free):
         step = np.zeros(shape.size)
@@ -71,11 +51,11 @@ def test_the_profile_is_the_papers_objective() -> None:
     value, _ = profile(at)
     coefficients, _ = shape.unpack(torch.from_numpy(at))
     c = profile.memberships
-    losses = -profile.data.of_clients(coefficients, c[:, None])[:, 0] / 8
+    losses = -profile.data.client_log_likelihoods(coefficients, c[:, None])[:, 0] / 8
     p = torch.full((6,), 1 / 6, dtype=torch.float64)
     W = affinities.uniform([str(i) for i in range(6)])
     paper = core_objective.objective(losses, c, p, W, penalty=0.02)
-    assert value == pytest.approx(float(paper) + float(profile.hold.value(coefficients)) / 48, rel=1e-9)
+    assert value == pytest.approx(float(paper) + float(profile.regularization.value(coefficients)) / 48, rel=1e-9)
 
 
 @pytest.mark.parametrize("mix", ["weights", "predictions"])
@@ -143,13 +123,13 @@ def test_the_marginal_is_stationary_where_it_says_so() -> None:
     for name in ("gaussian", "poisson"):
         rows = rows_of(draw(name, clients=20, rows=10), family_of(name), "weights")
         dispersed = rows.n_samples * rows.family.has_dispersion
-        hold = Hold(0.01, 0.0, torch.ones(4).double(), torch.ones(0).double(), dispersed)
-        problem = Problem(rows, fastest(rows), Shape(K, 4, 0, 1), hold)
-        solution, objective = solve_marginal(problem, Search(3, 1e-6, 500, np.random.default_rng(0)))
+        regularization = Regularization(0.01, 0.0, torch.ones(4).double(), torch.ones(0).double(), dispersed)
+        problem = GLMProblem(rows, fastest_form(rows), ParameterShape(K, 4, 0, 1), regularization)
+        solution, objective = solve_marginal(problem, SearchSettings(3, 1e-6, 500, np.random.default_rng(0)))
         value, slope = objective(solution.vector)
         assert value == pytest.approx(solution.objective)
         assert np.abs(slope).max() <= 1e-6
-        adapted = objective.on(objective.adapted(solution.vector, problem.data))
+        adapted = objective.with_grid(objective.adapted_grid(solution.vector, problem.data))
         assert adapted.log_likelihood(solution.vector) == pytest.approx(
             objective.log_likelihood(solution.vector), abs=0.05
         )
@@ -160,7 +140,7 @@ def test_moments_and_rows_lead_to_the_same_fit(monkeypatch: pytest.MonkeyPatch) 
     fits = []
     for limit in (None, 0):
         if limit is not None:
-            monkeypatch.setattr("ppfl.glm.likelihoods._MOMENTS_AT_MOST", limit)
+            monkeypatch.setattr("ppfl.glm.likelihoods._MAX_MOMENTS", limit)
         model = PopulationRegressor(k=2, n_init=2, random_state=0, tol=1e-8).fit(
             drawn.x, drawn.y, clients=drawn.clients
         )
@@ -175,6 +155,6 @@ def test_a_client_alone_takes_its_own_best_mixture() -> None:
     at = np.random.default_rng(3).normal(size=shape.size)
     profile(at)
     coefficients, _ = shape.unpack(torch.from_numpy(at))
-    best = profile.data.of_clients(coefficients, profile.memberships[:, None])
+    best = profile.data.client_log_likelihoods(coefficients, profile.memberships[:, None])
     corners_and_more = double(np.random.default_rng(0).dirichlet([0.5] * K, 200))
-    assert bool((profile.data.of_clients(coefficients, corners_and_more) <= best + 1e-9).all())
+    assert bool((profile.data.client_log_likelihoods(coefficients, corners_and_more) <= best + 1e-9).all())

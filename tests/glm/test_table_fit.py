@@ -9,11 +9,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, mean_gamma_deviance, mean_poisson_deviance, mean_squared_error
 
 from ppfl.core.errors import DataError, PPFLError, SettingError
-from ppfl.glm.own_models import MODELS, OwnModels
-from ppfl.glm.table_columns import OTHER, Column, Encoding, choose_features
-from ppfl.glm.table_data import TableSettings, prepare
-from ppfl.glm.table_fit import TableFit, fit_table
-from ppfl.glm.table_target import FAMILIES, Target
+from ppfl.glm.table.encoding import OTHER, EncodedColumn, Encoding, choose_features
+from ppfl.glm.table.fit_table import TableFit, fit_table
+from ppfl.glm.table.local_models import MODELS, LocalModels
+from ppfl.glm.table.prepare import TableSettings, prepare_table
+from ppfl.glm.table.target import FAMILIES, Target
 
 
 def make_shops(seed: int = 0) -> pd.DataFrame:
@@ -63,16 +63,16 @@ def test_text_becomes_the_dummies_that_pandas_makes() -> None:
 
 def test_rare_and_unseen_levels_are_one() -> None:
     seen = pd.Series(["b"] * 9 + ["a"] * 9 + ["c", "d"])
-    column = Column.of("x", seen)
+    column = EncodedColumn.of("x", seen)
     assert column.levels == ("a", "b", OTHER)
     assert column.rare == ("c", "d")
     np.testing.assert_array_equal(column.encode(pd.Series(["a", "b", "c", "never"])), [[0, 0], [1, 0], [0, 1], [0, 1]])
-    frequent = Column.of("x", seen[:18])
+    frequent = EncodedColumn.of("x", seen[:18])
     np.testing.assert_array_equal(frequent.encode(pd.Series(["b", "never"])), [[1], [0]])
 
 
 def test_levels_that_are_all_rare_stay() -> None:
-    assert Column.of("x", pd.Series(["a", "b", "c"])).levels == ("a", "b", "c")
+    assert EncodedColumn.of("x", pd.Series(["a", "b", "c"])).levels == ("a", "b", "c")
 
 
 def test_shared_columns_take_all_their_levels_along() -> None:
@@ -126,7 +126,7 @@ def test_figures_are_those_of_scikit_learn(family: str) -> None:
 
 
 def test_rows_are_held_out_of_every_client() -> None:
-    table = prepare(make_shops(), TableSettings("shop", "sold"))
+    table = prepare_table(make_shops(), TableSettings("shop", "sold"))
     assert pd.Series(table.is_test).groupby(table.clients).sum().tolist() == [2] * 12
 
 
@@ -134,7 +134,7 @@ def test_no_class_is_held_out_wholly() -> None:
     shops = make_shops()
     for alone in range(20):
         shops["kind"] = np.where(np.arange(120) == alone, "rare", shops["open"])
-        table = prepare(shops, TableSettings("shop", "kind"))
+        table = prepare_table(shops, TableSettings("shop", "kind"))
         assert set(table.target.values[~table.is_test]) == {0, 1, 2}
 
 
@@ -142,7 +142,7 @@ def test_rows_that_lack_a_value_are_left_out_and_counted() -> None:
     shops = make_shops()
     shops.loc[3, "price"] = np.nan
     shops.loc[7, "day"] = None
-    table = prepare(shops, TableSettings("shop", "sold", columns=("price", "day")))
+    table = prepare_table(shops, TableSettings("shop", "sold", columns=("price", "day")))
     assert (len(table.frame), table.incomplete) == (118, 2)
 
 
@@ -247,11 +247,11 @@ def test_infinite_values_and_empty_tables_are_refused() -> None:
     shops = make_shops()
     shops.loc[0, "price"] = np.inf
     with pytest.raises(DataError, match="'price' has infinite"):
-        prepare(shops, TableSettings("shop", "sold"))
+        prepare_table(shops, TableSettings("shop", "sold"))
     with pytest.raises(DataError, match="none of 120 rows"):
-        prepare(shops.assign(price=np.nan), TableSettings("shop", "sold", columns=("price",)))
+        prepare_table(shops.assign(price=np.nan), TableSettings("shop", "sold", columns=("price",)))
     with pytest.raises(DataError, match="no column is left"):
-        prepare(shops[["shop", "sold"]], TableSettings("shop", "sold"))
+        prepare_table(shops[["shop", "sold"]], TableSettings("shop", "sold"))
     with pytest.raises(SettingError, match="no number of canonical models"):
         TableSettings("shop", "sold", ks=())
 
@@ -267,7 +267,7 @@ def test_every_client_has_a_model_however_little_it_has(family: str) -> None:
     y = target.values.copy()
     y[alone == "3"] = y[0] if family == "gamma" else 0  # one class, or zeros alone
     x = shops[["price"]].to_numpy()
-    mean = OwnModels(family, x, y, alone, noise=1.0).predict(x, alone)
+    mean = LocalModels(family, x, y, alone, noise=1.0).predict(x, alone)
     figures = target._replace(values=y).figures(mean, np.arange(120))
     assert np.isfinite(list(figures.values())).all()
     if target.classes:
@@ -281,7 +281,7 @@ def test_many_rows_of_its_own_are_what_a_client_goes_by() -> None:
     clients = np.repeat(["a", "b"], 2000)
     slope = np.where(clients == "a", 2.0, -2.0)
     y = (slope * x[:, 0] + random.logistic(size=4000) > 0).astype(int)
-    found = OwnModels("bernoulli", x, y, clients, noise=1.0).predict(x, clients)
+    found = LocalModels("bernoulli", x, y, clients, noise=1.0).predict(x, clients)
     for client in "ab":
         rows = clients == client
         alone = LogisticRegression(C=np.inf).fit(x[rows], y[rows]).predict_proba(x[rows])

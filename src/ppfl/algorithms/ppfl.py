@@ -178,6 +178,8 @@ class PPFL(MethodDefaults, LocalTraining):
     ) -> PPFLServer:
         if isinstance(task, Survey):
             found = merge_survey(problem, task, server.survey, totals, rows)
+            if not found.done and not found.survey:
+                return server
             memberships = server.memberships.clone()
             if found.memberships is not None:
                 memberships[problem.roster.positions(rows.ids)] = found.memberships

@@ -17,71 +17,73 @@ from ..data.table_readers import read_frame, stem
 from ..runs import package_version
 from ..runs.storage import write_text
 
-if TYPE_CHECKING:  # a command that needs no scikit-learn does not wait for it
-    from ..glm.table_fit import OnStep, TableFit
+if TYPE_CHECKING:  # importing scikit-learn takes a second, which other commands need not wait for
+    from ..glm.table import OnStep, TableFit
 
-WIDE = 140  # columns, where no terminal says how many there are
+DEFAULT_WIDTH = 140  # of the output if it does not go to a terminal
 PAGE = "report.html"
 
 
 def glm_command(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="A table in csv (.gz too) or parquet.")],
-    client: Annotated[str, typer.Option(metavar="COLUMN", help="Whose row each is.")],
-    target: Annotated[str, typer.Option(metavar="COLUMN", help="What is predicted.")],
+    client: Annotated[str, typer.Option(metavar="COLUMN", help="The client of every row.")],
+    target: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.")],
     family: Annotated[
         str | None,
         typer.Option(help="gaussian, poisson, gamma, bernoulli or multinomial.", show_default="guessed"),
     ] = None,
     k: Annotated[
         str,
-        typer.Option("-k", metavar="K[,K...]", help="Canonical models; of several, the number with the lowest BIC."),
+        typer.Option("-k", metavar="K[,K...]", help="Number of canonical models; of several, the lowest BIC wins."),
     ] = "3",
     columns: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN[,COLUMN...]", help="Features; text is encoded.", show_default="all others"),
+        typer.Option(metavar="COLUMN[,COLUMN...]", help="Features; text is encoded.", show_default="all other columns"),
     ] = None,
     shared: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN[,COLUMN...]", help="Alike for everybody; 'intercept' and 'all' are known, too."),
+        typer.Option(
+            metavar="COLUMN[,COLUMN...]",
+            help="Columns with one coefficient for all clients; also 'intercept' or 'all'.",
+        ),
     ] = None,
     mix: Annotated[str, typer.Option(help="What a membership mixes: weights or predictions.")] = "weights",
-    penalty: Annotated[float, typer.Option(help="How strongly clients that are alike pull each other.")] = 0.0,
-    affinity: Annotated[str, typer.Option(help="Who is alike: uniform, features or labels.")] = "uniform",
-    ridge: Annotated[float, typer.Option(help="Holds coefficients of standardised columns.")] = 1.0,
-    test_fraction: Annotated[float, typer.Option(help="Rows of each client to hold out.")] = 0.2,
+    penalty: Annotated[float, typer.Option(help="How strongly similar clients are pulled together.")] = 0.0,
+    affinity: Annotated[str, typer.Option(help="Which clients are similar: uniform, features or labels.")] = "uniform",
+    ridge: Annotated[float, typer.Option(help="L2 penalty on the coefficients of standardised columns.")] = 1.0,
+    test_fraction: Annotated[float, typer.Option(help="Share of each client's rows to hold out.")] = 0.2,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    n_init: Annotated[int, typer.Option(help="Starts, of which the best is taken.")] = 8,
-    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/glm-<FILE>")] = None,
+    n_init: Annotated[int, typer.Option(help="Number of random starts; the best is used.")] = 8,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="runs/glm-<FILE>")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Fit K canonical GLMs to a table, and a membership for every client."""
-    from ..glm.table_data import TableSettings
-    from ..glm.table_fit import fit_table
+    """Fit K canonical GLMs and one membership per client to a table."""
+    from ..glm.table import TableSettings, fit_table
 
     frame = read_frame(file, client)
     settings = TableSettings(
-        client, target, family, _names(columns, frame.columns), _numbers(k), test_fraction, seed,
-        _names(shared, frame.columns), mix, penalty, affinity, ridge, n_init,
+        client, target, family, _split_names(columns, frame.columns), _parse_ks(k), test_fraction, seed,
+        _split_names(shared, frame.columns), mix, penalty, affinity, ridge, n_init,
     )  # fmt: skip
     with _show_steps(quiet=quiet) as on_step:
         fitted = fit_table(frame, settings, on_step)
-    place = Path("runs") / f"glm-{stem(file)}" if out is None else out
-    page = _write(fitted, place, file, _as_typed(context))
+    folder = Path("runs") / f"glm-{stem(file)}" if out is None else out
+    page = _write(fitted, folder, file, _command_line(context))
     if not quiet:
         _print(fitted, file)
-        print(f"the report is {page}; memberships.csv, coefficients.csv and result.json are beside it")
+        print(f"the report is {page}; memberships.csv, coefficients.csv and result.json are in the same folder")
 
 
 def _print(fitted: TableFit, file: Path) -> None:
-    from .glm_tables import coefficient_table, division_table, head_lines, score_table, trial_table
+    from .glm_tables import candidate_table, coefficient_table, membership_table, score_table, summary_lines
 
-    console = Console(width=None if sys.stdout.isatty() else WIDE)
-    for line in head_lines(fitted, stem(file)):
+    console = Console(width=None if sys.stdout.isatty() else DEFAULT_WIDTH)
+    for line in summary_lines(fitted, stem(file)):
         console.print(line, markup=False, highlight=False)
-    parts = [trial_table(fitted)] if len(fitted.candidates) > 1 else []
+    parts = [candidate_table(fitted)] if len(fitted.candidates) > 1 else []
     parts.append(coefficient_table(fitted))
-    parts += [division_table(fitted)] if fitted.best.k > 1 else []
+    parts += [membership_table(fitted)] if fitted.best.k > 1 else []
     parts += [score_table(fitted)] if fitted.scores else []
     for part in parts:
         console.print()
@@ -92,10 +94,9 @@ def _print(fitted: TableFit, file: Path) -> None:
     console.print()
 
 
-def _write(fitted: TableFit, place: Path, file: Path, command: str) -> Path:
-    """Every file whole or not at all; returns the page."""
-    from ..glm.table_files import files_of
-    from ..glm.table_fit import CLEAR
+def _write(fitted: TableFit, folder: Path, file: Path, command: str) -> Path:
+    """Write all files, each of them completely or not at all, and return the report."""
+    from ..glm.table import CLEAR, file_contents
     from ..report import PopulationResults, render_population
     from ..report.sorted_memberships import letter
     from .glm_tables import table_notes
@@ -127,19 +128,19 @@ def _write(fitted: TableFit, place: Path, file: Path, command: str) -> Path:
         )
     )
     about = {"command": command, "file": str(file), "ppfl": package_version("ppfl")}
-    files = files_of(fitted, [letter(at) for at in range(k)], about) | {PAGE: page}
-    place.mkdir(parents=True, exist_ok=True)
+    files = file_contents(fitted, [letter(i) for i in range(k)], about) | {PAGE: page}
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        write_text(place / name, content)
-    return place / PAGE
+        write_text(folder / name, content)
+    return folder / PAGE
 
 
-def _names(values: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    """Columns that were named, several at a time or one by one; a name may have a comma in it."""
+def _split_names(values: Sequence[str] | None, known: Sequence[str]) -> list[str]:
+    """Column names, separated by commas or given one at a time; a known name may contain a comma."""
     return [name for value in values or () for name in ([value] if value in known else value.split(",")) if name]
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_ks(text: str) -> list[int]:
     try:
         return sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -148,19 +149,19 @@ def _numbers(text: str) -> list[int]:
 
 @contextmanager
 def _show_steps(*, quiet: bool) -> Iterator[OnStep | None]:
-    """A line that moves on a terminal, else a line for each step."""
+    """A status line on a terminal, else one line per step."""
     console = Console(stderr=True)
     if quiet:
         yield None
     elif console.is_terminal:
         with console.status("") as status:
-            yield lambda step, at, steps: status.update(f"fitting {step} ({at} of {steps})")
+            yield lambda step, number, steps: status.update(f"fitting {step} ({number} of {steps})")
     else:
-        yield lambda step, at, steps: print(f"fitting {step} ({at} of {steps})", file=sys.stderr)
+        yield lambda step, number, steps: print(f"fitting {step} ({number} of {steps})", file=sys.stderr)
 
 
-def _as_typed(context: typer.Context) -> str:
-    """The command with all that was set, so that it can be given again."""
+def _command_line(context: typer.Context) -> str:
+    """The command with all its options, to run it again."""
     parts = ["ppfl", "glm"]
     for parameter in context.command.params:
         name = str(parameter.name)

@@ -1,12 +1,10 @@
-"""Population GLMs for a table with a client column: scikit-learn estimators that answer like a mixed model.
+"""Population GLMs (Section 2.2 of the paper): scikit-learn estimators for a table with a client column.
 
-Section 2.2 of the paper. `likelihoods` says what a client's data are worth under any membership; `marginal` integrates
-memberships out, `profile` takes the best ones, `federated` runs the paper's rounds. `starts`, `descent` and `solve` go
-to the minimum, `fitting` hands it to the estimators. `table_fit` goes from a DataFrame to canonical models beside one
-model for all and one for each client, as `ppfl glm` shows them.
+This folder has the estimators, their families and their likelihoods. `solvers` minimises the objectives, and `table`
+fits whole DataFrames for the command line.
 """
 
-from .choice import PopulationChoice
+from .choice_model import PopulationChoice
 from .mixed_model import MixedModel, as_mixed_model, mixed_model
 from .regression import PopulationClassifier, PopulationRegressor
 

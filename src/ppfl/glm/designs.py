@@ -1,4 +1,4 @@
-"""Tables as a fit sees them: products with coefficients, and sums by client."""
+"""Design matrices: products with coefficients, and sums over the rows of each client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Design(Protocol):
-    """n samples of q columns, that give m predictors each."""
+    """n samples with q columns and m linear predictors per sample."""
 
     def __len__(self) -> int: ...
 
@@ -19,20 +19,20 @@ class Design(Protocol):
         """q."""
 
     def outputs(self, predictors: int) -> int:
-        """How many coefficients a column needs for so many predictors."""
+        """The number of coefficients per column for this number of predictors."""
 
-    def times(self, coefficients: Tensor) -> Tensor:
-        """Predictors (n, K, m) of coefficients (K, q, m)."""
+    def predictors(self, coefficients: Tensor) -> Tensor:
+        """Linear predictors (n, K, m) of K models with coefficients (K, q, m)."""
 
-    def sums(self, slopes: Tensor, client: Tensor, n_clients: int) -> Tensor:
-        """What slopes (n, m) of the predictors mean for the coefficients of each client, (M, q, m)."""
+    def client_gradients(self, gradients: Tensor, client: Tensor, n_clients: int) -> Tensor:
+        """From gradients (n, m) in the predictors to gradients in the coefficients, summed by client: (M, q, m)."""
 
     def take(self, rows: slice | Tensor) -> Self:
         """Some of the samples."""
 
 
-class Dense(NamedTuple):
-    """The usual table."""
+class DenseDesign(NamedTuple):
+    """A dense matrix."""
 
     x: Tensor  # (n, q)
 
@@ -46,19 +46,19 @@ class Dense(NamedTuple):
     def outputs(self, predictors: int) -> int:
         return predictors
 
-    def times(self, coefficients: Tensor) -> Tensor:
+    def predictors(self, coefficients: Tensor) -> Tensor:
         k, q, m = coefficients.shape
         return (self.x @ coefficients.permute(1, 0, 2).reshape(q, k * m)).reshape(-1, k, m)
 
-    def sums(self, slopes: Tensor, client: Tensor, n_clients: int) -> Tensor:
-        of_rows = self.x[:, :, None] * slopes[:, None]
-        return of_rows.new_zeros(n_clients, *of_rows.shape[1:]).index_add(0, client, of_rows)
+    def client_gradients(self, gradients: Tensor, client: Tensor, n_clients: int) -> Tensor:
+        by_row = self.x[:, :, None] * gradients[:, None]
+        return by_row.new_zeros(n_clients, *by_row.shape[1:]).index_add(0, client, by_row)
 
-    def take(self, rows: slice | Tensor) -> Dense:
-        return Dense(self.x[rows])
+    def take(self, rows: slice | Tensor) -> DenseDesign:
+        return DenseDesign(self.x[rows])
 
 
-class Sparse(NamedTuple):
+class SparseDesign(NamedTuple):
     """A scipy CSR matrix (n, q) of doubles."""
 
     x: Any
@@ -73,21 +73,21 @@ class Sparse(NamedTuple):
     def outputs(self, predictors: int) -> int:
         return predictors
 
-    def times(self, coefficients: Tensor) -> Tensor:
+    def predictors(self, coefficients: Tensor) -> Tensor:
         k, q, m = coefficients.shape
         flat: Tensor = _SparseProduct.apply(self.x, coefficients.permute(1, 0, 2).reshape(q, k * m))  # type: ignore[no-untyped-call]
         return flat.reshape(-1, k, m)
 
-    def sums(self, slopes: Tensor, client: Tensor, n_clients: int) -> Tensor:
-        place = client.numpy(), torch.arange(len(self)).numpy()
+    def client_gradients(self, gradients: Tensor, client: Tensor, n_clients: int) -> Tensor:
+        positions = client.numpy(), torch.arange(len(self)).numpy()
         found = []
-        for slope in slopes.T:
-            whose = sp.csr_array((slope.numpy(), place), shape=(n_clients, len(self)))
-            found.append(torch.from_numpy((whose @ self.x).toarray()))
+        for gradient in gradients.T:
+            by_client = sp.csr_array((gradient.numpy(), positions), shape=(n_clients, len(self)))
+            found.append(torch.from_numpy((by_client @ self.x).toarray()))
         return torch.stack(found, 2)
 
-    def take(self, rows: slice | Tensor) -> Sparse:
-        return Sparse(self.x[rows if isinstance(rows, slice) else rows.numpy()])
+    def take(self, rows: slice | Tensor) -> SparseDesign:
+        return SparseDesign(self.x[rows if isinstance(rows, slice) else rows.numpy()])
 
 
 class _SparseProduct(torch.autograd.Function):
@@ -97,15 +97,15 @@ class _SparseProduct(torch.autograd.Function):
         return torch.from_numpy(x @ dense.detach().numpy())
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[None, Tensor]:
-        return None, torch.from_numpy(ctx.x.T @ slope.numpy())
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, torch.from_numpy(ctx.x.T @ gradient.numpy())
 
 
-class Alternatives(NamedTuple):
-    """Situations in which one of up to J alternatives is chosen, all valued by the same coefficients."""
+class ChoiceDesign(NamedTuple):
+    """Situations with up to J alternatives each. The same coefficients give the utility of every alternative."""
 
     x: Tensor  # (n, J, q)
-    there: Tensor  # (n, J), False where a situation has fewer than J
+    available: Tensor  # (n, J), False for places that a situation with fewer than J alternatives does not use
 
     def __len__(self) -> int:
         return self.x.shape[0]
@@ -117,14 +117,14 @@ class Alternatives(NamedTuple):
     def outputs(self, predictors: int) -> int:
         return 1
 
-    def times(self, coefficients: Tensor) -> Tensor:
-        """An alternative that is not there is worth so little that nobody takes it."""
-        worth = torch.einsum("njq,kq->nkj", self.x, coefficients[..., 0])
-        return worth.masked_fill(~self.there[:, None], -1e30)
+    def predictors(self, coefficients: Tensor) -> Tensor:
+        """Utilities; an alternative that is not available has a utility so low that its probability is 0."""
+        utility = torch.einsum("njq,kq->nkj", self.x, coefficients[..., 0])
+        return utility.masked_fill(~self.available[:, None], -1e30)
 
-    def sums(self, slopes: Tensor, client: Tensor, n_clients: int) -> Tensor:
-        of_rows = torch.einsum("njq,nj->nq", self.x, slopes)[..., None]
-        return of_rows.new_zeros(n_clients, *of_rows.shape[1:]).index_add(0, client, of_rows)
+    def client_gradients(self, gradients: Tensor, client: Tensor, n_clients: int) -> Tensor:
+        by_row = torch.einsum("njq,nj->nq", self.x, gradients)[..., None]
+        return by_row.new_zeros(n_clients, *by_row.shape[1:]).index_add(0, client, by_row)
 
-    def take(self, rows: slice | Tensor) -> Alternatives:
-        return Alternatives(self.x[rows], self.there[rows])
+    def take(self, rows: slice | Tensor) -> ChoiceDesign:
+        return ChoiceDesign(self.x[rows], self.available[rows])

@@ -1,4 +1,4 @@
-"""The bridge to mixed models, Theorem 1: canonical models are a factor of the random effects' covariance.
+"""The relation to mixed models, Theorem 1: canonical models are a factor of the covariance of the random effects.
 
 A mixed model minimises  sum_i p_i f_i(b_i) + sum_i (b_i - b_f)' G^+ (b_i - b_f).
 With b_i = theta c_i, G = theta theta', all affinities 1 and lambda = 1 / M this is the objective of Eq. (4): the second
@@ -12,31 +12,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import SettingError
-from .columns import Array
-from .population import PopulationEstimator, labelled
+from .client_ids import Array
+from .estimator import PopulationEstimator, label_rows
 
 
 class MixedModel(NamedTuple):
-    """Coefficients as a mixed model has them."""
+    """Coefficients in the form of a mixed model."""
 
     fixed: Array  # (d,), b_f: the mean client
     effects: Array  # (M, d), b_i - b_f
     factor: Array  # (d, d), G = theta theta' of Theorem 1
 
     def penalty(self) -> float:
-        """sum_i (b_i - b_f)' G^+ (b_i - b_f), minus the log prior of the random effects but for constants."""
+        """sum_i (b_i - b_f)' G^+ (b_i - b_f): the negative log prior of the random effects, up to constants."""
         return float(np.einsum("md,de,me->", self.effects, np.linalg.pinv(self.factor, hermitian=True), self.effects))
 
     @property
     def covariance(self) -> Array:
-        """Of the clients' coefficients, to be laid beside the one another program estimates."""
+        """The covariance of the clients' coefficients, comparable to the estimate of a mixed model."""
         return np.asarray(self.effects.T @ self.effects / len(self.effects))
 
 
 def mixed_model(theta: Array, memberships: Array) -> MixedModel:
-    """The mixed model that a population is: theta (d, K), whose columns are canonical models, and memberships (M, K).
+    """The mixed model of a population with canonical models theta (d, K), one per column, and memberships (M, K).
 
-    Theorem 1 needs canonical models that are linearly independent, so K <= d; a membership is then known from b_i.
+    Theorem 1 needs linearly independent canonical models, so K <= d; then b_i determines the membership.
 
     >>> theta, c = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]), np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
     >>> pairs = sum(((a - b) ** 2).sum() for a in c for b in c)
@@ -49,16 +49,16 @@ def mixed_model(theta: Array, memberships: Array) -> MixedModel:
 
 
 def as_mixed_model(model: PopulationEstimator) -> tuple[Any, Any, Any]:
-    """Of a fitted regression with one predictor: fixed effects, random effects by client, and their covariance.
+    """Fixed effects, random effects by client and their covariance, for a fitted model with one predictor.
 
-    The intercept comes first. With pandas they are labelled, as other programs' are.
+    The intercept comes first. With pandas the results are labelled.
     """
     if model.canonical_coef_.ndim != 2:
-        raise SettingError("a model of three classes or more has no one predictor; look at canonical_coef_")
+        raise SettingError("a model of three or more classes has several predictors; look at canonical_coef_")
     theta = np.vstack([model.canonical_intercept_, model.canonical_coef_.T])
     found = mixed_model(theta, np.asarray(model.memberships_))
-    names = ["intercept", *model._columns.names]
-    effects = labelled(found.effects, model.clients_)
+    names = ["intercept", *model._scaling.names]
+    effects = label_rows(found.effects, model.clients_)
     if effects is found.effects:
         return found.fixed, effects, found.covariance
     import pandas as pd

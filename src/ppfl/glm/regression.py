@@ -1,4 +1,4 @@
-"""Population GLMs of a table with a target and a client for every row: numbers and classes."""
+"""Population GLMs for a table with a target and a client in every row: regression and classification."""
 
 from __future__ import annotations
 
@@ -13,70 +13,75 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from ..core.errors import DataError
-from .columns import Array, Clients, Columns, count_missing
-from .families import Bernoulli, Classes, Gaussian, regression_family
-from .likelihoods import Rows
-from .population import PopulationEstimator, ordered_rows
+from .client_ids import Array, ClientCodes, count_missing
+from .estimator import PopulationEstimator, sort_by_client
+from .families import GaussianFamily, classification_family, regression_family
+from .likelihoods import ClientRows
+from .standardize import ColumnScaling
 
-_NOTHING = torch.zeros(0, dtype=torch.float64)
+_EMPTY = torch.zeros(0, dtype=torch.float64)
 
 
 class TableEstimator(PopulationEstimator, ABC):
-    """One row a sample."""
+    """Estimators for tables with one row per sample."""
 
     def _fit_table(self, x: Any, y: Array, clients: Any, sample_weight: Any) -> Self:
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         if not weight.sum() > 0:
-            raise DataError("sample_weight is 0 for all rows; some must count")
-        who = Clients.of(clients, x.shape[0])
+            raise DataError("sample_weight is 0 for all rows; some must be positive")
+        codes = ClientCodes.of(clients, x.shape[0])
         self._has_clients = clients is not None
-        self._columns = Columns.of(x, weight, self._names(x), self.shared, intercept=self.fit_intercept)
-        self._shift, self._stretch = self._scaling(y, weight)
-        target = (y - self._shift) / self._stretch
-        self._fit_rows(ordered_rows(self._columns, x, target, weight, who, self._family, self.mix), who)
-        self.log_likelihood_ -= float(weight.sum() * np.log(self._stretch))  # a density of y, in the units of y
-        slopes, intercepts = self._columns.in_units(self._fit.coefficients, self._shift, self._stretch)
+        self._scaling = ColumnScaling.of(x, weight, self._names(x), self.shared, intercept=self.fit_intercept)
+        self._shift, self._target_scale = self._target_scaling(y, weight)
+        target = (y - self._shift) / self._target_scale
+        self._fit_rows(sort_by_client(self._scaling, x, target, weight, codes, self._family, self.mix), codes)
+        self.log_likelihood_ -= float(weight.sum() * np.log(self._target_scale))  # the density of y in its own units
+        slopes, intercepts = self._scaling.to_original_units(self._result.coefficients, self._shift, self._target_scale)
         single = slopes.shape[2] == 1
         self.canonical_coef_ = slopes[..., 0] if single else slopes.swapaxes(1, 2)  # (K, d) or (K, m, d)
         self.canonical_intercept_ = intercepts[:, 0] if single else intercepts
         return self
 
-    def _scaling(self, y: Array, weight: Array) -> tuple[float, float]:
-        """What targets are shifted and stretched by, so that one tolerance and one ridge fit all units."""
+    def _target_scaling(self, y: Array, weight: Array) -> tuple[float, float]:
+        """Mean and scale of the targets, so that one tolerance and one ridge suit all units."""
         return 0.0, 1.0
 
     @abstractmethod
-    def _checked(self, X: Any, y: Any) -> tuple[Any, Array]:
-        """A table that looks like the fitted one, and its targets as numbers."""
+    def _validate(self, X: Any, y: Any) -> tuple[Any, Array]:
+        """The checked table, with the columns of the fit, and its targets as numbers."""
 
     def onboard(self, X: Any, y: Any, clients: Any, sample_weight: Any = None) -> Any:
-        """Place clients that `fit` did not have: only their memberships are found, the canonical models stay.
+        """Find the memberships of clients that `fit` did not have. The canonical models stay as they are.
 
-        They are known from then on, and their memberships are returned.
+        Returns the new memberships; the clients are known to the model from then on.
         """
-        check_is_fitted(self, "_fit")
-        x, target = self._checked(X, y)
+        check_is_fitted(self, "_result")
+        x, target = self._validate(X, y)
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-        who = self._strangers(clients, x.shape[0])
-        scaled = (target - self._shift) / self._stretch
-        return self._onboard_rows(ordered_rows(self._columns, x, scaled, weight, who, self._family, self.mix), who)
+        codes = self._check_new_clients(clients, x.shape[0])
+        scaled = (target - self._shift) / self._target_scale
+        return self._onboard_rows(
+            sort_by_client(self._scaling, x, scaled, weight, codes, self._family, self.mix), codes
+        )
 
     def _table_mean(self, X: Any, clients: Any) -> Array:
-        check_is_fitted(self, "_fit")
-        return self._mean_of(validate_data(self, X, dtype=np.float64, reset=False, accept_sparse="csr"), clients)
+        check_is_fitted(self, "_result")
+        return self._mean_of_validated(
+            validate_data(self, X, dtype=np.float64, reset=False, accept_sparse="csr"), clients
+        )
 
-    def _mean_of(self, x: Any, clients: Any) -> Array:
-        varying, shared = self._columns.split(x)
-        return self._mean(Rows(varying, shared, _NOTHING, _NOTHING, _NOTHING, 0, self._family, self.mix), clients)
+    def _mean_of_validated(self, x: Any, clients: Any) -> Array:
+        varying, shared = self._scaling.split(x)
+        return self._mean(ClientRows(varying, shared, _EMPTY, _EMPTY, _EMPTY, 0, self._family, self.mix), clients)
 
     def deviance(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> float:
-        """Mean deviance, of each row's client: smaller is better, 0 is a perfect prediction."""
-        check_is_fitted(self, "_fit")
-        x, target = self._checked(X, y)
+        """Mean deviance of the predictions for each row's client: smaller is better, 0 is perfect."""
+        check_is_fitted(self, "_result")
+        x, target = self._validate(X, y)
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-        mean = torch.from_numpy(np.ascontiguousarray(self._mean_of(x, clients)))
-        each = self._family.deviance(mean, torch.from_numpy((target - self._shift) / self._stretch)).numpy()
-        return float(np.average(each * self._stretch**2, weights=weight))
+        mean = torch.from_numpy(np.ascontiguousarray(self._mean_of_validated(x, clients)))
+        each = self._family.deviance(mean, torch.from_numpy((target - self._shift) / self._target_scale)).numpy()
+        return float(np.average(each * self._target_scale**2, weights=weight))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -85,7 +90,7 @@ class TableEstimator(PopulationEstimator, ABC):
 
 
 class PopulationRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
-    """K canonical regressions, and for every client a membership that says how much of each it is.
+    """K canonical regressions, and one membership per client with its share of each.
 
     >>> random = np.random.default_rng(0)
     >>> clients = np.repeat(np.arange(30), 20)
@@ -123,43 +128,43 @@ class PopulationRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
         self.link = link
 
     def fit(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> Self:
-        """`clients` has the client of every row; without it all rows are one client's, and the fit is a plain GLM."""
+        """`clients` has the client of every row; without it the fit is a plain GLM."""
         self._family = regression_family(self.family, self.link)
         x, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True, accept_sparse="csr")
-        return self._fit_table(x, self._numbers(target), clients, sample_weight)
+        return self._fit_table(x, self._to_numbers(target), clients, sample_weight)
 
     def predict(self, X: Any, clients: Any = None) -> Array:
-        """The mean of y, of each row's client; without clients, and for clients not seen, the population's."""
+        """The mean of y for each row's client; without clients, or for unknown ones, the population's."""
         mean = self._table_mean(X, clients)
-        return self._shift + self._stretch * mean
+        return self._shift + self._target_scale * mean
 
     def score(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> float:
-        """The share of deviance explained: R squared for the gaussian family."""
-        check_is_fitted(self, "_fit")
-        x, target = self._checked(X, y)
+        """The share of the deviance that is explained: R squared for the gaussian family."""
+        check_is_fitted(self, "_result")
+        x, target = self._validate(X, y)
         weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         constant = torch.full((len(target),), float(np.average(target, weights=weight)), dtype=torch.float64)
-        nothing = self._family.deviance(constant, torch.from_numpy(target)).numpy()
-        left = self.deviance(X, y, clients, sample_weight)
-        whole = float(np.average(nothing, weights=weight))
-        return 1 - left / whole if whole > 0 else float(left == 0)
+        null = self._family.deviance(constant, torch.from_numpy(target)).numpy()
+        remaining = self.deviance(X, y, clients, sample_weight)
+        total = float(np.average(null, weights=weight))
+        return 1 - remaining / total if total > 0 else float(remaining == 0)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = self.family in ("poisson", "gamma")
         return tags
 
-    def _numbers(self, y: Any) -> Array:
-        target = np.array(y, dtype=np.float64)  # a copy, as torch wants to be able to write
+    def _to_numbers(self, y: Any) -> Array:
+        target = np.array(y, dtype=np.float64)  # a copy, as torch warns about read-only arrays
         self._family.check(torch.from_numpy(target))
         return target
 
-    def _checked(self, X: Any, y: Any) -> tuple[Any, Array]:
+    def _validate(self, X: Any, y: Any) -> tuple[Any, Array]:
         x, target = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=False, accept_sparse="csr")
-        return x, self._numbers(target)
+        return x, self._to_numbers(target)
 
-    def _scaling(self, y: Array, weight: Array) -> tuple[float, float]:
-        if not isinstance(self._family, Gaussian) or self._family.link != "identity":
+    def _target_scaling(self, y: Array, weight: Array) -> tuple[float, float]:
+        if not isinstance(self._family, GaussianFamily) or self._family.link != "identity":
             return 0.0, 1.0
         mean = float(np.average(y, weights=weight)) if self.fit_intercept else 0.0
         spread = float(np.sqrt(np.average((y - mean) ** 2, weights=weight)))
@@ -167,20 +172,20 @@ class PopulationRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
 
 
 class PopulationClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
-    """K canonical logistic regressions, of two classes or more, and a membership for every client."""
+    """K canonical logistic regressions for two or more classes, and one membership per client."""
 
     def fit(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> Self:
-        """`clients` has the client of every row; without it all rows are one client's, and the fit is a plain GLM."""
-        x, labels = self._labelled(X, y, reset=True)
+        """`clients` has the client of every row; without it the fit is a plain GLM."""
+        x, labels = self._validate_labels(X, y, reset=True)
         check_classification_targets(labels)
         self.classes_, target = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(f"y has one class only, {self.classes_.tolist()[0]!r}; a classifier needs two")
-        self._family = Bernoulli() if len(self.classes_) == 2 else Classes(len(self.classes_))
+        self._family = classification_family(len(self.classes_))
         return self._fit_table(x, target.astype(np.float64), clients, sample_weight)
 
     def predict_proba(self, X: Any, clients: Any = None) -> Array:
-        """(n, classes), of each row's client; without clients, and for clients not seen, the population's."""
+        """(n, classes), for each row's client; without clients, or for unknown ones, the population's."""
         return self._table_mean(X, clients)
 
     def predict(self, X: Any, clients: Any = None) -> Array:
@@ -189,17 +194,17 @@ class PopulationClassifier(ClassifierMixin, TableEstimator):  # type: ignore[mis
         return np.asarray(self.classes_[best])
 
     def score(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> float:
-        """The share of rows whose class is predicted; a class the fit did not have never is."""
+        """The accuracy; a class that the fit did not have counts as an error."""
         return float(accuracy_score(y, self.predict(X, clients), sample_weight=sample_weight))
 
-    def _labelled(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Array]:
+    def _validate_labels(self, X: Any, y: Any, *, reset: bool) -> tuple[Any, Array]:
         if y is not None and (missing := count_missing(np.asarray(y))):
             raise DataError(f"y is missing in {missing} of {len(y)} rows; drop these rows or give them a class")
         x, labels = validate_data(self, X, y, dtype=np.float64, reset=reset, accept_sparse="csr")
         return x, labels
 
-    def _checked(self, X: Any, y: Any) -> tuple[Any, Array]:
-        x, labels = self._labelled(X, y, reset=False)
+    def _validate(self, X: Any, y: Any) -> tuple[Any, Array]:
+        x, labels = self._validate_labels(X, y, reset=False)
         target = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
         if (self.classes_[target] != labels).any():
             odd = labels[self.classes_[target] != labels].tolist()[0]

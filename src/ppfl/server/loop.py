@@ -103,7 +103,7 @@ def train(
                 server = method.merge(problem, server, plan.task, reply.totals, reply.rows)
             else:  # nothing came back: the round is over, and as if it had never been
                 server = state.server
-            if plan.ends_round or not number(reply, "participants"):
+            if plan.ends_round or server is state.server:  # or it led nowhere, and would again in this round
                 break
         state = ServerState(state.round + 1, exchange, server)
         yield state, tally.report(state.round, transport.bytes_carried - carried, time.perf_counter() - clock)

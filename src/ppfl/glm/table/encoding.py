@@ -1,7 +1,7 @@
 """Which columns of a table are features, and how they become numbers.
 
-Numbers stay as they are. Text becomes a column of 0 and 1 for each level but the first, which all others are compared
-with; levels of a few rows are one level, `other`, and so are levels that were not there when the levels were counted.
+Numbers stay as they are. Text becomes one indicator column for each level except the first, which is the reference.
+Levels with few rows, and levels that appear only later, become the level `other`.
 """
 
 from __future__ import annotations
@@ -11,58 +11,59 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import DataError
-from ..data.arrays import quoted
-from .columns import INTERCEPT, Array
+from ...core.errors import DataError
+from ...data.arrays import quoted
+from ..client_ids import Array
+from ..standardize import INTERCEPT
 
 OTHER = "other"
-RARE = 5  # rows; a level of fewer has no coefficient of its own
-MOST_LEVELS = 20  # of a text column that nobody asked for by name
+RARE = 5  # a level with fewer rows becomes `other`
+MOST_LEVELS = 20  # a text column with more levels is used only if it is named
 _ROW_NUMBERS = ("rownames", "index", "unnamed: 0", "")  # as R and pandas write them
 
 
-class Column(NamedTuple):
-    """Of a table, and what it becomes."""
+class EncodedColumn(NamedTuple):
+    """A column of a table, and how it is encoded."""
 
     name: str
-    levels: tuple[str, ...] = ()  # of text, the first is the one that others are compared with; none for numbers
+    levels: tuple[str, ...] = ()  # of text, the reference level first; empty for numbers
     rare: tuple[str, ...] = ()  # levels that became `other`
 
     @classmethod
-    def of(cls, name: str, values: Any) -> Column:
+    def of(cls, name: str, values: Any) -> EncodedColumn:
         if not is_text(values):
             return cls(name)
         counts = values.astype(str).value_counts()
         rare = sorted(counts.index[counts < RARE]) if (counts >= RARE).any() else []
         levels = sorted(set(counts.index) - set(rare) - {OTHER})
         if rare or OTHER in counts.index:
-            levels.append(OTHER)  # last, so that it is what others are compared with only where it is alone
+            levels.append(OTHER)  # last, so that it is the reference only if there is no other level
         return cls(name, tuple(levels), tuple(rare))
 
     @property
     def terms(self) -> list[str]:
-        """Names of what it becomes."""
+        """The names of the encoded columns."""
         return [f"{self.name} = {level}" for level in self.levels[1:]] if self.levels else [self.name]
 
     def encode(self, values: Any) -> Array:
         """(n, terms)."""
         if not self.levels:
             return np.array(values, dtype=np.float64)[:, None]
-        place = {level: at for at, level in enumerate(self.levels)}
-        unknown = place.get(OTHER, 0)
-        codes = np.array([place.get(value, unknown) for value in values.astype(str)], dtype=np.int64)
+        position = {level: i for i, level in enumerate(self.levels)}
+        unknown = position.get(OTHER, 0)
+        codes = np.array([position.get(value, unknown) for value in values.astype(str)], dtype=np.int64)
         return np.asarray(np.eye(len(self.levels))[codes][:, 1:])
 
 
 class Encoding(NamedTuple):
-    """Columns as numbers."""
+    """The encoding of all feature columns."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[EncodedColumn, ...]
 
     @classmethod
     def of(cls, frame: Any, names: Sequence[str]) -> Encoding:
-        """With the levels that are in these rows."""
-        return cls(tuple(Column.of(name, frame[name]) for name in names))
+        """With the levels in these rows."""
+        return cls(tuple(EncodedColumn.of(name, frame[name]) for name in names))
 
     @property
     def terms(self) -> list[str]:
@@ -74,7 +75,7 @@ class Encoding(NamedTuple):
         return np.concatenate([np.zeros((len(frame), 0)), *parts], 1)
 
     def shared(self, names: Sequence[str]) -> list[int | str] | str | None:
-        """As an estimator takes it: positions of what these columns became; `intercept` and `all` mean themselves."""
+        """The `shared` setting of an estimator: positions of the encoded columns, `intercept`, or `all`."""
         if not names:
             return None
         if "all" in names and INTERCEPT not in names:
@@ -85,40 +86,40 @@ class Encoding(NamedTuple):
                 f"shared names {quoted(absent)}, which is no feature; use some of {quoted(list(known), 12)}"
             )
         wanted = {term for name in (known if "all" in names else names) if name in known for term in known[name].terms}
-        positions: list[int | str] = [at for at, term in enumerate(self.terms) if term in wanted]
+        positions: list[int | str] = [i for i, term in enumerate(self.terms) if term in wanted]
         return [*positions, *([INTERCEPT] if INTERCEPT in names else [])]
 
 
-class Features(NamedTuple):
-    """What was chosen of a table."""
+class ChosenColumns(NamedTuple):
+    """The columns that are used as features."""
 
     names: tuple[str, ...]
     left_out: dict[str, str]  # column -> reason
 
 
-def choose_features(frame: Any, apart: Sequence[str], wanted: Sequence[str]) -> Features:
-    """The columns that are wanted; where none is named all but those apart and those that can say nothing."""
+def choose_features(frame: Any, apart: Sequence[str], wanted: Sequence[str]) -> ChosenColumns:
+    """The wanted columns, or if none is named, all useful columns except those in `apart`."""
     present = [str(name) for name in frame.columns]
     if absent := [name for name in (*apart, *wanted) if name not in present]:
         raise DataError(f"no column {quoted(absent)}; the table has {quoted(present, most=12)}")
     if twice := [name for name in wanted if name in apart]:
         raise DataError(f"column {twice[0]!r} is the client or the target; leave it out of the features")
     if wanted:
-        return Features(tuple(dict.fromkeys(wanted)), {})
+        return ChosenColumns(tuple(dict.fromkeys(wanted)), {})
     reasons = {name: _reason(name, frame[name]) for name in present if name not in apart}
     names = tuple(name for name, reason in reasons.items() if not reason)
-    return Features(names, {name: reason for name, reason in reasons.items() if reason})
+    return ChosenColumns(names, {name: reason for name, reason in reasons.items() if reason})
 
 
 def is_text(values: Any) -> bool:
-    """Whether a column holds names rather than numbers; true and false are numbers."""
-    from pandas.api.types import is_numeric_dtype  # here, as a table in memory means that pandas is there
+    """Whether a column holds text rather than numbers; booleans are numbers."""
+    from pandas.api.types import is_numeric_dtype  # imported here, because ppfl works without pandas
 
     return not is_numeric_dtype(values.dtype)
 
 
 def _reason(name: str, values: Any) -> str:
-    """Why a column is no feature unless it is asked for; nothing where it is one."""
+    """Why a column is not used unless it is named; empty for a useful column."""
     known = values.dropna()
     distinct = known.nunique()
     if distinct < 2:

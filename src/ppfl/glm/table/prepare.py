@@ -1,4 +1,4 @@
-"""What to fit to a table, and the rows and columns of it that can be used."""
+"""The settings of a table fit, and the rows and columns that it can use."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import DataError, SettingError
-from ..data.arrays import as_ids, group_rows, quoted
-from ..data.samples import held_out
-from .columns import Array
-from .regression import PopulationClassifier, PopulationRegressor
-from .table_columns import Encoding, choose_features
-from .table_target import Target
+from ...core.errors import DataError, SettingError
+from ...data.arrays import as_ids, group_rows, quoted
+from ...data.samples import held_out
+from ..client_ids import Array
+from ..regression import PopulationClassifier, PopulationRegressor
+from .encoding import Encoding, choose_features
+from .target import Target
 
 
 @dataclass(frozen=True)
 class TableSettings:
-    """What to fit; from `shared` on as the estimators have it."""
+    """What to fit. The fields from `shared` on are settings of the estimators."""
 
     client: str
     target: str
-    family: str | None = None  # guessed
-    columns: Sequence[str] = ()  # all others
-    ks: Sequence[int] = (3,)  # of several the one with the lowest BIC is taken
+    family: str | None = None  # guessed from the target if None
+    columns: Sequence[str] = ()  # all other columns if empty
+    ks: Sequence[int] = (3,)  # the one with the lowest BIC is used
     test_fraction: float = 0.2  # of each client's rows
     seed: int = 0
     shared: Sequence[str] = ()
@@ -42,44 +42,44 @@ class TableSettings:
             raise SettingError("there is no number of canonical models to try; set k, such as 3 or 1,2,3")
         if self.affinity != "uniform" and not self.penalty:
             raise SettingError(
-                f"affinity is {self.affinity!r} but penalty is 0, so that nobody pulls; set a penalty such as 0.01"
+                f"affinity is {self.affinity!r} but penalty is 0, so it has no effect; set a penalty such as 0.01"
             )
 
     def estimator(self, target: Target, k: int, shared: Any) -> Any:
-        """Of a population, not fitted."""
+        """The estimator for K canonical models, not fitted."""
         more = {"mix": self.mix, "penalty": self.penalty, "affinity": self.affinity, "n_init": self.n_init}
-        return _estimator(target, k, shared=shared, ridge=self.ridge, random_state=self.seed, **more)
+        return _make_estimator(target, k, shared=shared, ridge=self.ridge, random_state=self.seed, **more)
 
     def pooled(self, target: Target) -> Any:
-        """Of one model for all, not fitted."""
-        return _estimator(target, 1, ridge=self.ridge)
+        """The estimator for one model for all, not fitted."""
+        return _make_estimator(target, 1, ridge=self.ridge)
 
 
-def _estimator(target: Target, k: int, **settings: Any) -> Any:
+def _make_estimator(target: Target, k: int, **settings: Any) -> Any:
     if target.classes:
         return PopulationClassifier(k, **settings)
     return PopulationRegressor(k, family=target.family, **settings)
 
 
-class Table(NamedTuple):
-    """Rows that can be used, and what is known of them."""
+class PreparedTable(NamedTuple):
+    """The usable rows of a table."""
 
     frame: Any
     clients: Array  # (n,), as text
     target: Target
     features: tuple[str, ...]
     left_out: dict[str, str]  # column -> reason
-    incomplete: int  # rows that were left out
+    incomplete: int  # number of rows with missing values, which are left out
     is_test: Array  # (n,)
 
     @property
     def encoding(self) -> Encoding:
-        """With the levels of all rows."""
+        """The encoding with the levels of all rows."""
         return Encoding.of(self.frame, self.features)
 
 
-def prepare(frame: Any, settings: TableSettings) -> Table:
-    """Check a table and take what is wanted of it; rows that lack a value are left out."""
+def prepare_table(frame: Any, settings: TableSettings) -> PreparedTable:
+    """Check a table, and take the wanted columns and all rows without missing values."""
     apart = (settings.client, settings.target)
     features = choose_features(frame, apart, settings.columns)
     if not features.names:
@@ -93,19 +93,19 @@ def prepare(frame: Any, settings: TableSettings) -> Table:
         raise DataError(f"column {quoted(infinite)} has infinite values; correct them, or drop the rows")
     clients = as_ids(kept[settings.client].to_numpy())
     if (most := max(settings.ks)) > (count := len(np.unique(clients))):
-        raise SettingError(f"k is {most} but there are {count} clients; set k to their number at most")
+        raise SettingError(f"k is {most} but there are {count} clients; set k to at most this number")
     target = Target.of(settings.target, kept[settings.target], settings.family)
-    marks = _hold_out(clients, target, settings)
-    return Table(kept, clients, target, features.names, features.left_out, len(used) - len(kept), marks)
+    is_test = _hold_out(clients, target, settings)
+    return PreparedTable(kept, clients, target, features.names, features.left_out, len(used) - len(kept), is_test)
 
 
 def _hold_out(clients: Array, target: Target, settings: TableSettings) -> Array:
-    """Marks (n,) of a part of each client's rows; every class keeps some to learn from."""
+    """(n,), True for a random part of each client's rows; some rows of every class stay for training."""
     rows = group_rows(clients)
     drawn = held_out(rows.sizes, rows.ids, settings.test_fraction, settings.seed, "test").numpy()
-    marks = np.zeros(len(clients), dtype=bool)
-    marks[slice(None) if rows.order is None else rows.order.numpy()] = drawn
+    is_test = np.zeros(len(clients), dtype=bool)
+    is_test[slice(None) if rows.order is None else rows.order.numpy()] = drawn
     if target.classes:
-        lost = np.setdiff1d(target.values, target.values[~marks])
-        marks &= ~np.isin(target.values, lost)
-    return marks
+        missing = np.setdiff1d(target.values, target.values[~is_test])
+        is_test &= ~np.isin(target.values, missing)
+    return is_test

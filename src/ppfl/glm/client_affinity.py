@@ -1,4 +1,4 @@
-"""Who resembles whom, from what a user of a table has at hand."""
+"""The `affinity` setting of an estimator as an Affinity between its clients."""
 
 from __future__ import annotations
 
@@ -12,57 +12,59 @@ from torch import Tensor
 
 from ..core import affinity as core
 from ..core.errors import AffinityError
-from .designs import Alternatives
-from .families import Classes
-from .likelihoods import Rows
+from .designs import ChoiceDesign
+from .families import MultinomialFamily
+from .likelihoods import ClientRows
 
 
 def check_affinity(setting: Any) -> None:
-    """Refuse what is no affinity, whether or not a penalty will ask for it."""
+    """Raise an AffinityError for a setting of the wrong type, even if there is no penalty that would use it."""
     if isinstance(setting, str) and setting not in NAMED:
         raise AffinityError(f"there is no affinity {setting!r}; use one of {', '.join(NAMED)}, a matrix or edges")
-    if not isinstance(setting, _KINDS) and not sp.issparse(setting) and not hasattr(setting, "columns"):
+    if not isinstance(setting, _TYPES) and not sp.issparse(setting) and not hasattr(setting, "columns"):
         raise AffinityError(
             f"affinity is a {type(setting).__name__}; use {', '.join(NAMED)}, a matrix, a DataFrame, "
             f"edges [(id, id), ...] or a ppfl affinity"
         )
 
 
-def affinity_among(ids: Sequence[Any], setting: Any, rows: Rows) -> core.Affinity:
-    """By the setting of an estimator: a name, an Affinity, a matrix in the order of sorted ids, a table, or edges."""
+def make_affinity(ids: Sequence[Any], setting: Any, rows: ClientRows) -> core.Affinity:
+    """From a name, an Affinity, a matrix in the order of the sorted ids, a DataFrame, or edges."""
     check_affinity(setting)
     names = tuple(map(str, ids))
     if isinstance(setting, core.Affinity):
         return setting.check(names)
     if isinstance(setting, str):
-        if setting != "uniform" and isinstance(rows.varying, Alternatives):
-            raise AffinityError(f"affinity = {setting!r} needs one row a sample, not choices; use a matrix or edges")
+        if setting != "uniform" and isinstance(rows.varying, ChoiceDesign):
+            raise AffinityError(
+                f"affinity = {setting!r} needs one row per sample, and choices have several; use a matrix or edges"
+            )
         return NAMED[setting](names, rows)
-    if hasattr(setting, "columns"):  # a DataFrame, whatever the order of its clients
+    if hasattr(setting, "columns"):  # a DataFrame, with clients in any order
         order = [list(map(str, setting.index)), list(map(str, setting.columns))]
         if order[0] != order[1]:
-            raise AffinityError("the affinity table has other columns than rows; name its clients alike on both sides")
-        return core.from_matrix(_doubles(setting.to_numpy()), order[0]).check(names)
+            raise AffinityError("the affinity table has other columns than rows; give both the same client ids")
+        return core.from_matrix(_to_tensor(setting.to_numpy()), order[0]).check(names)
     if sp.issparse(setting):
         return _from_sparse(sp.csr_array(setting, dtype=np.float64), names)
     if isinstance(setting, np.ndarray | torch.Tensor):
-        return core.from_matrix(_doubles(setting), names)
+        return core.from_matrix(_to_tensor(setting), names)
     for edge in setting:
         if not isinstance(edge, list | tuple) or len(edge) not in (2, 3):
             raise AffinityError(f"affinity has the edge {edge!r}; expected (id, id) or (id, id, weight)")
     return core.from_graph([(str(edge[0]), str(edge[1]), *edge[2:]) for edge in setting], names)
 
 
-def _doubles(matrix: Any) -> Tensor:
-    """A copy, as torch wants to be able to write."""
+def _to_tensor(matrix: Any) -> Tensor:
+    """A copy in double precision; torch warns about arrays that it cannot write to."""
     return torch.from_numpy(np.array(matrix, dtype=np.float64))
 
 
 def _from_sparse(matrix: Any, names: tuple[str, ...]) -> core.Affinity:
-    """The upper half of W, each edge once."""
+    """From the upper triangle of W, which has each edge once."""
     if matrix.shape != (len(names), len(names)):
         raise AffinityError(
-            f"affinity has shape {matrix.shape} but there are {len(names)} clients; give a row for each"
+            f"affinity has shape {matrix.shape} but there are {len(names)} clients; give one row per client"
         )
     if abs(matrix - matrix.T).max() > 1e-5 * abs(matrix).max():
         raise AffinityError("affinity[i, j] is not affinity[j, i]; W must be symmetric: use (W + W.T) / 2")
@@ -71,23 +73,24 @@ def _from_sparse(matrix: Any, names: tuple[str, ...]) -> core.Affinity:
     return core.Sparse(pairs, torch.from_numpy(upper.data), names)
 
 
-def _by_features(names: tuple[str, ...], rows: Rows) -> core.Affinity:
-    of_rows = rows.weight[:, None].expand(-1, rows.family.outputs)
+def _by_features(names: tuple[str, ...], rows: ClientRows) -> core.Affinity:
+    weights = rows.weight[:, None].expand(-1, rows.family.outputs)
     size = rows.weight.new_zeros(rows.n_clients).index_add(0, rows.client, rows.weight)
-    return core.from_features(rows.varying.sums(of_rows, rows.client, rows.n_clients)[..., 0] / size[:, None], names)
+    sums = rows.varying.client_gradients(weights, rows.client, rows.n_clients)[..., 0]
+    return core.from_features(sums / size[:, None], names)
 
 
-def _by_labels(names: tuple[str, ...], rows: Rows) -> core.Affinity:
-    if not isinstance(rows.family, Classes):
+def _by_labels(names: tuple[str, ...], rows: ClientRows) -> core.Affinity:
+    if not isinstance(rows.family, MultinomialFamily):
         raise AffinityError("affinity = 'labels' needs classes in y; use 'features' for regressions")
     label = rows.y.long()
     counts = rows.weight.new_zeros(rows.n_clients, int(label.max()) + 1)
     return core.from_labels(counts.index_put((rows.client, label), rows.weight, accumulate=True), names)
 
 
-NAMED: dict[str, Callable[[tuple[str, ...], Rows], core.Affinity]] = {
+NAMED: dict[str, Callable[[tuple[str, ...], ClientRows], core.Affinity]] = {
     "uniform": lambda names, rows: core.uniform(names),
     "labels": _by_labels,
     "features": _by_features,
 }
-_KINDS = (str, core.Affinity, np.ndarray, torch.Tensor, list, tuple, set)
+_TYPES = (str, core.Affinity, np.ndarray, torch.Tensor, list, tuple, set)

@@ -11,10 +11,11 @@ from sklearn.base import clone
 from sklearn.metrics import mean_squared_error, r2_score
 
 from client_tables import choice, classifier, make_choice_table, make_client_table, regressor
-from ppfl.glm.affinities import affinity_among
-from ppfl.glm.columns import Clients, Columns
-from ppfl.glm.families import Bernoulli
-from ppfl.glm.population import ordered_rows
+from ppfl.glm.client_affinity import make_affinity
+from ppfl.glm.client_ids import ClientCodes
+from ppfl.glm.estimator import sort_by_client
+from ppfl.glm.families import BernoulliFamily
+from ppfl.glm.standardize import ColumnScaling
 
 TABLE = make_client_table()
 TOL = 1e-7
@@ -163,9 +164,11 @@ def test_a_weight_is_a_number_of_rows(estimator, y):
 @pytest.mark.parametrize("name", ["labels", "features"])
 def test_an_affinity_by_name_counts_weights_too(name):
     def degrees(x, y, clients, weight):
-        who = Clients.of(clients, len(x))
-        columns = Columns.of(x, weight, ["a", "b"], None, intercept=True)
-        return affinity_among(who.ids, name, ordered_rows(columns, x, y, weight, who, Bernoulli(), "weights")).degree
+        codes = ClientCodes.of(clients, len(x))
+        columns = ColumnScaling.of(x, weight, ["a", "b"], None, intercept=True)
+        return make_affinity(
+            codes.ids, name, sort_by_client(columns, x, y, weight, codes, BernoulliFamily(), "weights")
+        ).degree
 
     times = np.random.default_rng(5).integers(0, 4, len(TABLE.labels))
     everything = TABLE.x, TABLE.labels, TABLE.clients

@@ -1,4 +1,4 @@
-"""A fitted table as files that other programs read."""
+"""A fitted table as CSV and JSON files."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .table_fit import CLEAR, TableFit
-from .table_terms import Term
+from .coefficients import CoefficientRow
+from .fit_table import CLEAR, TableFit
 
 MEMBERSHIPS, COEFFICIENTS, RESULT = "memberships.csv", "coefficients.csv", "result.json"
 
 
-def files_of(fitted: TableFit, names: Sequence[str], about: dict[str, Any]) -> dict[str, str]:
-    """Contents by file name; canonical models go by these names, and the result begins with what is said about it."""
+def file_contents(fitted: TableFit, names: Sequence[str], about: dict[str, Any]) -> dict[str, str]:
+    """Contents by file name. `names` are those of the canonical models, and `about` comes first in the result."""
     return {
         MEMBERSHIPS: _csv(["client", "rows", *names], _membership_rows(fitted)),
         COEFFICIENTS: _csv(
-            ["outcome", "term", "shared", *names, "pooled"], map(_coefficient_row, fitted.terms.coefficients)
+            ["outcome", "term", "shared", *names, "pooled"], map(_coefficient_cells, fitted.terms.coefficients)
         ),
         RESULT: json.dumps(about | _result(fitted, names), indent=1, ensure_ascii=False) + "\n",
     }
@@ -31,8 +31,8 @@ def _membership_rows(fitted: TableFit) -> Iterable[list[Any]]:
         yield [client, rows, *membership]
 
 
-def _coefficient_row(term: Term) -> list[Any]:
-    return [term.outcome, term.name, "yes" if term.is_shared else "no", *term.values, term.pooled]
+def _coefficient_cells(row: CoefficientRow) -> list[Any]:
+    return [row.outcome, row.name, "yes" if row.is_shared else "no", *row.values, row.pooled]
 
 
 def _result(fitted: TableFit, names: Sequence[str]) -> dict[str, Any]:
@@ -50,13 +50,13 @@ def _result(fitted: TableFit, names: Sequence[str]) -> dict[str, Any]:
         "k": fitted.best.k,
         "tried": [
             {
-                "k": tried.k,
-                "bic": tried.bic,
-                "aic": tried.aic,
-                "converged": tried.converged,
-                "held_out": tried.score.figures if tried.score else None,
+                "k": candidate.k,
+                "bic": candidate.bic,
+                "aic": candidate.aic,
+                "converged": candidate.converged,
+                "held_out": candidate.score.figures if candidate.score else None,
             }
-            for tried in fitted.candidates
+            for candidate in fitted.candidates
         ],
         "shares": dict(zip(names, fitted.shares, strict=True)),
         "clear_from": CLEAR,

@@ -1,0 +1,55 @@
+"""The data of a fit with its parameters and regularization, and the objectives made from them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ...core.affinity import Affinity
+from ..likelihoods import ClientRows, Likelihood
+from ..membership_grid import Grid
+from .lbfgs import Solution, minimize_lbfgs
+from .marginal import Marginal
+from .parameters import ParameterShape, Regularization
+from .profile import Profile
+
+SPREAD = 1.0  # shrinks canonical models to their mean if memberships are points, like a normal prior of unit variance
+
+
+class GLMProblem(NamedTuple):
+    """The data are stored as rows, which the starts need, and in the fastest form, which everything else uses."""
+
+    rows: ClientRows
+    data: Likelihood
+    shape: ParameterShape
+    regularization: Regularization
+
+    def marginal(self, k: int, points: int) -> Marginal:
+        grid = Grid.full(k, points, self.data.n_clients)
+        return Marginal(self.data, self.shape._replace(k=k), grid, self.regularization)
+
+    def subset(self, clients: np.ndarray[Any, np.dtype[np.int64]]) -> GLMProblem:
+        """The problem of these clients only, with the same regularization per client."""
+        if len(clients) == self.data.n_clients:
+            return self
+        data = self.data.subset(torch.from_numpy(np.sort(clients)))
+        fraction = len(clients) / self.data.n_clients
+        return self._replace(data=data, regularization=self.regularization.scaled(fraction))
+
+    def profile(self, tol: float, affinity: Affinity | None = None, penalty: float = 0.0) -> Profile:
+        uniform = torch.full((self.data.n_clients, self.shape.k), 1 / self.shape.k, dtype=torch.float64)
+        regularization = self.regularization._replace(spread=SPREAD)
+        return Profile(self.data, self.shape, regularization, affinity, penalty, tol, uniform)
+
+    def pooled(self, tol: float, max_iter: int) -> Solution:
+        """One model for all clients."""
+        shape, rows = self.shape._replace(k=1), self.rows
+        start = torch.zeros(shape.size, dtype=torch.float64)
+        if rows.family.has_dispersion:
+            zero, _ = shape.unpack(start)
+            ones = torch.ones(len(rows.y), 1, 1, dtype=torch.float64)
+            mean = rows.family.mean(rows.mean_parameters(zero, ones))[:, 0]
+            start[-2] = rows.family.initial_log_dispersion(mean, rows.y)
+        return minimize_lbfgs(self.marginal(1, 1), start.numpy(), tol, max_iter)

@@ -1,0 +1,77 @@
+"""Random starts, compared by successive halving on a coarse grid of memberships."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..likelihoods import ClientRows, Coefficients
+from ..membership_grid import grid_size
+from .lbfgs import Solution, minimize_lbfgs
+from .parameters import Vector
+from .problem import GLMProblem
+
+_ROUNDS = ((8, 1.0), (12, 0.5), (30, 0.25))  # iterations, and the share of starts that run them
+_CLIENTS = 100
+
+
+def best_start(problem: GLMProblem, pooled: Solution, n_init: int, tol: float, random: np.random.Generator) -> Vector:
+    """The best of n_init starts after a few iterations on some clients.
+
+    The grid is coarse, so clients that determine their membership more finely than the grid get a smaller weight.
+    """
+    k = problem.shape.k
+    coefficients, _ = problem.shape._replace(k=1).unpack(torch.from_numpy(pooled.vector))
+    deviations = client_deviations(problem.rows, coefficients)
+    alpha = torch.full((k,), math.log(0.3), dtype=torch.float64)
+    starts = []
+    for _ in range(n_init):
+        corners = coefficients.canonical + draw_corners(deviations, k, random)
+        starts.append(problem.shape.pack(coefficients._replace(canonical=corners), alpha))
+    if n_init == 1:
+        return starts[0]
+    some = problem.subset(random.permutation(problem.data.n_clients)[:_CLIENTS])
+    coarse = some.marginal(k, max(24, grid_size(k) // 6))
+    for iterations, share in _ROUNDS:
+        remaining = starts[: max(1, round(share * n_init))]
+        client_weight = coarse.weights_for_coarse_grid(remaining[0])
+        ended = [
+            minimize_lbfgs(coarse.with_grid(coarse.grid, client_weight), start, tol, iterations) for start in remaining
+        ]
+        starts = [solution.vector for solution in sorted(ended, key=lambda solution: solution.objective)]
+    return starts[0]
+
+
+def client_deviations(rows: ClientRows, pooled: Coefficients) -> Tensor:
+    """How each client's own coefficients differ from the pooled ones, from one gradient step: (M, q, m).
+
+    Clients with few rows get a shorter step.
+    """
+    eta = rows.predictors(pooled).detach().requires_grad_()
+    logs = rows.family.log_density(rows.family.mean_parameters(eta), rows.y, pooled.log_dispersion)
+    (by_row,) = torch.autograd.grad((logs * rows.weight[:, None]).sum(), eta)
+    by_row = by_row[:, 0]  # (n, m)
+    gradient = rows.varying.client_gradients(by_row, rows.client, rows.n_clients)
+    size = rows.weight.new_zeros(rows.n_clients).index_add(0, rows.client, rows.weight)
+    weight = rows.weight[:, None].clamp_min(1e-300)
+    information = (by_row.square() / weight).sum() / weight.sum() / by_row.shape[1]  # for standardised columns
+    information = information.clamp_min(1e-12)
+    return gradient / (information * (size + size.mean()))[:, None, None]
+
+
+def draw_corners(deviations: Tensor, k: int, random: np.random.Generator) -> Tensor:
+    """The deviations of K clients, drawn far from each other as in k-means++, stretched, and with noise: (K, q, m).
+
+    They are stretched because most clients lie inside the simplex of canonical models.
+    """
+    flat = deviations.flatten(1).numpy()
+    chosen = [int(random.integers(len(flat)))]
+    while len(chosen) < k:
+        distance = np.min([((flat - flat[i]) ** 2).sum(1) for i in chosen], 0)
+        total = distance.sum()
+        chosen.append(int(random.choice(len(flat), p=distance / total if total > 0 else None)))
+    noise = torch.from_numpy(random.normal(size=(k, *deviations.shape[1:]))) * (0.1 * deviations.std().clamp_min(1e-2))
+    return deviations[chosen] * random.uniform(1.0, 3.0) + noise

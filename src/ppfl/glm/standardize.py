@@ -1,0 +1,94 @@
+"""Standardised designs from a table, and coefficients in the units of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from ..core.errors import SettingError
+from .client_ids import Array
+from .designs import DenseDesign, Design, SparseDesign
+from .likelihoods import Coefficients
+
+INTERCEPT = "intercept"
+
+
+class ColumnScaling(NamedTuple):
+    """The scaling of every column, and which columns vary between canonical models."""
+
+    names: tuple[str, ...]
+    mean: Array  # (d,), 0 without an intercept, and for sparse tables, which centring would make dense
+    scale: Array  # (d,), infinite for a constant column, whose coefficient is then 0
+    varying: tuple[int, ...]  # positions, d for the intercept
+    shared: tuple[int, ...]
+
+    @classmethod
+    def of(cls, x: Any, weight: Array, names: Sequence[str], shared: Any, *, intercept: bool) -> ColumnScaling:
+        d = x.shape[1]
+        fixed = _positions(names, shared, intercept=intercept)
+        every = [*range(d), *([d] if intercept else [])]
+        share = weight / weight.sum()
+        mean = share @ x if intercept and not sp.issparse(x) else np.zeros(d)
+        square = share @ (x.multiply(x) if sp.issparse(x) else (x - mean) ** 2)
+        scale = np.sqrt(np.asarray(square).ravel())
+        scale[scale <= 1e-12 * np.abs(mean)] = np.inf
+        if intercept and sp.issparse(x):  # a constant column would be a second intercept
+            counted = x[weight > 0]
+            scale[(counted.max(0) - counted.min(0)).toarray().ravel() == 0] = np.inf
+        varying = tuple(i for i in every if i not in fixed)
+        if not varying:
+            raise SettingError("all columns are shared, so clients cannot differ; leave one out of `shared`")
+        return cls(tuple(names), mean, scale, varying, tuple(sorted(fixed)))
+
+    def split(self, x: Any, order: Any = slice(None)) -> tuple[Design, Design]:
+        """Varying and shared columns, standardised, with rows in this order."""
+        if sp.issparse(x):
+            ones = sp.csr_array(np.ones((x.shape[0], 1)))
+            whole = sp.hstack([sp.csr_array(x) @ sp.diags_array(1 / self.scale), ones], format="csr")[order]
+            return SparseDesign(whole[:, list(self.varying)]), SparseDesign(whole[:, list(self.shared)])
+        standard = torch.from_numpy((np.asarray(x[order], dtype=np.float64) - self.mean) / self.scale)
+        whole = torch.cat([standard, torch.ones(len(standard), 1, dtype=torch.float64)], 1)
+        return DenseDesign(whole[:, list(self.varying)]), DenseDesign(whole[:, list(self.shared)])
+
+    def is_slope(self) -> tuple[Tensor, Tensor]:
+        """For varying columns (q,) and shared ones (f,): 1 for slopes and 0 for the intercept."""
+        varying, shared = (
+            torch.tensor([float(i < len(self.names)) for i in some], dtype=torch.float64)
+            for some in (self.varying, self.shared)
+        )
+        return varying, shared
+
+    def to_original_units(self, coefficients: Coefficients, shift: float, scale: float) -> tuple[Array, Array]:
+        """Slopes (K, d, m) and intercepts (K, m) for the table as given, with targets `shift + scale * y`."""
+        k, _, m = coefficients.canonical.shape
+        d = len(self.names)
+        whole = np.zeros((k, d + 1, m))
+        whole[:, list(self.varying)] = coefficients.canonical.numpy()
+        whole[:, list(self.shared)] = coefficients.shared.numpy()
+        slopes = scale * whole[:, :d] / self.scale[:, None]
+        return slopes, shift + scale * whole[:, d] - (slopes * self.mean[:, None]).sum(1)
+
+
+def _positions(names: Sequence[str], shared: Any, *, intercept: bool) -> set[int]:
+    """Columns by name or position; `"intercept"` is one of them, `"all"` is all but the intercept."""
+    if shared is None:
+        return set()
+    if isinstance(shared, str) and shared == "all":
+        return set(range(len(names)))
+    known = [*names, *([INTERCEPT] if intercept else [])]
+    found = set()
+    for item in [shared] if isinstance(shared, str) or not np.iterable(shared) else shared:
+        if isinstance(item, str) and known.count(item) == 1:
+            found.add(known.index(item))
+        elif isinstance(item, str) and item in known:
+            raise SettingError(f"shared names {item!r}, but {known.count(item)} columns have this name; rename one")
+        elif isinstance(item, int | np.integer) and not isinstance(item, bool) and 0 <= item < len(names):
+            found.add(int(item))
+        else:
+            raise SettingError(f"shared names {item!r}, which is no column; use some of {', '.join(known)}, or 'all'")
+    return found
