@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ModelError
+from .losses import Loss
 from .mixing import MixedModule
 
 AFFINE = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding}
@@ -18,11 +19,13 @@ def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[s
     """The named submodules, checked; the whole network is the one named ''."""
     if canonical == "all":
         return ("",)
+    if isinstance(canonical, nn.Module):
+        raise ModelError("canonical is a module; give its name in the network, such as canonical='head'")
     names = (canonical,) if isinstance(canonical, str) else tuple(canonical)
     known = {name for name, module in net.named_modules() if name and trains(module)}
     for name in names:
         if name not in known:
-            frozen = name in dict(net.named_modules()) and any(True for _ in net.get_submodule(name).parameters())
+            frozen = bool(name) and name in dict(net.named_modules()) and [*net.get_submodule(name).parameters()] != []
             fault = "is frozen (requires_grad=False)" if frozen else "is no submodule with parameters"
             choices = ", ".join(map(repr, sorted(known)))
             raise ModelError(f"canonical names {name!r}, which {fault}; it must be 'all' or among {choices}")
@@ -82,8 +85,26 @@ def run_and_watch(net: nn.Module, x: Tensor, modules: tuple[str, ...]) -> tuple[
     return output, len(modules) == 1 and len(seen) == 1 and seen[0] is output
 
 
-def refuse_outputs(loss: str, output: Tensor, n_classes: int | None) -> None:
-    """Refuse outputs (B, ...) that a loss cannot be taken of."""
+def refuse_outputs(loss: Loss, output: Any, y: Tensor, n_classes: int | None) -> None:
+    """Refuse outputs (B, ...) that a loss cannot be taken of, given targets y (B, ...)."""
+    if not isinstance(output, Tensor):
+        raise ModelError(
+            f"the network returns a {type(output).__name__}; it must return one tensor (B, ...)"
+        )
+    _refuse_number_of_outputs(loss.name, output, n_classes)
+    try:
+        losses = loss.per_sample(output, y)
+        found = f"losses of shape {tuple(losses.shape)}"
+    except (RuntimeError, IndexError) as error:
+        losses, found = None, str(error).splitlines()[0]
+    if losses is None or losses.shape != y.shape[:1]:
+        raise ModelError(
+            f"the {loss.name} loss cannot be taken of outputs {tuple(output.shape)} and targets {tuple(y.shape)}: "
+            f"{found}; it must give one loss per sample, ({len(y)},)"
+        )
+
+
+def _refuse_number_of_outputs(loss: str, output: Tensor, n_classes: int | None) -> None:
     if loss == "cross_entropy" and n_classes is not None and output.shape[-1] < n_classes:
         raise ModelError(
             f"the network has {output.shape[-1]} outputs but the labels go up to {n_classes - 1}; "

@@ -47,6 +47,8 @@ class Population:
             raise ModelError(f"k is {k}; a population has at least one canonical model: set k >= 1")
         if mix not in MIXES:
             raise ModelError(f"mix is {mix!r}; it must be one of {', '.join(map(repr, MIXES))}")
+        if not isinstance(loss, str | Loss):
+            raise ModelError(f"loss is {loss!r}; give the name of a loss, or an object of a subclass of ppfl.core.Loss")
         refuse_running_statistics(net)
         refuse_hidden_randomness(net)
         self.k = k

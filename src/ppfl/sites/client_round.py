@@ -88,6 +88,24 @@ def refuse_undeclared_rows(method: Method, upload: Upload) -> None:
             )
 
 
+def refuse_sum(name: str, sum_: Sum, clients: int) -> None:
+    """Refuse a sum of another shape: its total would show clients one by one, or nothing that makes sense."""
+    if not isinstance(sum_, Sum):
+        raise SettingError(f"the upload {name!r} is a {type(sum_).__name__}; give a Sum(weight, value)")
+    if sum_.weight is not None and (sum_.weight.dim() != 2 or len(sum_.weight) != clients):
+        raise SettingError(
+            f"the weight of the sum {name!r} has shape {tuple(sum_.weight.shape)}; expected ({clients}, r): r weights "
+            f"for each of the {clients} clients, or None"
+        )
+    for leaf in tree_leaves(sum_.value):
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != clients or not leaf.is_floating_point():
+            found = f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise SettingError(
+                f"the sum {name!r} has a value that is {found}; expected float tensors with one row for each of the "
+                f"{clients} clients"
+            )
+
+
 class Tally:
     """What the uploads of some of a round's clients add up to. One thread's own; threads' are joined at the end."""
 
@@ -108,9 +126,10 @@ class Tally:
         for name, value in metrics.items():
             total = value.sum().cpu()
             self.metrics[name] = self.metrics[name] + total if name in self.metrics else total
-        values = [leaf for sum_ in upload.sums.values() for leaf in tree_leaves(sum_.value)]
-        norms = row_norms([*values, *upload.rows.values()], len(at))
-        kept = row_norms([*tree_leaves(work.client), *metrics.values()], len(at))
+        sent = [leaf for sum_ in upload.sums.values() for leaf in tree_leaves(sum_.value)] + [*upload.rows.values()]
+        models, counts = [v for v in sent if v.dim() > 1], [v for v in sent if v.dim() == 1]
+        norms = row_norms(models, len(at))
+        kept = row_norms([*tree_leaves(work.client), *counts, *metrics.values()], len(at))
         rows = {name: leaf.clone() for name, leaf in upload.rows.items()}  # may be memory that is used again
         self._parts.append((at, rows, norms, kept))
         self._kind = ",".join([*upload.sums, *upload.rows])
@@ -118,6 +137,7 @@ class Tally:
 
     def _add_sum(self, name: str, sum_: Sum, p: Tensor) -> None:
         """sum_i p_i weight_i ⊗ value_i over a chunk."""
+        refuse_sum(name, sum_, len(p))
         weight = p[:, None] if sum_.weight is None else p[:, None] * sum_.weight  # (C, r)
         if name not in self.totals:
             zeros = tree_map(lambda leaf: leaf.new_zeros(weight.shape[1], *leaf.shape[1:]), sum_.value)

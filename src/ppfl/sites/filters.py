@@ -22,8 +22,8 @@ class Norms(NamedTuple):
     """What the uploads of a round look like, one number per client."""
 
     kind: str  # which parts they have
-    upload: Tensor  # (S,), Euclidean norm of all that is sent; not finite where any of it is not
-    kept: Tensor  # (S,), the same of the client's new state and of its metrics
+    upload: Tensor  # (S,), Euclidean norm of what is sent, without what is one number per client, such as a count
+    kept: Tensor  # (S,), the same of all else: such numbers, metrics, and the client's new state
 
 
 class Filter(Protocol):

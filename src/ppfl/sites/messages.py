@@ -150,11 +150,12 @@ def combine(replies: Sequence[Reply], names: Sequence[str]) -> Reply:
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Rows of different clients, one after the other. All of them name their clients."""
+    """Rows of different clients, one after the other; all of them name their clients. What one lacks is left out."""
     filled = [part for part in parts if part.values]
     if not filled:
         return Rows(tuple(name for part in parts for name in part.ids or ()), {})
-    values = {key: torch.cat([part.values[key] for part in filled]) for key in filled[0].values}
+    common = [key for key in filled[0].values if all(key in part.values for part in filled)]
+    values = {key: torch.cat([part.values[key] for part in filled]) for key in common}
     return Rows(tuple(name for part in filled for name in part.ids or ()), values)
 
 

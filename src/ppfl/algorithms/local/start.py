@@ -20,12 +20,12 @@ from ...core.backends import Backend
 from ...core.draws import hashed, name_keys, uniform
 from ...core.params import Params, first_clients
 from ...core.simplex import inside
+from ...core.simplex_program import nearest_mixtures
 from .batches import LocalData
 
 WIDTH = 256  # numbers in a sketch; distances between gradients are kept to about 10 %
 TRUST = 0.9  # the rest is spread evenly: a start that no later step could leave would be lock-in again
 MOST_POINTS = 20_000  # clients among whom corners are looked for, enough for K means, and rows in a block
-SETTLED = 1e-12  # a membership that moves by less has arrived
 RESTARTS = 64  # k-means runs side by side, where each step is a message
 STEPS = 8  # of k-means: with one message before them and one after them that makes ten
 
@@ -178,48 +178,3 @@ def nearest_cells(points: Tensor, centres: Tensor) -> Tensor:
     restarts, k, d = centres.shape
     distance = torch.cdist(points.double(), centres.reshape(-1, d).double()).reshape(-1, restarts, k)
     return one_hot(distance.argmin(-1), k).flatten(1).to(points.dtype)
-
-
-# ---------------------------------------------------------------------- mixtures of corners
-
-
-def nearest_mixtures(points: Tensor, corners: Tensor, steps: int = 300) -> Tensor:
-    """argmin over rows c on the simplex of |c corners - point|^2, by projected gradient. (M, K).
-
-    A row is done when it moves no more, or after `steps` steps.
-    """
-    gram = corners @ corners.T
-    longest_step = 1 / torch.linalg.eigvalsh(gram)[-1].clamp_min(1e-30)
-    turn = torch.eye(len(corners)).to(gram) - longest_step * gram
-    # columns are clients here: sums over K run along whole vectors, and a block stays in the cache
-    blocks = [_settled(turn, longest_step * (corners @ block.T), steps).T for block in torch.split(points, 8192)]
-    return torch.cat(blocks)
-
-
-def _settled(turn: Tensor, push: Tensor, steps: int) -> Tensor:
-    """The columns c = project(turn c + push), (K, B)."""
-    c = torch.full_like(push, 1 / len(push))
-    settled, moving = c.clone(), torch.arange(c.shape[1], device=c.device)
-    for step in range(1, steps + 1):
-        before, c = c, _project_columns(torch.addmm(push, turn, c))
-        if step % 5 == 0 or step == steps:  # looking costs about as much as a step
-            settled[:, moving] = c
-            still = ((c - before).abs().amax(0) > SETTLED).nonzero().flatten()
-            if len(still) == 0:
-                break
-            moving, c, push = moving[still], c[:, still], push[:, still]
-    return settled
-
-
-def _project_columns(v: Tensor) -> Tensor:
-    """simplex.project of the columns of (K, B), without a sort: Newton's steps to the threshold, at most K."""
-    v = v - v.amax(0)
-    threshold = (v.sum(0) - 1) / len(v)
-    above = (v - threshold).clamp_min_(0)
-    for _ in range(len(v) - 1):
-        excess = above.sum(0) - 1
-        if float(excess.amax()) < SETTLED:
-            break
-        threshold += excess / (above > 0).sum(0)
-        above = (v - threshold).clamp_min_(0)
-    return above

@@ -58,7 +58,7 @@ class Autograd:
                 f"{str(error).splitlines()[0]}; change the network's input or the data's shape"
             ) from None
         refuse_side_effects(self._plain.net, x[:2])
-        refuse_outputs(self.loss.name, output, n_classes)
+        refuse_outputs(self.loss, output, y[:2], n_classes)
         self._canonical_ends_net = population.canonical_modules == ("",) or ends
         self.clients = ClientMap(self._plain.net, x[:2])
 
