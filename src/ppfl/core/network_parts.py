@@ -88,9 +88,7 @@ def run_and_watch(net: nn.Module, x: Tensor, modules: tuple[str, ...]) -> tuple[
 def refuse_outputs(loss: Loss, output: Any, y: Tensor, n_classes: int | None) -> None:
     """Refuse outputs (B, ...) that a loss cannot be taken of, given targets y (B, ...)."""
     if not isinstance(output, Tensor):
-        raise ModelError(
-            f"the network returns a {type(output).__name__}; it must return one tensor (B, ...)"
-        )
+        raise ModelError(f"the network returns a {type(output).__name__}; it must return one tensor (B, ...)")
     _refuse_number_of_outputs(loss.name, output, n_classes)
     try:
         losses = loss.per_sample(output, y)

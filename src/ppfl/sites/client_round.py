@@ -75,7 +75,8 @@ class ClientRound:
         refuse_undeclared_rows(session.method, work.upload)
         if request.keep_states:
             session.states.write(who, before, work.client)
-        tally.add(chunk, work, weight)
+        batch_size = session.method.batch_size
+        tally.add(chunk, work, weight, data.sizes if batch_size is None else data.sizes.clamp_max(batch_size))
 
 
 def refuse_undeclared_rows(method: Method, upload: Upload) -> None:
@@ -114,11 +115,12 @@ class Tally:
         self.totals: dict[str, Total] = {}
         self.metrics: dict[str, Tensor] = {}
         self.bytes_up = 0
-        self._kind = ""
-        self._parts: list[tuple[Tensor, dict[str, Tensor], Tensor, Tensor]] = []  # positions, rows, norms
+        self.kind = ""  # which parts the uploads have
+        self._parts: list[tuple[Tensor, dict[str, Tensor], Tensor]] = []  # positions, rows, norms (C, 3)
 
-    def add(self, at: Tensor, work: Work, p: Tensor) -> None:
-        """The work of the clients at these positions of the round (C,), with importance p (C,)."""
+    def add(self, at: Tensor, work: Work, p: Tensor, batch: Tensor) -> None:
+        """The work of the clients at these positions of the round (C,), with importance p (C,) and so many samples in
+        a batch (C,)."""
         upload = work.upload
         for name, sum_ in upload.sums.items():
             self._add_sum(name, sum_, p)
@@ -128,11 +130,12 @@ class Tally:
             self.metrics[name] = self.metrics[name] + total if name in self.metrics else total
         sent = [leaf for sum_ in upload.sums.values() for leaf in tree_leaves(sum_.value)] + [*upload.rows.values()]
         models, counts = [v for v in sent if v.dim() > 1], [v for v in sent if v.dim() == 1]
-        norms = row_norms(models, len(at))
-        kept = row_norms([*tree_leaves(work.client), *counts, *metrics.values()], len(at))
+        rest = row_norms([*tree_leaves(work.client), *counts, *metrics.values()], len(at))
+        steps = metrics["samples"].cpu() / batch if "samples" in metrics else torch.ones(len(at))
+        norms = torch.stack([row_norms(models, len(at)), steps.double().clamp_min(1), rest], dim=1)
         rows = {name: leaf.clone() for name, leaf in upload.rows.items()}  # may be memory that is used again
-        self._parts.append((at, rows, norms, kept))
-        self._kind = ",".join([*upload.sums, *upload.rows])
+        self._parts.append((at, rows, norms))
+        self.kind = ",".join([*upload.sums, *upload.rows])
         self.bytes_up += bytes_of(Upload(upload.sums, upload.rows))
 
     def _add_sum(self, name: str, sum_: Sum, p: Tensor) -> None:
@@ -154,19 +157,18 @@ class Tally:
         for metric, value in other.metrics.items():
             self.metrics[metric] = self.metrics[metric] + value if metric in self.metrics else value
         self._parts += other._parts
-        self._kind = self._kind or other._kind
+        self.kind = self.kind or other.kind
         self.bytes_up += other.bytes_up
 
     @property
     def rows(self) -> dict[str, Tensor]:
         """(S, ...), in the order of the round's clients."""
-        return {name: self._in_order([rows[name] for _, rows, _, _ in self._parts]) for name in self._parts[0][1]}
+        return {name: self._in_order([rows[name] for _, rows, _ in self._parts]) for name in self._parts[0][1]}
 
-    @property
-    def norms(self) -> Norms:
+    def norms(self, earlier: Tensor) -> Norms:
         """Of every client's upload, in the order of the round's clients."""
-        upload, kept = (self._in_order([part[column] for part in self._parts]) for column in (2, 3))
-        return Norms(self._kind, upload, kept)
+        upload, steps, rest = self._in_order([norms for *_, norms in self._parts]).unbind(1)
+        return Norms(upload, steps, rest, earlier)
 
     def _in_order(self, parts: list[Any]) -> Tensor:
         together: Tensor = parts[0].new_empty(self.clients, *parts[0].shape[1:])

@@ -6,7 +6,6 @@ reported with the client's name.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -15,15 +14,20 @@ from torch import Tensor
 
 MEDIAN, UPPER, TIMES = 0.5, 0.9, 10.0
 FEWEST = 4  # uploads to compare with
-REMEMBERED = 64  # norms of earlier rounds, for rounds of few clients
 
 
 class Norms(NamedTuple):
-    """What the uploads of a round look like, one number per client."""
+    """What the uploads of a round look like, one row per client."""
 
-    kind: str  # which parts they have
     upload: Tensor  # (S,), Euclidean norm of what is sent, without what is one number per client, such as a count
-    kept: Tensor  # (S,), the same of all else: such numbers, metrics, and the client's new state
+    steps: Tensor  # (S,), about how many local steps it comes from
+    rest: Tensor  # (S,), norm of all else: such numbers, metrics, and the client's new state
+    earlier: Tensor  # (N, 2): upload, and upload / steps, as other clients last sent them in earlier rounds
+
+    @property
+    def compared(self) -> Tensor:
+        """(S, 2): a client with more data takes more steps, so norms are compared as they are and per step."""
+        return torch.stack([self.upload, self.upload / self.steps], dim=1)
 
 
 class Filter(Protocol):
@@ -32,47 +36,37 @@ class Filter(Protocol):
     def refuse(self, norms: Norms) -> dict[int, str]:
         """Reasons for refusing uploads, by their position in the round."""
 
-    def remember(self, norms: Norms) -> None:
-        """The uploads that were counted."""
-
 
 class FiniteUploads:
     """Refuses what is not finite."""
 
     def refuse(self, norms: Norms) -> dict[int, str]:
-        finite = norms.upload.isfinite() & norms.kept.isfinite()
+        finite = norms.upload.isfinite() & norms.rest.isfinite()
         return dict.fromkeys((~finite).nonzero().flatten().tolist(), "its update is not finite")
-
-    def remember(self, norms: Norms) -> None:
-        """Nothing to remember."""
 
 
 class BoundedUploads:
     """Refuses norms far above the others': one client must not move everyone's models.
 
-    The bound is TIMES the upper decile of the round's norms, times its ratio to their median. Norms differ by more
-    than ten times in clean data, where clients have few samples or take long steps, and then that ratio is large too.
-    Up to a tenth of the clients may be bad. Rounds of few clients are compared with those before them.
+    A norm is too large if it is above 10 q (q / m), with m the median of the round's norms and q their upper decile:
+    norms of clean data differ by more than ten times where clients have few samples or take long steps, and then q / m
+    is large too. It must be so both as it is and per local step. Up to a tenth of the clients may be bad. Rounds of few
+    clients are compared with what clients last sent in earlier rounds.
     """
 
-    def __init__(self) -> None:
-        self._recent: dict[str, deque[float]] = {}
-
     def refuse(self, norms: Norms) -> dict[int, str]:
-        here = norms.upload[norms.upload.isfinite()].tolist()
-        pool = sorted(here if len(here) >= FEWEST else [*self._recent.get(norms.kind, ()), *here])
+        here = norms.upload.isfinite()
+        pool = norms.compared[here]
+        pool = pool if len(pool) >= FEWEST else torch.cat([norms.earlier, pool])
         if len(pool) < FEWEST:
             return {}
-        median, upper = (pool[int(share * (len(pool) - 1))] for share in (MEDIAN, UPPER))
-        if median == 0:
-            return {}
-        bound = TIMES * upper * (upper / median)
-        large = ((norms.upload > bound) & norms.upload.isfinite()).nonzero().flatten().tolist()
-        return {at: f"its update has norm {float(norms.upload[at]):.3g}, most have {median:.3g}" for at in large}
-
-    def remember(self, norms: Norms) -> None:
-        recent = self._recent.setdefault(norms.kind, deque(maxlen=REMEMBERED))
-        recent.extend(norms.upload[:REMEMBERED].tolist())
+        ordered = pool.sort(dim=0).values
+        median, upper = (ordered[int(share * (len(pool) - 1))] for share in (MEDIAN, UPPER))  # (2,)
+        large = (norms.compared > TIMES * upper * (upper / median)).all(dim=1) & here & (median > 0).all()
+        return {
+            at: f"its update has norm {float(norms.upload[at]):.3g}, most have {float(median[0]):.3g}"
+            for at in large.nonzero().flatten().tolist()
+        }
 
 
 def default_filters() -> tuple[Filter, ...]:

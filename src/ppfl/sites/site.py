@@ -17,7 +17,7 @@ from ..core.draws import name_keys, uniform
 from ..core.errors import CheckpointError, DataError
 from ..core.models import Mixture, Models
 from ..core.population import Population
-from ..core.trees import named_leaves, tree_map
+from ..core.trees import tree_map
 from ..data import Federation
 from .client_round import ClientRound, Session, Tally, Workplace
 from .engines import Engine
@@ -100,7 +100,7 @@ class Site:
         weight = (self.importance / request.importance).float().to(device, population.dtype)
         self.sessions[request.session] = Session(
             request.method, request.seed, request.dropout, weight,
-            ClientStates(tree_map(lambda leaf: leaf.to(device), states)),
+            ClientStates(tree_map(lambda leaf: leaf.to(device), states), self.federation.n_clients),
         )  # fmt: skip
         return Reply()
 
@@ -123,15 +123,15 @@ class Site:
         while True:  # again without those whose uploads are refused: work depends on nothing but its keys
             counted = here[[int(at) not in refused for at in here]] if refused else here
             tally = ClientRound(self.place, session, request, asked[counted], own_rows[counted]).run()
-            found = {} if tally is None else refusals(self.filters, tally.norms)
+            norms = None if tally is None else tally.norms(session.states.earlier_norms(tally.kind))
+            found = {} if norms is None else refusals(self.filters, norms)
             if not found:
                 break
             refused |= {int(counted[at]): reason for at, reason in found.items()}
             if request.keep_states:
                 session.states.undo_work()
-        if tally is not None:
-            for one in self.filters:
-                one.remember(tally.norms)
+        if tally is not None and norms is not None and request.keep_states:
+            session.states.remember_norms(tally.kind, asked[counted], norms.compared)
         return self._reply(tally, asked, here, counted, refused)
 
     def _reply(
@@ -201,8 +201,7 @@ class Site:
     def save(self, request: Save) -> Reply:
         states = self._session(request.session).states
         states.return_to(request.merged)
-        found = states.kept if request.snapshot == "kept" else states.now
-        return Reply(rows=Rows(None, named_leaves(found)))
+        return Reply(rows=Rows(None, states.named(request.snapshot)))
 
     def restore(self, request: Restore) -> Reply:
         states, saved = self._session(request.session).states, request.states

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ..core.draws import name_key
 from ..core.errors import CheckpointError
 from ..core.trees import Tree, named_leaves, tree_map, with_leaves
+
+NORMS, KINDS = "filter.norms", "filter.kinds"  # saved with the states, so that a resumed run refuses the same
 
 
 class ClientStates:
     """One tree for all clients, leaves (M, ...), written to in place. An exchange can be undone."""
 
-    def __init__(self, states: Tree) -> None:
+    def __init__(self, states: Tree, clients: int) -> None:
         self.now = states
         self.kept: Tree = states
         self.exchange = 0  # the last one whose work is in `now`
@@ -22,6 +25,16 @@ class ClientStates:
         self._before: list[tuple[Tensor, Tree]] = []  # rows as they were before the last exchange
         self._written = False  # whether `now` is memory of our own
         self._kept_is_now = True
+        self.norms = {
+            NORMS: torch.zeros(clients, 2, dtype=torch.float64),
+            KINDS: torch.zeros(clients, dtype=torch.int64),
+        }
+        self._norms_before = self._kept_norms = self.norms
+
+    def named(self, snapshot: str) -> dict[str, Tensor]:
+        """All that is saved of the clients, by name, leaves (M, ...)."""
+        kept = snapshot == "kept"
+        return named_leaves(self.kept if kept else self.now) | (self._kept_norms if kept else self.norms)
 
     def rows(self, who: Tensor) -> Tree:
         """Copies of the states of the clients at these positions."""
@@ -38,13 +51,14 @@ class ClientStates:
             if self._kept_is_now:
                 self.now, self._kept_is_now = tree_map(torch.clone, self.now), False
             self.undo_work()
-            self.exchange = self._exchange_before
+            self.exchange, self.norms = self._exchange_before, self._norms_before
 
     def begin(self, exchange: int, merged: int) -> None:
         """Before the work of an exchange. `merged` is the last one whose reply the server has merged."""
         self.return_to(merged)
         self._before.clear()
         self._exchange_before, self.exchange = self.exchange, exchange
+        self._norms_before = self.norms
         if not self._written:  # initial states may share memory among clients, and the kept ones stay as they are
             self.now = tree_map(_own_memory, self.now)
             self._written = True
@@ -63,17 +77,27 @@ class ClientStates:
             tree_map(lambda all_, old, at=who: all_.index_copy_(0, at.to(all_.device), old), self.now, before)
         self._before.clear()
 
+    def earlier_norms(self, kind: str) -> Tensor:
+        """(N, 2): norms of the uploads of this kind that clients last sent, for filters to compare with."""
+        return self.norms[NORMS][self.norms[KINDS] == name_key(kind)]
+
+    def remember_norms(self, kind: str, who: Tensor, norms: Tensor) -> None:
+        """Norms (S, 2) of the uploads that were counted."""
+        self.norms = {name: leaf.clone() for name, leaf in self.norms.items()}
+        self.norms[NORMS][who], self.norms[KINDS][who] = norms, name_key(kind)
+
     def keep(self) -> None:
         """Remember the states as they are now."""
-        self.kept, self._kept_is_now = self.now, True
+        self.kept, self._kept_is_now, self._kept_norms = self.now, True, self.norms
 
     def restore(self, snapshot: str, named: Mapping[str, Tensor], exchange: int) -> None:
         """States that were saved, leaves by name."""
         states = with_leaves(self.now, {name: named[name].to(leaf) for name, leaf in named_leaves(self.now).items()})
+        norms = {name: named[name].cpu() for name in self.norms}
         if snapshot == "kept":
-            self.kept, self._kept_is_now = states, False
+            self.kept, self._kept_is_now, self._kept_norms = states, False, norms
         else:
-            self.now, self._written = states, False
+            self.now, self._written, self.norms, self._norms_before = states, False, norms, norms
             self.exchange = self._exchange_before = exchange
             self._before.clear()
 

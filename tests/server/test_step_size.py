@@ -1,0 +1,79 @@
+"""lr = "auto" finds the step that trains fastest."""
+
+import pytest
+import torch
+from torch import nn
+
+from ppfl.algorithms import PPFL, FedAvg, Local
+from ppfl.core.errors import SettingError
+from ppfl.core.population import Population
+from ppfl.data import Federation
+from ppfl.server import begin, choose_lr, make_problem, train
+from ppfl.server.step_size import TRIAL, TRIAL_ROUNDS, _loss_after_trial
+from support import make_federation, make_net
+from training import assert_same, connect
+
+
+def regression(scale: float) -> Federation:
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(60, 3, generator=g), torch.randn(3, generator=g)
+    federation = Federation.from_arrays(scale * x, x @ w, ["a", "b", "c"] * 20, test_fraction=0, task="regression")
+    return federation.to(dtype=torch.float64)
+
+
+def from_zero() -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 1, bias=False), nn.Flatten(0)).double()
+    nn.init.zeros_(net[0].weight)
+    return net
+
+
+def ready(federation, population, rounds=10):
+    transport = connect(federation, population, "stacked")
+    return make_problem(population, transport, rounds=rounds, seed=0), transport
+
+
+def test_features_ten_times_larger_take_steps_a_hundred_times_smaller() -> None:
+    """w . x is unchanged by (10 x, w / 10), and SGD from 0 follows it exactly with lr / 100."""
+    chosen = {}
+    for scale in (1.0, 10.0):
+        problem, transport = ready(regression(scale), Population(from_zero(), k=1, loss="squared"))
+        chosen[scale] = choose_lr(FedAvg(batch_size=5), problem, transport).lr
+    assert chosen[10.0] == pytest.approx(chosen[1.0] / 100)
+
+
+@pytest.mark.parametrize("method", [FedAvg(batch_size=4), Local(batch_size=4), PPFL(batch_size=4)])
+def test_no_neighbouring_step_trains_faster(method) -> None:
+    population = Population(make_net(), k=2 if method.name == "ppfl" else 1)
+    problem, transport = ready(make_federation((20, 30, 25)), population)
+    chosen = choose_lr(method, problem, transport)
+    short = problem._replace(rounds=TRIAL_ROUNDS)
+    here, up, down = (
+        _loss_after_trial(method.trial(chosen.lr * factor), short, transport, 0.0) for factor in (1, 10**0.5, 0.1**0.5)
+    )
+    assert here <= up * (1 + 1e-2)  # lr is rounded to three digits
+    assert here <= down * (1 + 1e-2)
+    assert chosen.model_copy(update={"lr": "auto"}) == method
+
+
+def test_trials_leave_nothing_behind_at_the_sites() -> None:
+    federation, population = make_federation((20, 30, 25)), Population(make_net(), k=1)
+    problem, transport = ready(federation, population, rounds=3)
+    chosen = choose_lr(Local(batch_size=4), problem, transport)
+    assert TRIAL not in transport.sites[0].sessions
+    fresh_problem, fresh = ready(federation, population, rounds=3)
+    ended = []
+    for problem, transport in ((problem, transport), (fresh_problem, fresh)):
+        *_, (state, _) = train(chosen, problem, transport, begin(chosen, problem, transport))
+        ended.append((state.server, transport.sites[0].sessions["main"].states.now))
+    assert_same(*ended, atol=0, rtol=0)
+
+
+def test_a_step_that_was_given_is_left_alone() -> None:
+    problem, transport = ready(make_federation(), Population(make_net(), k=1))
+    method = FedAvg(lr=0.37)
+    assert choose_lr(method, problem, transport) is method
+
+
+def test_a_step_that_is_still_to_be_chosen_is_never_used_as_a_number() -> None:
+    with pytest.raises(SettingError, match="set a number"):
+        FedAvg().step_size(0, 10)
