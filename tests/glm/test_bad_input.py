@@ -131,7 +131,7 @@ def test_columns_of_the_wrong_number_or_type():
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 7e9])
 def test_a_constant_column_has_coefficient_zero(value):
-    """Nothing but a ridge would regularization its coefficient, and a later table may have other values in it."""
+    """The data do not determine its coefficient, and a later table may have other values in this column."""
     more = np.c_[X, np.full(N, value)]
     for table in (more, sp.csr_array(more)):
         model = regressor(ridge=0.0).fit(table, TABLE.y, clients=CLIENTS)
