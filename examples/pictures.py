@@ -1,4 +1,4 @@
-"""Charts for the examples, of the same parts as ppfl's own report."""
+"""Charts for the examples, drawn with the same functions as ppfl's report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DATA = Path(os.environ.get("PPFL_DATA") or Path(__file__).parents[2] / "shared" 
 
 
 class Panel(NamedTuple):
-    """Two axes."""
+    """A plot area with two axes."""
 
     x: Axis
     y: Axis
@@ -29,7 +29,7 @@ class Panel(NamedTuple):
         return element("circle", cx=self.x.at(x), cy=self.y.at(y), r=radius, **look)
 
     def frame(self, x_name: str, y_name: str) -> list[Markup]:
-        """Rules with their values, and what they are values of."""
+        """Grid lines with their values, and the names of both axes."""
         left, right, bottom, top = self.x.start, self.x.end, self.y.start, self.y.end
         return [
             *grid_lines(self.y, left, right, "{:g}".format),
@@ -40,35 +40,35 @@ class Panel(NamedTuple):
 
 
 def grouped_bars(values: Mapping[str, Sequence[float]], left: float, right: float, top: float) -> list[Markup]:
-    """A group a name, a bar of its own colour a canonical model, from 0; they take 30 pixels and 16 a bar."""
+    """One group of bars per name, one bar per canonical model; a group is 30 pixels high, plus 16 per bar."""
     every = [value for group in values.values() for value in group]
     along, parts = Axis(min(0.0, *every), max(0.0, *every), left, right), []
     for name, group in values.items():
         parts.append(text(left - 50, top + 8 * len(group) + 4, name, anchor="end"))
-        for at, value in enumerate(group):
+        for i, value in enumerate(group):
             start, end = sorted((along.at(0), along.at(value)))
-            place = {"x": start, "y": top + 16 * at, "width": max(1.0, end - start), "height": 13.0}
-            parts.append(element("rect", **place, fill=model_colour(at)))
-            beside = (end + 6, "start") if round(value, 1) >= 0 else (start - 6, "end")
-            said = f"{round(value, 1) + 0.0:.1f}".replace("-", "−")  # no minus before 0
-            parts.append(text(beside[0], top + 16 * at + 11, said, anchor=beside[1]))
+            rectangle = {"x": start, "y": top + 16 * i, "width": max(1.0, end - start), "height": 13.0}
+            parts.append(element("rect", **rectangle, fill=model_colour(i)))
+            label_x, anchor = (end + 6, "start") if round(value, 1) >= 0 else (start - 6, "end")
+            label = f"{round(value, 1) + 0.0:.1f}".replace("-", "−")  # never -0.0
+            parts.append(text(label_x, top + 16 * i + 11, label, anchor=anchor))
         top += 30 + 16 * len(group)
     return parts
 
 
 def titled(width: float, height: float, title: str, subtitle: str, *parts: Markup) -> Markup:
-    """A drawing that stands alone."""
+    """A complete drawing with a title and a subtitle."""
     heading = [text(16, 24, title, font_size=16, font_weight="bold"), text(16, 44, subtitle)]
     return drawing(width, height, title, *heading, *parts, standalone=True)
 
 
 def below(top: float, width: float, height: float, part: Markup) -> Markup:
-    """A drawing of ppfl's report as a part of another, under its title."""
+    """A chart of ppfl's report, embedded in another drawing below its title."""
     return element("svg", part, x=0.0, y=top, width=width, height=height)
 
 
 def save(folder: Path, **pictures: Markup) -> None:
-    """As SVG, each under its name."""
+    """Write each picture as an SVG file."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         (folder / f"{name}.svg").write_text(picture + "\n", encoding="utf-8")

@@ -1,12 +1,12 @@
-"""Which schools are good, and for whom? Run it as a script, or cell by cell.
+"""Which schools are good, and for whom? Run this as a script, or cell by cell.
 
-python examples/schools.py     (with the pupils in PPFL_DATA or ../shared/data, or else with simulated ones)
+python examples/schools.py     (uses the pupils in PPFL_DATA or ../shared/data if they exist, else simulated ones)
 """
 
 # %% Sixty-five schools in inner London, four thousand pupils, two exams: at 11 (standLRT) and at 16 (normexam).
 #
-# A school that takes in strong pupils has strong results, so a league table compares exams at 16 given those at 11
-# (Goldstein et al. 1993). But schools have two to two hundred pupils, and luck makes the small ones extreme.
+# A school that admits strong pupils has strong results, so a fair ranking compares exams at 16 given those at 11
+# (Goldstein et al. 1993). But schools have two to two hundred pupils, and by chance the small ones are extreme.
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ FILE = DATA / "mlmRev_Exam.csv.gz"
 
 
 def simulated(schools: int) -> pd.DataFrame:
-    """Schools between three kinds; the larger ones are not better than the smaller."""
+    """Schools that are mixtures of three kinds. Their quality does not depend on their size."""
     random = np.random.default_rng(0)
     lines = random.dirichlet([1.0] * 3, schools) @ np.array([[-0.7, 0.4], [0.3, 0.3], [0.5, 1.0]])
     school = np.repeat(np.arange(schools), np.exp(random.uniform(1, 5, schools)).astype(int) + 2)
@@ -40,31 +40,31 @@ y, school = data.normexam, data.school
 pupils = school.value_counts().sort_index()
 print(f"{len(data)} pupils of {len(pupils)} schools{'' if FILE.exists() else ' (simulated)'}\n")
 
-# %% One model for all, a model for each, or a population?
+# %% One model for all, one model per school, or a population?
 #
-# A quarter of all pupils is kept aside. By how much girls are ahead is the same everywhere (shared); how much a school
-# adds, and to whom, is the school's own.
+# A quarter of all pupils is held out. The advantage of girls is the same in all schools (shared); the intercept and the
+# effect of the exam at 11 differ between schools.
 
-aside = np.random.default_rng(0).random(len(data)) < 0.25
-aside &= data.groupby("school").cumcount() >= 2  # two pupils of each school stay
-
-
-def rmse(guess: np.ndarray) -> float:
-    return float(np.sqrt(np.mean((guess - y[aside]) ** 2)))
+test = np.random.default_rng(0).random(len(data)) < 0.25
+test &= data.groupby("school").cumcount() >= 2  # each school keeps at least two pupils for training
 
 
-guess = y.copy()
-for mine in (school == name for name in school[aside].unique()):
-    guess[mine & aside] = Ridge(1.0).fit(X[mine & ~aside], y[mine & ~aside]).predict(X[mine & aside])
-rows = {"a model for each": (np.nan, rmse(guess[aside]))}
+def rmse(predicted: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((predicted - y[test]) ** 2)))
+
+
+predicted = y.copy()
+for own in (school == name for name in school[test].unique()):
+    predicted[own & test] = Ridge(1.0).fit(X[own & ~test], y[own & ~test]).predict(X[own & test])
+rows = {"one model per school": (np.nan, rmse(predicted[test]))}
 for k in (1, 2, 3, 4):
-    model = PopulationRegressor(k, shared=["girl"], random_state=0).fit(X[~aside], y[~aside], clients=school[~aside])
-    rows[f"K = {k}"] = (model.bic_, rmse(model.predict(X[aside], clients=school[aside])))
+    model = PopulationRegressor(k, shared=["girl"], random_state=0).fit(X[~test], y[~test], clients=school[~test])
+    rows[f"K = {k}"] = (model.bic_, rmse(model.predict(X[test], clients=school[test])))
 print(pd.DataFrame(rows, index=["BIC", "error"]).T.to_string(float_format="{:.4g}".format, na_rep="–"), "\n")
 
 # %% The canonical schools, now from all pupils
 #
-# The intercept is where the average boy of 11 ends at 16; the slope says how much of a head start lasts until then.
+# The intercept is the result at 16 of a boy who was average at 11. The slope is how much of an advantage at 11 remains.
 
 model = PopulationRegressor(3, shared=["girl"], random_state=0).fit(X, y, clients=school)
 shares = model.memberships_.to_numpy()
@@ -72,36 +72,36 @@ starts, slopes = model.canonical_intercept_, model.canonical_coef_[:, 0]
 names = ["A", "B", "C"]
 print(pd.DataFrame({"share": shares.mean(0), "average boy": starts, "slope": slopes}, index=names).round(2), "\n")
 fixed, _, covariance = as_mixed_model(model)
-said = pd.DataFrame({"fixed effect": fixed, "spread of schools": np.sqrt(np.diag(covariance))})
-print("As a mixed model would tell it:", said.round(2), "", sep="\n")
+effects = pd.DataFrame({"fixed effect": fixed, "spread of schools": np.sqrt(np.diag(covariance))})
+print("As a mixed model:", effects.round(2), "", sep="\n")
 
-# %% The league table, with and without humility
+# %% The ranking of schools, from each school's own pupils and from the population
 
-level = y - fixed["girl"] * X.girl  # of boys, and of girls as if they were
+level = y - fixed["girl"] * X.girl  # results without the advantage of girls
 alone = [Ridge(1.0).fit(X[["standLRT"]][school == name], level[school == name]).intercept_ for name in pupils.index]
 table = pd.DataFrame({"pupils": pupils, "alone": alone})
 table["population"] = shares @ starts
-for said, by in (("by its own pupils alone", "alone"), ("as one of a population", "population")):
-    print(f"The first and the last three, each school {said}:")
+for label, by in (("its own pupils only", "alone"), ("the population model", "population")):
+    print(f"The three best and the three worst schools according to {label}:")
     ranked = table.sort_values(by, ascending=False)
     print(pd.concat([ranked.head(3), ranked.tail(3)]).round(2).to_string(), "\n")
-# %% Shrinkage: what a school has too few pupils to prove, it is not credited with
+# %% Shrinkage: a school with few pupils stays near the mean
 #
-# A line leads from what its own pupils say of a school to what is said of it as one of a population. Small schools, at
-# the left, move most.
+# A line leads from the estimate of each school's own pupils to that of the population model. Small schools, at the
+# left, move most.
 
 low, high = table[["alone", "population"]].min(axis=None), table[["alone", "population"]].max(axis=None)
 panel = Panel(Axis(pupils.min() * 0.9, pupils.max() * 1.1, 60, 880, log=True), Axis(low, high, 440, 90))
-parts = panel.frame("pupils of a school", "average boy at 16, in standard deviations")
+parts = panel.frame("pupils per school", "average boy at 16, in standard deviations")
 for at, row in enumerate(table.itertuples()):
     colour = mixed_colour(shares[at])
     parts.append(panel.line([(row.pupils, row.alone), (row.pupils, row.population)], colour, 1.2))
     parts.append(panel.dot(row.pupils, row.alone, MIDDLE_GREY, 3.2, hollow=True))
     parts.append(panel.dot(row.pupils, row.population, colour, 4))
-said = "Ring: its own pupils alone. Dot: as one of a population, in the colours of the canonical schools it is made of."
-shrinkage = titled(900, 490, "Small schools prove little", said, *parts)
+subtitle = "Ring: own pupils only. Dot: population model, in the mixed colours of the canonical schools."
+shrinkage = titled(900, 490, "Shrinkage of small schools", subtitle, *parts)
 
-# %% What a head start is worth, school by school
+# %% The effect of the exam at 11, school by school
 
 both = np.array([-3.0, 3.0])
 reach = starts[:, None] + slopes[:, None] * both
@@ -110,9 +110,9 @@ parts = panel.frame("exam at 11, in standard deviations", "exam at 16, average b
 for at, line in enumerate(shares @ reach):
     parts.append(panel.line(zip(both, line, strict=True), mixed_colour(shares[at]), 1, opacity="0.5"))
 parts += [panel.line(zip(both, reach[k], strict=True), model_colour(k), 4) for k in range(3)]
-for k, place in enumerate(separate([panel.y.at(end) for end in reach[:, 1]], 18, 90, 440)):
-    said = f"{names[k]} ({shares[:, k].mean():.0%}): {starts[k]:+.2f}, slope {slopes[k]:.2f}".replace("-", "−")
-    parts.append(text(650, place + 4, said, fill=model_colour(k), font_weight="bold"))
-said = "Thick: the canonical schools. Thin: the schools, each a mixture of them."
-lines = titled(900, 490, "Canonical schools", said, *parts)
+for k, y_label in enumerate(separate([panel.y.at(end) for end in reach[:, 1]], 18, 90, 440)):
+    label = f"{names[k]} ({shares[:, k].mean():.0%}): {starts[k]:+.2f}, slope {slopes[k]:.2f}".replace("-", "−")
+    parts.append(text(650, y_label + 4, label, fill=model_colour(k), font_weight="bold"))
+subtitle = "Thick: the canonical schools. Thin: the schools, each a mixture of them."
+lines = titled(900, 490, "Canonical schools", subtitle, *parts)
 save(OUT, shrinkage=shrinkage, lines=lines)

@@ -1,4 +1,4 @@
-"""The mixed model of statsmodels that fits a table, in a process of its own, which a time limit can end."""
+"""The mixed models of statsmodels, fitted in a separate process with a time limit."""
 
 from __future__ import annotations
 
@@ -23,68 +23,70 @@ INVERSE_LINKS: dict[str, Callable[[Array], Array]] = {
 
 
 class Effects(NamedTuple):
-    """Of an intercept and the columns after it."""
+    """Fixed and random effects of an intercept and the columns after it."""
 
     fixed: Array  # (1 + d,)
     random: Array  # (clients, len(which))
-    which: list[int]  # the columns with random effects, 0 for the intercept
+    which: list[int]  # positions with random effects, 0 for the intercept
     converged: bool
 
     def predictor(self, x: Array, row: Array) -> Array:
         return x @ self.fixed + (x[:, self.which] * self.random[row]).sum(1)
 
 
-class MixedAnswer(NamedTuple):
-    mean: Array | None  # of the test rows; None where there is no answer
+class MixedResult(NamedTuple):
+    mean: Array | None  # predictions for the test rows; None if the fit failed
     seconds: float
     effects: str  # "slopes" or "intercept"
     note: str = ""
-    slopes: float | None = None  # seconds that random slopes took, whether they converged or not
+    slopes: float | None = None  # seconds for random slopes, converged or not
 
 
-def mixed_model(train: Table, test: Table, limit: float, *, slopes: bool) -> MixedAnswer:
-    """With random slopes for all columns that vary within clients if these converge in time, else random intercepts."""
+def mixed_model(train: Table, test: Table, limit: float, *, slopes: bool) -> MixedResult:
+    """With random slopes for all columns that vary within clients, or with random intercepts if these fail."""
     if slopes and train.slopes:
-        answer = _limited(train, test, train.slopes, limit)
-        if answer.mean is None or answer.note:
-            answer = _limited(train, test, [], limit)._replace(note=f"slopes: {answer.note}", slopes=answer.seconds)
-        return answer._replace(slopes=answer.slopes or answer.seconds)
-    return _limited(train, test, [], limit)
+        result = _fit_with_limit(train, test, train.slopes, limit)
+        if result.mean is None or result.note:
+            result = _fit_with_limit(train, test, [], limit)._replace(
+                note=f"slopes: {result.note}", slopes=result.seconds
+            )
+        return result._replace(slopes=result.slopes or result.seconds)
+    return _fit_with_limit(train, test, [], limit)
 
 
-def _limited(train: Table, test: Table, slopes: list[int], limit: float) -> MixedAnswer:
+def _fit_with_limit(train: Table, test: Table, slopes: list[int], limit: float) -> MixedResult:
     kind = "slopes" if slopes else "intercept"
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    child = context.Process(target=_answer, args=(there, train, test, slopes, limit))
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_run_child, args=(sender, train, test, slopes, limit))
     child.start()
-    there.close()
+    sender.close()
     try:
-        mean, seconds, note = here.recv()
-    except EOFError:  # the limit ended it
+        mean, seconds, note = receiver.recv()
+    except EOFError:  # stopped by the time limit
         mean, seconds, note = None, limit, f"not done in {limit:g} s"
     child.join()
-    return MixedAnswer(mean, seconds, kind, note)
+    return MixedResult(mean, seconds, kind, note)
 
 
-def _answer(pipe: Connection, train: Table, test: Table, slopes: list[int], limit: float) -> None:
-    import statsmodels.api  # noqa: F401  loading it is no part of fitting
+def _run_child(pipe: Connection, train: Table, test: Table, slopes: list[int], limit: float) -> None:
+    import statsmodels.api  # noqa: F401  the import does not count as fitting time
 
     warnings.simplefilter("ignore")
     start = time.process_time()
     resource.setrlimit(resource.RLIMIT_CPU, (round(start + limit),) * 2)
     try:
-        mean, converged = _predicted(train, test, slopes)
+        mean, converged = _fit_and_predict(train, test, slopes)
         pipe.send((mean, time.process_time() - start, "" if converged else "not converged"))
-    except Exception as error:  # whatever it is, it is what a user of statsmodels would have got
+    except Exception as error:  # recorded as the result, as a user of statsmodels would see it
         pipe.send((None, time.process_time() - start, f"{type(error).__name__}: {error}"[:60]))
 
 
-def _predicted(train: Table, test: Table, slopes: list[int]) -> tuple[Array, bool]:
+def _fit_and_predict(train: Table, test: Table, slopes: list[int]) -> tuple[Array, bool]:
     ids, row = np.unique(train.clients, return_inverse=True)
     design, unseen = (np.column_stack([np.ones(len(t.y)), t.x]) for t in (train, test))
     fit = _linear if train.family == "gaussian" else _generalised
-    effects = fit(train, design, row, [0, *(at + 1 for at in slopes)])
+    effects = fit(train, design, row, [0, *(i + 1 for i in slopes)])
     eta = effects.predictor(unseen, np.searchsorted(ids, test.clients))
     return INVERSE_LINKS[train.family](eta), effects.converged
 
@@ -99,11 +101,11 @@ def _linear(train: Table, design: Array, row: Array, which: list[int]) -> Effect
 
 
 def _generalised(train: Table, design: Array, row: Array, which: list[int]) -> Effects:
-    """By variational Bayes: on these tables the Laplace fit more often ends at variances of 0."""
+    """By variational Bayes, because the Laplace fit more often ends at variances of 0 on these tables."""
     from statsmodels.genmod.bayes_mixed_glm import BinomialBayesMixedGLM, PoissonBayesMixedGLM
 
     n, m = len(row), row.max() + 1
-    parts = [sp.csr_matrix((design[:, at], (np.arange(n), row)), shape=(n, m)) for at in which]
+    parts = [sp.csr_matrix((design[:, i], (np.arange(n), row)), shape=(n, m)) for i in which]
     kind: Any = {"bernoulli": BinomialBayesMixedGLM, "poisson": PoissonBayesMixedGLM}[train.family]
     found = kind(train.y, design, sp.hstack(parts).tocsr(), np.repeat(np.arange(len(which)), m)).fit_vb()
     converged = bool(found.optim_retvals.success)

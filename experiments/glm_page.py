@@ -1,4 +1,4 @@
-"""What `glm_comparison.py` measured, as a table and in sentences that the figures write."""
+"""The page of `glm_comparison.py`: a table of all measurements, and sentences generated from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS = ("pooled", "own", "mixed", "ours")
 
 
 class Summary:
-    """Means over splits of what was measured of a table."""
+    """The results for one table, averaged over splits."""
 
     def __init__(self, name: str, found: dict[str, Any]) -> None:
         self.name, self.found, self.splits = name, found, found["splits"]
@@ -31,7 +31,7 @@ class Summary:
 
     @property
     def ratio(self) -> float:
-        """To the better of one model for all and one for each."""
+        """Our score divided by the better of pooled and own."""
         return self.scores["ours"] / min(self.scores["pooled"], self.scores["own"])
 
     @property
@@ -41,27 +41,27 @@ class Summary:
 
     @property
     def with_slopes(self) -> tuple[float, float] | None:
-        """Seconds of random slopes, and of a fit of ours (K from 2 on) in which the same columns differ."""
-        theirs = [split["mixed"]["slopes"] for split in self.splits if split["mixed"] and split["mixed"]["slopes"]]
+        """Seconds for random slopes, and for one of our fits with K > 1 in which the same columns vary."""
+        mixed = [split["mixed"]["slopes"] for split in self.splits if split["mixed"] and split["mixed"]["slopes"]]
         tried = [candidate for split in self.splits for candidate in split["ours"]["candidates"]]
         differing = "slopes" if any(c["differing"] == "slopes" for c in tried) else "all"
         ours = [c["seconds"] for c in tried if c["k"] > 1 and c["differing"] == differing]
-        return (float(np.mean(theirs)), float(np.mean(ours))) if theirs and ours else None
+        return (float(np.mean(mixed)), float(np.mean(ours))) if mixed and ours else None
 
     @property
     def shape(self) -> str:
-        """K, and what clients differ in."""
+        """The chosen K, and what clients differ in."""
         kinds = [f"{split['ours']['k']} {split['ours']['differing']}" for split in self.splits]
         return ", ".join(dict.fromkeys(kinds))
 
     @property
     def mixed(self) -> str:
-        """The score, with what kept statsmodels from a better one."""
-        answers = [split["mixed"] for split in self.splits if split["mixed"]]
-        if not answers:
+        """The score of statsmodels, with the kind of random effects and notes about failures."""
+        results = [split["mixed"] for split in self.splits if split["mixed"]]
+        if not results:
             return "none"
-        notes = "; ".join(dict.fromkeys(answer["note"] for answer in answers if answer["note"]))
-        effects = "/".join(dict.fromkeys(answer["effects"] for answer in answers))
+        notes = "; ".join(dict.fromkeys(result["note"] for result in results if result["note"]))
+        effects = "/".join(dict.fromkeys(result["effects"] for result in results))
         shown = "–" if self.scores["mixed"] is None else f"{self.scores['mixed']:.4g}"
         return f"{shown} ({effects}{'; ' * bool(notes)}{notes})"
 
@@ -84,76 +84,79 @@ HEAD = (
 )  # fmt: skip
 
 
-def sentences(all_: list[Summary]) -> list[str]:
-    """What the figures say, whatever it is."""
-    beside = [s for s in all_ if s.to_mixed is not None]
-    large = [s for s in beside if s.found["clients"] > 100]
-    behind = [f"{s.name} ({s.ratio - 1:+.1%})" for s in all_ if s.ratio > 1.02]
-    said = [
-        f"Ours is within 2 % of the better of pooled and own, or better, on {sum(s.ratio <= 1.02 for s in all_)} of "
-        f"{len(all_)} tables, and strictly better on {sum(s.ratio < 1 for s in all_)}."
-        + (f" It is behind on {', '.join(behind)}." if behind else ""),
+def sentences(summaries: list[Summary]) -> list[str]:
+    """The main findings, generated from the results."""
+    with_mixed = [s for s in summaries if s.to_mixed is not None]
+    large = [s for s in with_mixed if s.found["clients"] > 100]
+    behind = [f"{s.name} ({s.ratio - 1:+.1%})" for s in summaries if s.ratio > 1.02]
+    found = [
+        f"Ours is within 2 % of the better of pooled and own, or better, on "
+        f"{sum(s.ratio <= 1.02 for s in summaries)} of {len(summaries)} tables, and strictly better on "
+        f"{sum(s.ratio < 1 for s in summaries)}." + (f" It is behind on {', '.join(behind)}." if behind else ""),
     ]
-    if beside:
-        behind = [f"{s.name} ({s.to_mixed - 1:+.2%})" for s in beside if s.to_mixed > 1]
-        said.append(
-            f"Beside statsmodels it is equal or better on {sum(s.to_mixed <= 1 for s in beside)} of {len(beside)} "
-            f"tables, and within 1 % on {sum(s.to_mixed <= 1.01 for s in beside)}."
+    if with_mixed:
+        behind = [f"{s.name} ({s.to_mixed - 1:+.2%})" for s in with_mixed if s.to_mixed > 1]
+        found.append(
+            f"Compared with statsmodels it is equal or better on {sum(s.to_mixed <= 1 for s in with_mixed)} of "
+            f"{len(with_mixed)} tables, and within 1 % on {sum(s.to_mixed <= 1.01 for s in with_mixed)}."
             + (f" It is behind on {', '.join(behind)}." if behind else "")
         )
     for s in (s for s in large if s.with_slopes):
-        theirs, ours = s.with_slopes
+        mixed, ours = s.with_slopes
         over = "over " * any("not done" in split["mixed"]["note"] for split in s.splits)
-        said.append(
-            f"{s.name}, where slopes differ: statsmodels takes {over}{theirs:.3g} s for random slopes, a fit of ours "
-            f"{ours:.3g} s ({over}{theirs / ours:.2g} times)."
+        found.append(
+            f"{s.name} with varying slopes: statsmodels takes {over}{mixed:.3g} s for random slopes, one of our fits "
+            f"{ours:.3g} s ({over}{mixed / ours:.2g} times)."
         )
     for s in large:
         whole, alone = (s.seconds["mixed"] / seconds for seconds in (s.seconds["ours"], s.alone))
-        said.append(
-            f"{s.name}, {s.found['clients']} clients: the mixed model takes {whole:.2g} times as long as the choice of "
-            f"K among 1 to 4, and {alone:.2g} times as long as the chosen fit alone."
+        found.append(
+            f"{s.name}, {s.found['clients']} clients: the mixed model takes {whole:.2g} times as long as all our fits "
+            f"for K from 1 to 4, and {alone:.2g} times as long as the chosen fit alone."
         )
-    for s in (s for s in all_ if s.found["clients"] > 1000):
+    for s in (s for s in summaries if s.found["clients"] > 1000):
         tried = [candidate for split in s.splits for candidate in split["ours"]["candidates"]]
         times = [c["seconds"] for c in tried if (c["k"], c["differing"]) == (4, "all")]
-        said.append(f"{s.name}: a fit with K = 4 takes {np.mean(times):.3g} s.")
-    short = [s.name for s in all_ if not all(split["ours"]["converged"] for split in s.splits)]
-    if short:
-        said.append(f"The chosen fit stopped short of its tolerance on {', '.join(short)}.")
-    return said
+        found.append(f"{s.name}: a fit with K = 4 takes {np.mean(times):.3g} s.")
+    not_converged = [s.name for s in summaries if not all(split["ours"]["converged"] for split in s.splits)]
+    if not_converged:
+        found.append(f"The chosen fit did not converge on {', '.join(not_converged)}.")
+    return found
 
+
+TITLE = "Population GLMs compared with pooled, own and mixed models"
 
 NOTES = """\
 Scores are root mean squared errors for the gaussian family and mean deviances for all others, of a quarter of each
-client's rows (or choices), held out at random; smaller is better. All figures are means over {splits} splits, the same
-for all methods; seconds are of one processor.
+client's rows (or choices), held out at random; smaller is better. All numbers are means over {splits} splits, which are
+the same for all methods; seconds are processor time.
 
-- Pooled: one GLM for all (K = 1).
-- Own: a GLM for each client. The ridge is one for all clients of a table, chosen from 0.1, 1, 10 and 100 (columns
-  standardised, losses summed) by rows set aside from training; a client whose targets are all alike predicts that.
+- Pooled: one GLM for all clients (K = 1).
+- Own: one GLM per client. All clients of a table have the same ridge, chosen from 0.1, 1, 10 and 100 (columns
+  standardised, losses summed) by validation on training rows. If all targets of a client are equal, its prediction is
+  that value, moved slightly towards the overall mean.
 - Mixed model: statsmodels `MixedLM`, or `BinomialBayesMixedGLM` and `PoissonBayesMixedGLM` by variational Bayes, with
-  random slopes for all columns that vary within clients where that converges within {limit:g} s, else with random
-  intercepts. It has none for choices.
-- Ours: K from 1 to {most}, and whether clients differ in all columns, in the intercept and the slopes that the mixed
-  model has too, or in the intercept alone; both chosen by training rows set aside (a tenth of each client's after the
-  other; of more than 3,000 rows a quarter, once), then the ridge from 1, 10 and 100. "Ours s" is all these fits,
-  "chosen fit s" the last one, of all training rows."""
+  random slopes for all columns that vary within clients if that converges within {limit:g} s, else with random
+  intercepts. It has no model for choices.
+- Ours: K from 1 to {most}, and clients that differ in all columns, in the intercept and the random slopes of the mixed
+  model, or in the intercept only. Both are chosen by validation on training rows (ten-fold within clients, or one
+  quarter for more than 3,000 rows), then the ridge from 1, 10 and 100. "Ours s" is the time of all these fits, "chosen
+  fit s" that of the last one, on all training rows."""
 
 
-def page(all_: list[Summary], splits: int, limit: float, command: str) -> str:
+def page(summaries: list[Summary], splits: int, limit: float, command: str) -> str:
     return "\n".join(
         [
-            heading("Population GLMs beside pooled, own and mixed models", command, "scikit-learn", "statsmodels"), "",
+            heading(TITLE, command, "scikit-learn", "statsmodels"), "",
             NOTES.format(splits=splits, limit=limit, most=LARGEST_K), "",
             f"| {' | '.join(HEAD)} |", f"|{' --- |' * 2}{' ---: |' * (len(HEAD) - 2)}",
-            *(summary.row() for summary in all_), "", *(f"- {sentence}" for sentence in sentences(all_)), "",
+            *(summary.row() for summary in summaries), "", *(f"- {sentence}" for sentence in sentences(summaries)), "",
         ]
     )  # fmt: skip
 
 
 def heading(title: str, command: str, *packages: str) -> str:
-    """Of a page, with the command that made it and with what."""
+    """The title of a page, with the command, the versions and the date."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()

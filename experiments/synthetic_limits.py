@@ -1,4 +1,4 @@
-"""What Synthetic allows: the Bayes rule, and known sources with memberships fitted by maximum likelihood.
+"""The best possible results on Synthetic: the Bayes rule, and maximum likelihood memberships with known sources.
 
 python experiments/synthetic_limits.py [data seed ...]
 """
@@ -22,8 +22,8 @@ def source_probabilities(federation: Federation, samples: Samples) -> torch.Tens
     return NORMAL.cdf(samples.x @ truth.sources.T / truth.noise)
 
 
-def likeliest_memberships(federation: Federation) -> torch.Tensor:
-    """(M, K): each client's maximum likelihood memberships, the sources known."""
+def maximum_likelihood_memberships(federation: Federation) -> torch.Tensor:
+    """(M, K): each client's maximum likelihood membership, with known sources."""
     ones = source_probabilities(federation, federation.train)
     likelihood = torch.where(federation.train.y[:, None] == 1, ones, 1 - ones).clamp_min(1e-12)
     rows = []
@@ -40,13 +40,13 @@ def main(seeds: list[int]) -> None:
         federation = synthetic_classification(seed=seed)
         assert federation.test is not None
         assert federation.truth is not None
-        c = likeliest_memberships(federation)
+        c = maximum_likelihood_memberships(federation)
         mixed = (source_probabilities(federation, federation.test) * c[federation.test.client_of()]).sum(1)
         accuracy = float(((mixed > 0.5) == (federation.test.y == 1)).double().mean())
-        off = float(total_variation(c, federation.truth.memberships).mean())
+        error = float(total_variation(c, federation.truth.memberships).mean())
         print(
             f"data seed {seed}: Bayes {bayes_accuracy(federation):.2%}, "
-            f"known sources {accuracy:.2%}, memberships off by {off:.4f}",
+            f"known sources {accuracy:.2%}, membership error {error:.4f}",
             flush=True,
         )
 

@@ -1,4 +1,4 @@
-"""Populations drawn from the model itself."""
+"""Random populations that follow the model."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 FAMILIES = ("gaussian", "poisson", "gamma", "bernoulli", "multinomial")
 
 
-class Drawn(NamedTuple):
+class DrawnPopulation(NamedTuple):
     x: Array  # (n, d)
     y: Array  # (n,)
     clients: Array  # (n,)
@@ -25,13 +25,13 @@ class Drawn(NamedTuple):
 
 
 def triangle(d: int, radius: float, random: np.random.Generator) -> Array:
-    """Three canonical models as far apart as they can be: the corners of a regular triangle about 0, (3, d)."""
+    """Three canonical models at the corners of a regular triangle around 0, (3, d)."""
     plane, _ = np.linalg.qr(random.normal(size=(d, 2)))
     angle = 2 * np.pi * np.arange(3) / 3
     return radius * np.stack([np.cos(angle), np.sin(angle)], 1) @ plane.T
 
 
-def draw(
+def draw_population(
     family: str,
     seed: int = 0,
     *,
@@ -40,14 +40,14 @@ def draw(
     d: int = 3,
     radius: float = 1.0,
     alpha: float = 0.3,
-) -> Drawn:
-    """Half of the variance is noise for the gaussian family."""
+) -> DrawnPopulation:
+    """Draw memberships, features and targets. For the gaussian family, half of the variance of y is noise."""
     random = np.random.default_rng(seed)
     theta = triangle(d, radius, random)
     c = random.dirichlet([alpha] * 3, clients)
-    codes = np.repeat(np.arange(clients), rows)
-    x = random.normal(size=(len(codes), d))
-    eta = (x * (c @ theta)[codes]).sum(1)
+    client = np.repeat(np.arange(clients), rows)
+    x = random.normal(size=(len(client), d))
+    eta = (x * (c @ theta)[client]).sum(1)
     if family == "gaussian":
         y = eta + random.normal(size=len(eta)) * eta.std()
     elif family == "poisson":
@@ -58,25 +58,25 @@ def draw(
         y = (random.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(float)
     else:
         y = np.digitize(eta + random.logistic(size=len(eta)), [-1.0, 1.0]).astype(float)
-    return Drawn(x, y, codes, c, theta, eta)
+    return DrawnPopulation(x, y, client, c, theta, eta)
 
 
-def family_of(name: str) -> Family:
+def make_family(name: str) -> Family:
     if name == "bernoulli":
         return BernoulliFamily()
     return MultinomialFamily(3) if name == "multinomial" else regression_family(name, None)
 
 
-def rows_of(
-    drawn: Drawn, family: Family, mix: str, shared: Any = None, x: Any = None, weight: Any = None
+def make_rows(
+    drawn: DrawnPopulation, family: Family, mix: str, shared: Any = None, x: Any = None, weight: Any = None
 ) -> ClientRows:
     table = drawn.x if x is None else x
     weight = np.ones(len(drawn.y)) if weight is None else weight
-    names = [f"x{at}" for at in range(table.shape[1])]
-    columns = ColumnScaling.of(table, weight, names, shared, intercept=True)
+    names = [f"x{i}" for i in range(table.shape[1])]
+    scaling = ColumnScaling.of(table, weight, names, shared, intercept=True)
     codes = ClientCodes.of(drawn.clients, len(drawn.y))
-    return sort_by_client(columns, table, drawn.y, weight, codes, family, mix)
+    return sort_by_client(scaling, table, drawn.y, weight, codes, family, mix)
 
 
-def double(array: Array) -> torch.Tensor:
+def to_double(array: Array) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""`ppfl glm`: files that agree with the estimator, figures that are printed, and one line for what is wrong."""
+"""`ppfl glm`: files that agree with the estimator, the printed tables, and error messages."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ def shops(tmp_path: Path) -> Path:
 QUICK = ("--client", "shop", "--target", "sold", "--columns", "price,day", "--n-init", "2")
 
 
-def rows_of(file: Path) -> list[dict[str, str]]:
+def read_rows(file: Path) -> list[dict[str, str]]:
     with file.open(encoding="utf-8", newline="") as text:
         return list(csv.DictReader(text))
 
@@ -36,13 +36,13 @@ def test_files_agree_with_the_estimator(ppfl, shops, tmp_path):
     table = pd.read_csv(shops, dtype={"shop": str})
     x = np.stack([table["price"], table["day"] == "tu"], 1).astype(float)
     model = PopulationRegressor(2, n_init=2, random_state=3).fit(x, table["sold"].to_numpy(), clients=table["shop"])
-    memberships = rows_of(tmp_path / "out" / "memberships.csv")
+    memberships = read_rows(tmp_path / "out" / "memberships.csv")
     assert [row["client"] for row in memberships] == model.clients_.tolist() == [f"{i:03}" for i in range(10)]
     assert {row["rows"] for row in memberships} == {"8"}
     found = np.array([[float(row["A"]), float(row["B"])] for row in memberships])
     np.testing.assert_allclose(found, np.asarray(model.memberships_), rtol=1e-12)
     np.testing.assert_allclose(found.sum(1), 1)
-    coefficients = rows_of(tmp_path / "out" / "coefficients.csv")
+    coefficients = read_rows(tmp_path / "out" / "coefficients.csv")
     assert [row["term"] for row in coefficients] == ["intercept", "price", "day = tu"]
     written = np.array([[float(row["A"]), float(row["B"])] for row in coefficients])
     np.testing.assert_allclose(written, np.vstack([model.canonical_intercept_, model.canonical_coef_.T]), rtol=1e-12)
@@ -52,7 +52,7 @@ def test_files_agree_with_the_estimator(ppfl, shops, tmp_path):
     assert result["mixed"] + sum(result["clear"].values()) == result["clients"] == 10
 
 
-def test_what_is_printed_is_what_is_written(ppfl, shops, tmp_path, monkeypatch):
+def test_the_printed_tables_agree_with_the_files(ppfl, shops, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = ppfl("glm", shops, "--client", "shop", "--target", "sold", "-k", "2,1", "--n-init", "2")
     assert done.code == 0
@@ -73,7 +73,7 @@ def test_what_is_printed_is_what_is_written(ppfl, shops, tmp_path, monkeypatch):
     assert f"ppfl glm {shops} --client shop --target sold -k 2,1 --n-init 2" in page
 
 
-def test_again_is_the_same(ppfl, shops, tmp_path, snapshot):
+def test_a_second_run_is_the_same(ppfl, shops, tmp_path, snapshot):
     found = []
     for _ in range(2):
         assert ppfl("glm", shops, *QUICK, "-k", "2", "--out", tmp_path / "out", "--quiet") == (0, "", "")
@@ -85,7 +85,7 @@ def test_again_is_the_same(ppfl, shops, tmp_path, snapshot):
     assert found[0] == found[1]
 
 
-def test_classes_have_accuracy_and_nothing_need_be_held_out(ppfl, shops, tmp_path):
+def test_classes_have_an_accuracy_and_holding_out_is_optional(ppfl, shops, tmp_path):
     options = ("--client", "shop", "--target", "open", "--columns", "price", "-k", "1", "--out", tmp_path / "out")
     done = ppfl("glm", shops, *options)
     assert "family bernoulli (no or yes), guessed" in done.out
@@ -113,7 +113,7 @@ def test_classes_have_accuracy_and_nothing_need_be_held_out(ppfl, shops, tmp_pat
         (["--test-fraction", "2"], ["fraction is 2"]),
     ],
 )
-def test_bad_options_end_in_one_line(ppfl, shops, tmp_path, options, parts):
+def test_bad_options_give_one_line_of_error(ppfl, shops, tmp_path, options, parts):
     done = ppfl("glm", shops, *QUICK, "-k", "1", "--out", tmp_path / "out", *options, "--quiet")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: ")
@@ -122,7 +122,7 @@ def test_bad_options_end_in_one_line(ppfl, shops, tmp_path, options, parts):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_is_not_there(ppfl, tmp_path):
+def test_a_missing_file(ppfl, tmp_path):
     done = ppfl("glm", tmp_path / "nowhere.csv", "--client", "a", "--target", "b")
     assert done.code == 2
     assert "no file" in done.err

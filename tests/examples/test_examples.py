@@ -1,4 +1,4 @@
-"""The examples run where no data are, on a few simulated clients, and draw what they say."""
+"""The examples run without data files, on a few simulated clients, and write their figures."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ PICTURES = {
 
 
 def run(name: str, folder: Path) -> str:
-    """What the example prints; it finds no data, and writes into the folder."""
+    """Run an example without data files in this folder, and return its output."""
     few = {"PPFL_DATA": str(folder / "no data"), "PPFL_EXAMPLE_CLIENTS": "16", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")]
     done = subprocess.run(command, cwd=folder, env=os.environ | few, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What a fit finds in data drawn from the model, and what it says of clients."""
+"""Fitted estimators: recovery of a known population, memberships, new clients, and mixed models."""
 
 import warnings
 
@@ -7,81 +7,81 @@ import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
-from drawn_populations import Drawn, draw
+from drawn_populations import DrawnPopulation, draw_population
 from ppfl.core import affinity as affinities
 from ppfl.core import simplex
 from ppfl.core.objective import objective
 from ppfl.glm import PopulationChoice, PopulationClassifier, PopulationRegressor, as_mixed_model, mixed_model
 
 
-def matched(model: PopulationRegressor, drawn: Drawn) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def match_truth(model: PopulationRegressor, drawn: DrawnPopulation) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
     """Memberships and canonical coefficients in the order of the truth."""
     found = np.array(model.memberships_)
     order = simplex.match(torch.from_numpy(drawn.memberships), torch.from_numpy(found)).numpy()
     return found[:, order], model.canonical_coef_[order]
 
 
-def off(a: np.ndarray, b: np.ndarray) -> float:  # type: ignore[type-arg]
+def membership_error(a: np.ndarray, b: np.ndarray) -> float:  # type: ignore[type-arg]
     """Mean total variation."""
     return float(np.abs(a - b).sum(1).mean() / 2)
 
 
-def memberships_with_known_models(drawn: Drawn) -> np.ndarray:  # type: ignore[type-arg]
-    """Posterior means where coefficients, noise and the distribution of memberships are all known: nobody is closer."""
+def memberships_with_known_models(drawn: DrawnPopulation) -> np.ndarray:  # type: ignore[type-arg]
+    """Posterior means with known coefficients, noise and distribution of memberships: the best possible estimate."""
     grid = np.random.default_rng(1).dirichlet([0.3] * 3, 4000)
     noise = drawn.eta.std()
     found = []
     for client in range(len(drawn.memberships)):
-        mine = drawn.clients == client
-        errors = drawn.y[mine][:, None] - drawn.x[mine] @ drawn.theta.T @ grid.T
+        own_rows = drawn.clients == client
+        errors = drawn.y[own_rows][:, None] - drawn.x[own_rows] @ drawn.theta.T @ grid.T
         logs = -0.5 * (errors**2).sum(0) / noise**2
         weight = np.exp(logs - logs.max())
         found.append(weight @ grid / weight.sum())
     return np.array(found)
 
 
-def test_memberships_are_recovered_from_nine_starts_out_of_ten() -> None:
-    """200 clients of 40 rows, half of the variance noise: 0.08 in the mean, and within 0.01 of what is possible."""
-    drawn = draw("gaussian", clients=200, rows=40, d=5)
-    possible = off(memberships_with_known_models(drawn), drawn.memberships)
+def test_nine_of_ten_starts_recover_the_memberships() -> None:
+    """200 clients with 40 rows, half of the variance noise: an error below 0.08, and within 0.01 of the best."""
+    drawn = draw_population("gaussian", clients=200, rows=40, d=5)
+    possible = membership_error(memberships_with_known_models(drawn), drawn.memberships)
     close = []
     for start in range(10):
         model = PopulationRegressor(k=3, n_init=2, random_state=start).fit(drawn.x, drawn.y, clients=drawn.clients)
-        found, theta = matched(model, drawn)
-        wrong = off(found, drawn.memberships)
+        found, theta = match_truth(model, drawn)
+        error = membership_error(found, drawn.memberships)
         relative = np.linalg.norm(theta - drawn.theta) / np.linalg.norm(drawn.theta)
-        close.append(wrong <= 0.08 and wrong <= possible + 0.01 and relative < 0.08)
+        close.append(error <= 0.08 and error <= possible + 0.01 and relative < 0.08)
     assert sum(close) >= 9
 
 
 @pytest.mark.parametrize(("name", "rows"), [("poisson", 100), ("bernoulli", 200)])
-def test_other_families_find_memberships_as_well(name: str, rows: int) -> None:
-    """With so many rows each, clients leave little doubt."""
-    drawn = draw(name, clients=30, rows=rows, radius=1.5)
+def test_other_families_recover_memberships_as_well(name: str, rows: int) -> None:
+    """With many rows per client."""
+    drawn = draw_population(name, clients=30, rows=rows, radius=1.5)
     settings = {"k": 3, "n_init": 4, "random_state": 0}
     estimator = (
         PopulationClassifier(**settings) if name == "bernoulli" else PopulationRegressor(family=name, **settings)
     )
-    found, theta = matched(estimator.fit(drawn.x, drawn.y, clients=drawn.clients), drawn)
-    assert off(found, drawn.memberships) < 0.1
+    found, theta = match_truth(estimator.fit(drawn.x, drawn.y, clients=drawn.clients), drawn)
+    assert membership_error(found, drawn.memberships) < 0.1
     assert np.linalg.norm(theta - drawn.theta) / np.linalg.norm(drawn.theta) < 0.2
 
 
 @pytest.mark.parametrize("solver", ["marginal", "profile"])
-def test_the_smallest_simplex_is_taken(solver: str) -> None:
-    """Clients that reach the corners are at the corners, though a larger simplex would fit as well."""
-    drawn = draw("gaussian", clients=60, rows=200, alpha=0.1)
+def test_the_smallest_simplex_is_found(solver: str) -> None:
+    """Pure clients are at the corners, though a larger simplex would fit as well."""
+    drawn = draw_population("gaussian", clients=60, rows=200, alpha=0.1)
     model = PopulationRegressor(k=3, solver=solver, n_init=4, random_state=0)
     model.fit(drawn.x, drawn.y, clients=drawn.clients)
-    found, theta = matched(model, drawn)
+    found, theta = match_truth(model, drawn)
     pure = drawn.memberships.max(1) > 0.99
     assert pure.sum() >= 20
-    assert found[pure].max(1).mean() > (0.95 if solver == "marginal" else 0.85)  # points take noise for distance
+    assert found[pure].max(1).mean() > (0.95 if solver == "marginal" else 0.85)  # points overfit the noise
     assert np.linalg.norm(theta - drawn.theta) / np.linalg.norm(drawn.theta) < (0.1 if solver == "marginal" else 0.25)
 
 
-def test_no_start_decides_the_order_of_canonical_models() -> None:
-    drawn = draw("gaussian", clients=40, rows=40)
+def test_the_order_of_canonical_models_does_not_depend_on_the_start() -> None:
+    drawn = draw_population("gaussian", clients=40, rows=40)
     fits = [
         PopulationRegressor(k=3, n_init=4, random_state=seed).fit(drawn.x, drawn.y, clients=drawn.clients)
         for seed in (0, 1)
@@ -91,8 +91,8 @@ def test_no_start_decides_the_order_of_canonical_models() -> None:
     assert (np.diff(share) <= 0).all()
 
 
-def test_for_straight_lines_mixing_predictions_is_mixing_weights() -> None:
-    drawn = draw("gaussian", clients=15, rows=15)
+def test_for_linear_models_mixing_predictions_is_mixing_weights() -> None:
+    drawn = draw_population("gaussian", clients=15, rows=15)
     settings = {"k": 2, "n_init": 2, "random_state": 0}
     a = PopulationRegressor(mix="weights", **settings).fit(drawn.x, drawn.y, clients=drawn.clients)
     b = PopulationRegressor(mix="predictions", **settings).fit(drawn.x, drawn.y, clients=drawn.clients)
@@ -100,28 +100,30 @@ def test_for_straight_lines_mixing_predictions_is_mixing_weights() -> None:
 
 
 def test_shared_columns_have_one_coefficient() -> None:
-    drawn = draw("gaussian", clients=15, rows=15)
+    drawn = draw_population("gaussian", clients=15, rows=15)
     model = PopulationRegressor(k=3, shared=[1], n_init=2, random_state=0).fit(drawn.x, drawn.y, clients=drawn.clients)
     assert np.ptp(model.canonical_coef_[:, 1]) == 0
     assert (np.ptp(model.canonical_coef_[:, [0, 2]], axis=0) > 0).all()
 
 
-def test_a_clients_own_line_is_what_it_is_predicted_with() -> None:
-    drawn = draw("gaussian", clients=15, rows=15)
+def test_predictions_use_the_clients_own_coefficients() -> None:
+    drawn = draw_population("gaussian", clients=15, rows=15)
     model = PopulationRegressor(k=3, n_init=2, random_state=0).fit(drawn.x, drawn.y, clients=drawn.clients)
     slope, intercept = model.client_coef(4)
-    mine = drawn.clients == 4
-    np.testing.assert_allclose(model.predict(drawn.x[mine], drawn.clients[mine]), drawn.x[mine] @ slope + intercept)
+    own_rows = drawn.clients == 4
+    np.testing.assert_allclose(
+        model.predict(drawn.x[own_rows], drawn.clients[own_rows]), drawn.x[own_rows] @ slope + intercept
+    )
 
 
 @pytest.mark.parametrize("solver", ["marginal", "profile"])
-def test_a_newcomer_with_a_known_clients_data_is_placed_beside_it(solver: str) -> None:
-    drawn = draw("gaussian", clients=20, rows=20)
+def test_a_new_client_with_the_data_of_a_known_one_gets_its_membership(solver: str) -> None:
+    drawn = draw_population("gaussian", clients=20, rows=20)
     model = PopulationRegressor(k=3, solver=solver, n_init=2, random_state=0)
     model.fit(drawn.x, drawn.y, clients=drawn.clients)
     before = np.asarray(model.memberships_)
-    mine = drawn.clients == 7
-    placed = np.asarray(model.onboard(drawn.x[mine], drawn.y[mine], clients=np.full(mine.sum(), 99)))
+    own_rows = drawn.clients == 7
+    placed = np.asarray(model.onboard(drawn.x[own_rows], drawn.y[own_rows], clients=np.full(own_rows.sum(), 99)))
     np.testing.assert_allclose(placed[0], before[7], atol=1e-4)
     after = np.asarray(model.memberships_)
     np.testing.assert_array_equal(after[:-1], before)
@@ -130,45 +132,45 @@ def test_a_newcomer_with_a_known_clients_data_is_placed_beside_it(solver: str) -
     np.testing.assert_allclose(model.predict(drawn.x, ninety_nine), model.predict(drawn.x, seven), atol=1e-3)
 
 
-def test_a_newcomer_to_a_federation_gets_the_membership_that_suits_its_data_best() -> None:
-    drawn = draw("gaussian", clients=12, rows=40, radius=1.5)
+def test_a_new_client_of_a_federated_fit_gets_the_best_membership_for_its_data() -> None:
+    drawn = draw_population("gaussian", clients=12, rows=40, radius=1.5)
     model = PopulationRegressor(k=3, solver="federated", max_iter=40, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(drawn.x, drawn.y, clients=drawn.clients)
-    mine = drawn.clients == 7
-    placed = np.asarray(model.onboard(drawn.x[mine], drawn.y[mine], clients=np.full(mine.sum(), 99)))[0]
+    own_rows = drawn.clients == 7
+    placed = np.asarray(model.onboard(drawn.x[own_rows], drawn.y[own_rows], clients=np.full(own_rows.sum(), 99)))[0]
     assert placed.min() >= 0 and placed.sum() == pytest.approx(1)
 
     def residuals(c: np.ndarray) -> float:
         own = np.tensordot(c, model.canonical_coef_, 1), c @ model.canonical_intercept_
-        return float(np.square(drawn.y[mine] - np.asarray(drawn.x)[mine] @ own[0] - own[1]).sum())
+        return float(np.square(drawn.y[own_rows] - np.asarray(drawn.x)[own_rows] @ own[0] - own[1]).sum())
 
     others = np.random.default_rng(0).dirichlet([0.5] * 3, 300)
     assert residuals(placed) <= min(residuals(c) for c in [*others, *np.eye(3)]) * (1 + 1e-6)
     np.testing.assert_array_equal(model.clients_[-1], 99)
 
 
-def test_a_client_nobody_knows_is_the_mean_client() -> None:
-    drawn = draw("gaussian", clients=20, rows=20)
+def test_an_unknown_client_is_predicted_like_the_mean_client() -> None:
+    drawn = draw_population("gaussian", clients=20, rows=20)
     model = PopulationRegressor(k=3, n_init=2, random_state=0).fit(drawn.x, drawn.y, clients=drawn.clients)
     mean = model.concentration_ / model.concentration_.sum()  # of the Dirichlet distribution memberships are drawn from
-    line = drawn.x @ (mean @ model.canonical_coef_) + mean @ model.canonical_intercept_
-    np.testing.assert_allclose(model.predict(drawn.x, np.full(len(drawn.x), 1000)), line, atol=0.05)
+    expected = drawn.x @ (mean @ model.canonical_coef_) + mean @ model.canonical_intercept_
+    np.testing.assert_allclose(model.predict(drawn.x, np.full(len(drawn.x), 1000)), expected, atol=0.05)
     np.testing.assert_array_equal(model.predict(drawn.x), model.predict(drawn.x, np.full(len(drawn.x), 1000)))
     points = PopulationRegressor(k=3, solver="profile", n_init=2, random_state=0)
     points.fit(drawn.x, drawn.y, clients=drawn.clients)
-    everyone = np.mean([points.predict(drawn.x, np.full(len(drawn.x), client)) for client in range(20)], 0)
-    np.testing.assert_allclose(points.predict(drawn.x), everyone)
+    mean_of_all = np.mean([points.predict(drawn.x, np.full(len(drawn.x), client)) for client in range(20)], 0)
+    np.testing.assert_allclose(points.predict(drawn.x), mean_of_all)
 
 
-def test_information_criteria_count_and_choose() -> None:
-    """One model for clients that are alike, three for three kinds."""
+def test_information_criteria_choose_the_right_number_of_models() -> None:
+    """One model for identical clients, three for three kinds."""
     random = np.random.default_rng(0)
-    alike = draw("gaussian", clients=40, rows=30)
-    alike = alike._replace(y=alike.x @ alike.theta[0] + random.normal(size=len(alike.y)))
-    kinds = draw("gaussian", clients=40, rows=30, alpha=0.05)
-    for drawn, best in ((alike, 1), (kinds, 3)):
+    identical = draw_population("gaussian", clients=40, rows=30)
+    identical = identical._replace(y=identical.x @ identical.theta[0] + random.normal(size=len(identical.y)))
+    kinds = draw_population("gaussian", clients=40, rows=30, alpha=0.05)
+    for drawn, best in ((identical, 1), (kinds, 3)):
         bic = {}
         for k in (1, 2, 3):
             model = PopulationRegressor(k=k, n_init=4, random_state=0).fit(drawn.x, drawn.y, clients=drawn.clients)
@@ -180,7 +182,7 @@ def test_information_criteria_count_and_choose() -> None:
 
 def test_with_W_all_ones_the_objective_is_a_mixed_models() -> None:
     """Theorem 1, for a fitted model: lambda = 1 / M and G = theta theta'."""
-    drawn = draw("gaussian", clients=12, rows=10, d=4)
+    drawn = draw_population("gaussian", clients=12, rows=10, d=4)
     model = PopulationRegressor(k=3, penalty=1 / 12, n_init=2, random_state=0)
     model.fit(drawn.x, drawn.y, clients=drawn.clients)
     c = np.array(model.memberships_)
@@ -195,8 +197,8 @@ def test_with_W_all_ones_the_objective_is_a_mixed_models() -> None:
     assert float(ours) == pytest.approx(theirs, rel=1e-9)
 
 
-def test_a_fit_can_be_read_as_a_mixed_model() -> None:
-    drawn = draw("gaussian", clients=12, rows=10)
+def test_a_fit_as_a_mixed_model() -> None:
+    drawn = draw_population("gaussian", clients=12, rows=10)
     model = PopulationRegressor(k=3, n_init=2, random_state=0).fit(drawn.x, drawn.y, clients=drawn.clients)
     fixed, effects, covariance = as_mixed_model(model)
     slope, intercept = model.client_coef(3)
@@ -205,8 +207,8 @@ def test_a_fit_can_be_read_as_a_mixed_model() -> None:
     np.testing.assert_allclose(np.asarray(covariance), np.cov(np.asarray(effects).T, bias=True))
 
 
-def test_a_penalty_draws_clients_together() -> None:
-    drawn = draw("gaussian", clients=20, rows=20)
+def test_a_penalty_pulls_clients_together() -> None:
+    drawn = draw_population("gaussian", clients=20, rows=20)
     spread = []
     for penalty in (0.0, 1e-3, 0.05):
         model = PopulationRegressor(k=3, solver="profile", penalty=penalty, n_init=2, random_state=0)
@@ -216,8 +218,8 @@ def test_a_penalty_draws_clients_together() -> None:
     assert spread[0] > spread[1] > spread[2]
 
 
-def test_a_graph_draws_neighbours_together() -> None:
-    drawn = draw("gaussian", clients=10, rows=10)
+def test_a_graph_pulls_neighbours_together() -> None:
+    drawn = draw_population("gaussian", clients=10, rows=10)
     settings = {"k": 2, "solver": "profile", "n_init": 2, "random_state": 0}
     free = PopulationRegressor(**settings).fit(drawn.x, drawn.y, clients=drawn.clients)
     tied = PopulationRegressor(penalty=10.0, affinity=[(0, 1), (2, 3)], **settings)
@@ -233,9 +235,9 @@ def test_a_graph_draws_neighbours_together() -> None:
 
 
 @pytest.mark.parametrize("name", ["gaussian", "poisson", "bernoulli", "multinomial"])
-def test_the_papers_rounds_lead_to_a_fit_as_well(name: str) -> None:
-    """Clients' own models beat the one for all, and come near the exact fit's likelihood of the same objective."""
-    drawn = draw(name, clients=12, rows=60, radius=1.5, alpha=0.1)
+def test_the_federated_solver_comes_near_the_exact_fit(name: str) -> None:
+    """It closes more than half of the gap in likelihood between the pooled model and the exact fit."""
+    drawn = draw_population(name, clients=12, rows=60, radius=1.5, alpha=0.1)
     classes = name in ("bernoulli", "multinomial")
     settings = {"k": 3, "shared": ["x2"], "random_state": 0}
     fits = {}
@@ -243,7 +245,7 @@ def test_the_papers_rounds_lead_to_a_fit_as_well(name: str) -> None:
         estimator = PopulationClassifier(**settings) if classes else PopulationRegressor(family=name, **settings)
         estimator.set_params(solver=solver, max_iter=150 if solver == "federated" else 500, n_init=2)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # 150 rounds are far, not to the end
+            warnings.simplefilter("ignore", ConvergenceWarning)  # 150 rounds do not converge
             fits[solver] = estimator.fit(drawn.x, drawn.y, clients=drawn.clients)
     estimator = PopulationClassifier(k=1) if classes else PopulationRegressor(k=1, family=name)
     pooled = estimator.fit(drawn.x, drawn.y, clients=drawn.clients).log_likelihood_
@@ -258,14 +260,16 @@ def test_tastes_are_recovered_from_choices() -> None:
     kind = random.integers(0, 2, people)
     x = random.normal(size=(people * situations, alternatives, 3))
     owner = np.repeat(np.arange(people), situations)
-    worth = np.einsum("njq,nq->nj", x, tastes[kind[owner]]) + random.gumbel(size=x.shape[:2])
-    y = (np.arange(alternatives) == worth.argmax(1)[:, None]).ravel()
+    utility = np.einsum("njq,nq->nj", x, tastes[kind[owner]]) + random.gumbel(size=x.shape[:2])
+    y = (np.arange(alternatives) == utility.argmax(1)[:, None]).ravel()
     table = {"situations": np.repeat(np.arange(len(x)), alternatives), "clients": np.repeat(owner, alternatives)}
     model = PopulationChoice(k=2, n_init=4, random_state=0).fit(x.reshape(-1, 3), y, **table)
     order = [int(model.canonical_coef_[:, 0].argmin()), int(model.canonical_coef_[:, 0].argmax())]
-    for at in (0, 1):  # as if it were known who is of which kind
-        theirs = kind[table["clients"]] == at
-        known = PopulationChoice(k=1).fit(x.reshape(-1, 3)[theirs], y[theirs], situations=table["situations"][theirs])
+    for at in (0, 1):  # compare with a fit that knows the kind of each client
+        same_kind = kind[table["clients"]] == at
+        known = PopulationChoice(k=1).fit(
+            x.reshape(-1, 3)[same_kind], y[same_kind], situations=table["situations"][same_kind]
+        )
         np.testing.assert_allclose(model.canonical_coef_[order[at]], known.canonical_coef_[0], atol=0.3)
     assert (np.asarray(model.memberships_)[:, order].argmax(1) == kind).mean() > 0.95
     chance = model.predict_proba(x.reshape(-1, 3), **table)
@@ -279,7 +283,7 @@ def test_tastes_are_recovered_from_choices() -> None:
 
 
 def test_two_alternatives_are_a_logistic_regression_of_their_difference() -> None:
-    drawn = draw("bernoulli", clients=10, rows=12)
+    drawn = draw_population("bernoulli", clients=10, rows=12)
     x = np.stack([np.zeros_like(drawn.x), drawn.x], 1).reshape(-1, 3)
     y = np.stack([1 - drawn.y, drawn.y], 1).ravel()
     table = {"situations": np.repeat(np.arange(len(drawn.y)), 2), "clients": np.repeat(drawn.clients, 2)}
@@ -289,7 +293,7 @@ def test_two_alternatives_are_a_logistic_regression_of_their_difference() -> Non
     np.testing.assert_allclose(choice.canonical_coef_, logistic.canonical_coef_, atol=1e-5)
 
 
-def test_nothing_is_known_before_fit() -> None:
+def test_an_unfitted_model_raises() -> None:
     with pytest.raises(NotFittedError):
         PopulationRegressor().predict([[1.0]])
     with pytest.raises(NotFittedError):

@@ -1,4 +1,4 @@
-"""What clients' data are worth, against loops and closed forms."""
+"""Likelihoods of clients, compared with loops and closed forms."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 import ppfl.glm.likelihoods as likelihoods
-from drawn_populations import FAMILIES, double, draw, family_of, rows_of
+from drawn_populations import FAMILIES, draw_population, make_family, make_rows, to_double
 from ppfl.glm.designs import ChoiceDesign, DenseDesign, SparseDesign
 from ppfl.glm.families import MultinomialFamily
 from ppfl.glm.likelihoods import ClientRows, Coefficients, GaussianMoments
@@ -49,10 +49,10 @@ def mean_by_numpy(name: str, eta: np.ndarray) -> np.ndarray:  # type: ignore[typ
 @pytest.mark.parametrize("mix", ["weights", "predictions"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_clients_log_likelihood_is_the_sum_of_its_rows(name: str, mix: str) -> None:
-    drawn = draw(name, clients=4, rows=5)
+    drawn = draw_population(name, clients=4, rows=5)
     weight = np.random.default_rng(1).uniform(0.5, 2, len(drawn.y))
-    rows = rows_of(drawn, family_of(name), mix, shared=["x1"], weight=weight)
-    grid = Grid(spread_memberships(K, 6), torch.rand(4, K).double() / 5)  # a part of the simplex for each client
+    rows = make_rows(drawn, make_family(name), mix, shared=["x1"], weight=weight)
+    grid = Grid(spread_memberships(K, 6), torch.rand(4, K).double() / 5)
     grid.floor[0] = 0
     coefficients = coefficients_for(rows)
     found = rows.client_log_likelihoods(coefficients, grid)
@@ -63,8 +63,9 @@ def test_a_clients_log_likelihood_is_the_sum_of_its_rows(name: str, mix: str) ->
         for g, c in enumerate(memberships[client].numpy()):
             total = 0.0
             for row in np.flatnonzero(rows.client.numpy() == client):
-                both = rows.shared.x[row].numpy() @ coefficients.shared.numpy()
-                eta = np.stack([rows.varying.x[row].numpy() @ theta.numpy() + both for theta in coefficients.canonical])
+                common = rows.shared.x[row].numpy() @ coefficients.shared.numpy()
+                varying = rows.varying.x[row].numpy()
+                eta = np.stack([varying @ theta.numpy() + common for theta in coefficients.canonical])
                 if mix == "weights":
                     mean = mean_by_numpy(name, c @ eta)
                 else:
@@ -73,12 +74,12 @@ def test_a_clients_log_likelihood_is_the_sum_of_its_rows(name: str, mix: str) ->
                 total += float(rows.weight[row]) * density
             assert float(found[client, g]) == pytest.approx(total, rel=1e-9)
     torch.testing.assert_close(rows.client_log_likelihoods(coefficients, memberships[:, 2:3]), found[:, 2:3])
-    everyone = rows.client_log_likelihoods(coefficients, Grid.full(K, 6, 4))
-    torch.testing.assert_close(everyone[0], found[0])
+    full_grid = rows.client_log_likelihoods(coefficients, Grid.full(K, 6, 4))
+    torch.testing.assert_close(full_grid[0], found[0])
 
 
-def test_moments_know_all_that_gaussian_rows_know() -> None:
-    rows = rows_of(draw("gaussian", clients=6, rows=9), family_of("gaussian"), "weights", shared=["x0"])
+def test_moments_have_the_likelihood_of_gaussian_rows() -> None:
+    rows = make_rows(draw_population("gaussian", clients=6, rows=9), make_family("gaussian"), "weights", shared=["x0"])
     coefficients, moments = coefficients_for(rows), GaussianMoments.of(rows)
     floor = torch.rand(6, K, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 4
     own = torch.rand(6, 1, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -114,69 +115,69 @@ def test_a_sparse_table_is_the_same_table() -> None:
 
 
 @pytest.mark.parametrize("mix", ["weights", "predictions"])
-def test_a_choice_is_a_softmax_over_the_alternatives_that_are_there(mix: str) -> None:
+def test_a_choice_is_a_softmax_over_the_available_alternatives(mix: str) -> None:
     random = np.random.default_rng(0)
-    x, there = random.normal(size=(6, 3, 2)), np.ones((6, 3), dtype=bool)
-    there[::2, 2] = False
-    taken = np.zeros(6)
-    design = ChoiceDesign(double(x * there[..., None]), torch.from_numpy(there))
-    empty = ChoiceDesign(torch.zeros(6, 3, 0).double(), torch.from_numpy(there))
+    x, available = random.normal(size=(6, 3, 2)), np.ones((6, 3), dtype=bool)
+    available[::2, 2] = False
+    chosen = np.zeros(6)
+    design = ChoiceDesign(to_double(x * available[..., None]), torch.from_numpy(available))
+    empty = ChoiceDesign(torch.zeros(6, 3, 0).double(), torch.from_numpy(available))
     client = torch.tensor([0, 0, 0, 1, 1, 1])
-    rows = ClientRows(design, empty, double(taken), torch.ones(6).double(), client, 2, MultinomialFamily(3), mix)
+    rows = ClientRows(design, empty, to_double(chosen), torch.ones(6).double(), client, 2, MultinomialFamily(3), mix)
     coefficients, atoms = coefficients_for(rows), spread_memberships(K, 5)
     theta = coefficients.canonical[..., 0].numpy()
 
     def probability(taste: np.ndarray, row: int) -> float:  # type: ignore[type-arg]
-        worth = np.exp(x[row] @ taste) * there[row]
-        return float(worth[0] / worth.sum())
+        utility = np.exp(x[row] @ taste) * available[row]
+        return float(utility[0] / utility.sum())
 
     found = rows.client_log_likelihoods(coefficients, Grid.full(K, 5, 2))
     for at, c in enumerate(atoms.numpy()):
-        for owner in range(2):
-            mine = range(3 * owner, 3 * owner + 3)
+        for number in range(2):
+            own_rows = range(3 * number, 3 * number + 3)
             if mix == "weights":
-                expected = sum(np.log(probability(c @ theta, row)) for row in mine)
+                expected = sum(np.log(probability(c @ theta, row)) for row in own_rows)
             else:
                 expected = sum(
-                    np.log(sum(s * probability(t, row) for s, t in zip(c, theta, strict=True))) for row in mine
+                    np.log(sum(s * probability(t, row) for s, t in zip(c, theta, strict=True))) for row in own_rows
                 )
-            assert float(found[owner, at]) == pytest.approx(expected, rel=1e-9)
+            assert float(found[number, at]) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("mix", ["weights", "predictions"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_marginal_has_the_slope_it_says(name: str, mix: str) -> None:
-    rows = rows_of(draw(name, clients=5, rows=4), family_of(name), mix, shared=["x2"])
+def test_the_marginal_has_the_right_gradient(name: str, mix: str) -> None:
+    rows = make_rows(draw_population(name, clients=5, rows=4), make_family(name), mix, shared=["x2"])
     shape = ParameterShape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs)
     floor = torch.rand(5, K, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 5
     regularization = Regularization(0.1, 0.2, torch.ones(shape.varying).double(), torch.ones(shape.shared).double())
     objective = Marginal(rows, shape, Grid(spread_memberships(K, 12), floor), regularization)
     at = np.random.default_rng(0).normal(size=shape.size) / 3
-    _, slope = objective(at)
+    _, gradient = objective(at)
     for entry in range(shape.size):
         step = np.zeros(shape.size)
         step[entry] = 1e-5
         numerical = (objective(at + step)[0] - objective(at - step)[0]) / 2e-5
-        assert slope[entry] == pytest.approx(numerical, rel=1e-5, abs=1e-7)
+        assert gradient[entry] == pytest.approx(numerical, rel=1e-5, abs=1e-7)
 
 
-def test_pieces_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(draw("poisson", clients=7, rows=5), family_of("poisson"), "weights")
+def test_chunks_give_the_same_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_rows(draw_population("poisson", clients=7, rows=5), make_family("poisson"), "weights")
     shape = ParameterShape(K, rows.varying.columns, 0, 1)
     at = np.random.default_rng(0).normal(size=shape.size) / 3
     regularization = Regularization(0.1, 0.0, torch.ones(shape.varying).double(), torch.ones(0).double())
     whole = Marginal(rows, shape, Grid.full(K, 10, 7), regularization)(at)
     monkeypatch.setattr(likelihoods, "_CHUNK_SIZE", 10 * 2 * 11)  # two clients at a time
     assert len(list(rows.chunks(10))) == 4
-    value, slope = Marginal(rows, shape, Grid.full(K, 10, 7), regularization)(at)
+    value, gradient = Marginal(rows, shape, Grid.full(K, 10, 7), regularization)(at)
     assert value == pytest.approx(whole[0], rel=1e-12)
-    np.testing.assert_allclose(slope, whole[1], rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(gradient, whole[1], rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.3, 1.0, 3.0])
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_the_grid_integrates_over_dirichlet_distributions(k: int, alpha: float) -> None:
-    """Means and variances of Dirichlet(alpha) are known; the grid has to give them."""
+    """The grid reproduces the known means and variances of Dirichlet(alpha)."""
     grid = Grid.full(k, grid_size(k), 1)
     log_alpha = torch.full((k,), float(np.log(alpha)), dtype=torch.float64)
     alpha = float(concentration(log_alpha)[0])
@@ -189,8 +190,8 @@ def test_the_grid_integrates_over_dirichlet_distributions(k: int, alpha: float) 
 
 
 @pytest.mark.parametrize("k", [2, 3])
-def test_a_part_of_the_simplex_holds_what_the_whole_has_there(k: int) -> None:
-    """An integrand that lives in a corner of the simplex, by a client's own part and by a very fine grid."""
+def test_a_shrunk_grid_integrates_like_a_fine_full_grid(k: int) -> None:
+    """For an integrand that is concentrated in a corner of the simplex."""
     log_alpha = torch.linspace(-1.0, 0.5, k, dtype=torch.float64)
     floor = torch.full((1, k), 0.1, dtype=torch.float64)
     floor[0, 0] = 0.6
@@ -204,8 +205,8 @@ def test_a_part_of_the_simplex_holds_what_the_whole_has_there(k: int) -> None:
 
 
 @pytest.mark.parametrize("log_alpha", [-4.0, 0.0, 3.0, 30.0])
-def test_no_part_of_the_simplex_weighs_more_than_the_whole(log_alpha: float) -> None:
-    """However alike clients are said to be: a weight without bound would be a likelihood without bound."""
+def test_no_shrunk_grid_has_a_total_weight_above_one(log_alpha: float) -> None:
+    """For any concentration; an unbounded weight would make the likelihood unbounded."""
     g = torch.Generator().manual_seed(0)
     best = torch.rand(200, K, generator=g, dtype=torch.float64).pow(3)
     best = best / best.sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The estimators are scikit-learn's: its own checks, cloning, storing, pipelines and searches."""
+"""Compatibility with scikit-learn: its estimator checks, cloning, pickling, pipelines and searches."""
 
 import io
 import pickle
@@ -27,50 +27,48 @@ ESTIMATORS = {
 }
 every_estimator = pytest.mark.parametrize(("estimator", "y"), ESTIMATORS.values(), ids=ESTIMATORS)
 
-NO_BEST_FIT = (
-    "its table has more columns than rows: residuals vanish, and a likelihood with a dispersion has no maximum"
-)
+NO_MAXIMUM = "the check's table has more columns than rows, so residuals are 0 and the likelihood has no maximum"
 
 
 def expected_failures(estimator) -> dict[str, str]:
     if not hasattr(estimator, "family"):
         return {}
     names = ("check_sample_weight_equivalence_on_dense_data", "check_sample_weight_equivalence_on_sparse_data")
-    return dict.fromkeys(names, NO_BEST_FIT)  # test_tables.py has the law, with a table that has a best fit
+    return dict.fromkeys(names, NO_MAXIMUM)  # tested in test_table_formats.py, with a table that has a maximum
 
 
-# Family "poisson" is left out, as scikit-learn's targets are no whole numbers; so is PopulationChoice, which needs
-# `situations` that no generic check can give.
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # see NO_BEST_FIT
+# Family "poisson" is left out because scikit-learn's targets are not whole numbers, and PopulationChoice because it
+# needs `situations`, which generic checks do not pass.
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # see NO_MAXIMUM
 @parametrize_with_checks(
     [regressor(max_iter=50), regressor(family="gamma", max_iter=50), classifier(max_iter=50)],
     expected_failed_checks=expected_failures,
 )
-def test_scikit_learns_own_checks(estimator, check):
+def test_scikit_learn_estimator_checks(estimator, check):
     check(estimator)
 
 
 @pytest.mark.parametrize("estimator", [*(e for e, _ in ESTIMATORS.values()), choice(shared="x0")], ids=repr)
-def test_settings_survive_a_clone_and_show_in_the_name(estimator):
+def test_settings_survive_a_clone_and_show_in_the_repr(estimator):
     assert clone(estimator).get_params() == estimator.get_params()
     assert clone(estimator).set_params(k=5).k == 5
     assert repr(estimator).startswith(f"{type(estimator).__name__}(") and "k=2" in repr(estimator)
 
 
-def test_a_choice_model_that_is_not_fitted_says_so():
+def test_an_unfitted_choice_model_raises():
     table = make_choice_table(clients=2)
-    for ask in (choice().predict, choice().predict_proba):
+    for method in (choice().predict, choice().predict_proba):
         with pytest.raises(NotFittedError, match="PopulationChoice"):
-            ask(table.x, table.situations)
-    for ask in (choice().score, choice().deviance):
+            method(table.x, table.situations)
+    for method in (choice().score, choice().deviance):
         with pytest.raises(NotFittedError, match="PopulationChoice"):
-            ask(table.x, table.y, table.situations)
+            method(table.x, table.y, table.situations)
     with pytest.raises(NotFittedError, match="PopulationChoice"):
         choice().onboard(table.x, table.y, table.situations, table.clients)
 
 
 @pytest.mark.parametrize("name", ["memberships_", "aic_", "bic_", "n_parameters_"])
-def test_nothing_is_known_before_the_fit(name):
+def test_fitted_attributes_raise_before_the_fit(name):
     with pytest.raises(NotFittedError, match="PopulationRegressor"):
         getattr(regressor(), name)
 
@@ -84,7 +82,7 @@ def through_joblib(model):
 
 @pytest.mark.parametrize("stored", [through_joblib, lambda model: pickle.loads(pickle.dumps(model))])
 @every_estimator
-def test_a_stored_model_predicts_and_places_as_before(estimator, y, stored):
+def test_a_pickled_model_predicts_and_onboards_like_the_original(estimator, y, stored):
     old = TABLE.clients < 10
     model = clone(estimator).fit(TABLE.x[old], y[old], clients=TABLE.clients[old])
     again = stored(model)
@@ -95,7 +93,7 @@ def test_a_stored_model_predicts_and_places_as_before(estimator, y, stored):
 
 
 @every_estimator
-def test_a_fit_again_is_the_same_fit(estimator, y):
+def test_a_second_fit_is_the_same(estimator, y):
     model = clone(estimator).fit(TABLE.x, y, clients=TABLE.clients)
     first = model.predict(TABLE.x, TABLE.clients)
     np.testing.assert_array_equal(model.fit(TABLE.x, y, clients=TABLE.clients).predict(TABLE.x, TABLE.clients), first)
@@ -110,15 +108,15 @@ def routed():
         yield
 
 
-def asking_for_clients(estimator):
+def request_clients(estimator):
     estimator = clone(estimator).set_fit_request(clients=True, sample_weight=True)
     return estimator.set_predict_request(clients=True).set_score_request(clients=True, sample_weight=True)
 
 
 @pytest.mark.usefixtures("routed")
 @every_estimator
-def test_a_pipeline_hands_clients_on(estimator, y):
-    pipeline = make_pipeline(StandardScaler().set_fit_request(sample_weight=False), asking_for_clients(estimator))
+def test_a_pipeline_passes_clients_on(estimator, y):
+    pipeline = make_pipeline(StandardScaler().set_fit_request(sample_weight=False), request_clients(estimator))
     weight = 1.0 + TABLE.clients % 3
     pipeline.fit(TABLE.x, y, clients=TABLE.clients, sample_weight=weight)
     scaled = StandardScaler().fit_transform(TABLE.x)
@@ -132,20 +130,20 @@ def test_a_pipeline_hands_clients_on(estimator, y):
 
 @pytest.mark.usefixtures("routed")
 @every_estimator
-def test_clients_that_were_left_out_are_predicted_worse_than_rows_that_were(estimator, y):
-    """Splits within clients ask for personal predictions; splits between clients can have the population's alone."""
+def test_unknown_clients_are_predicted_worse_than_new_rows_of_known_clients(estimator, y):
+    """Splits within clients test personal predictions, splits between clients test the population's."""
     given = {"clients": TABLE.clients}
     within = list(StratifiedKFold(2, shuffle=True, random_state=0).split(TABLE.x, TABLE.clients))
-    model = asking_for_clients(estimator)
+    model = request_clients(estimator)
     personal = cross_val_score(model, TABLE.x, y, cv=within, params=given)
-    strangers = cross_val_score(model, TABLE.x, y, cv=GroupKFold(2), params={**given, "groups": TABLE.clients})
-    assert personal.mean() > strangers.mean()
+    unknown = cross_val_score(model, TABLE.x, y, cv=GroupKFold(2), params={**given, "groups": TABLE.clients})
+    assert personal.mean() > unknown.mean()
 
 
 @pytest.mark.usefixtures("routed")
 def test_a_search_finds_that_there_are_two_groups():
     within = list(StratifiedKFold(2, shuffle=True, random_state=0).split(TABLE.x, TABLE.clients))
-    search = GridSearchCV(asking_for_clients(regressor(**QUICK)), {"k": [1, 2]}, cv=within)
+    search = GridSearchCV(request_clients(regressor(**QUICK)), {"k": [1, 2]}, cv=within)
     search.fit(TABLE.x, TABLE.y, clients=TABLE.clients)
     assert search.best_params_ == {"k": 2}
     assert search.best_estimator_.memberships_.shape == (12, 2)
@@ -154,11 +152,11 @@ def test_a_search_finds_that_there_are_two_groups():
 
 
 @pytest.mark.usefixtures("routed")
-def test_situations_are_handed_on_too():
+def test_situations_are_passed_on_as_well():
     table = make_choice_table()
     asked = dict.fromkeys(("situations", "clients"), True)
     model = choice().set_fit_request(**asked).set_score_request(**asked)
     given = {"situations": table.situations, "clients": table.clients}
-    within = list(GroupKFold(2).split(table.x, groups=table.situations))  # a situation is never torn apart
+    within = list(GroupKFold(2).split(table.x, groups=table.situations))  # all rows of a situation are in the same part
     scores = cross_val_score(model, table.x, table.y, cv=within, params=given)
     assert (scores > 1 / 3).all()  # better than chance

@@ -1,11 +1,11 @@
-"""Minima that are minima: optimality conditions, and other programs' answers where they have one."""
+"""Solvers: optimality conditions, and the results of other programs where they have the same model."""
 
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import GammaRegressor, LinearRegression, LogisticRegression, PoissonRegressor
 
-from drawn_populations import FAMILIES, double, draw, family_of, rows_of
+from drawn_populations import FAMILIES, draw_population, make_family, make_rows, to_double
 from ppfl.core import affinity as affinities
 from ppfl.core import objective as core_objective
 from ppfl.glm import PopulationClassifier, PopulationRegressor
@@ -18,8 +18,8 @@ from ppfl.glm.solvers.solve import SearchSettings, solve_marginal
 K = 3
 
 
-def profile_of(name: str, mix: str, penalty: float, tol: float = 1e-9) -> tuple[Profile, ParameterShape]:
-    rows = rows_of(draw(name, clients=6, rows=8), family_of(name), mix, shared=["x2"])
+def make_profile(name: str, mix: str, penalty: float, tol: float = 1e-9) -> tuple[Profile, ParameterShape]:
+    rows = make_rows(draw_population(name, clients=6, rows=8), make_family(name), mix, shared=["x2"])
     shape = ParameterShape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs)
     W = affinities.uniform([str(i) for i in range(6)])
     start = torch.full((6, K), 1 / K, dtype=torch.float64)
@@ -30,23 +30,23 @@ def profile_of(name: str, mix: str, penalty: float, tol: float = 1e-9) -> tuple[
 @pytest.mark.parametrize("penalty", [0.0, 0.01])
 @pytest.mark.parametrize("mix", ["weights", "predictions"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_profile_has_the_best_memberships_and_the_slope_it_says(name: str, mix: str, penalty: float) -> None:
-    profile, shape = profile_of(name, mix, penalty)
+def test_the_profile_has_the_best_memberships_and_the_right_gradient(name: str, mix: str, penalty: float) -> None:
+    profile, shape = make_profile(name, mix, penalty)
     at = np.random.default_rng(0).normal(size=shape.size) / 3
-    _, slope = profile(at)
+    _, gradient = profile(at)
     assert profile.membership_gap(at) < 1e-7
     free = shape.size - shape.k  # the distribution of memberships is not part of it
     for entry in range(free):
         step = np.zeros(shape.size)
         step[entry] = 1e-5
         numerical = (profile(at + step)[0] - profile(at - step)[0]) / 2e-5
-        assert slope[entry] == pytest.approx(numerical, rel=1e-3, abs=1e-5)
-    assert (slope[free:] == 0).all()
+        assert gradient[entry] == pytest.approx(numerical, rel=1e-3, abs=1e-5)
+    assert (gradient[free:] == 0).all()
 
 
 def test_the_profile_is_the_papers_objective() -> None:
-    """sum p_i f_i + lambda <C, L C> of the core, with p_i = n_i / n, and the ridges."""
-    profile, shape = profile_of("gaussian", "weights", 0.02)
+    """sum p_i f_i + lambda <C, L C> of the core with p_i = n_i / n, plus the ridges."""
+    profile, shape = make_profile("gaussian", "weights", 0.02)
     at = np.random.default_rng(0).normal(size=shape.size) / 3
     value, _ = profile(at)
     coefficients, _ = shape.unpack(torch.from_numpy(at))
@@ -62,7 +62,7 @@ def test_the_profile_is_the_papers_objective() -> None:
 @pytest.mark.parametrize("solver", ["marginal", "profile"])
 @pytest.mark.parametrize("name", ["gaussian", "poisson", "bernoulli"])
 def test_a_fit_descends_to_a_stationary_point(name: str, solver: str, mix: str) -> None:
-    drawn = draw(name, clients=12, rows=10)
+    drawn = draw_population(name, clients=12, rows=10)
     settings = {
         "k": 2,
         "mix": mix,
@@ -84,14 +84,14 @@ def test_a_fit_descends_to_a_stationary_point(name: str, solver: str, mix: str) 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_canonical_model_is_the_pooled_glm(name: str) -> None:
-    """As scikit-learn fits it."""
-    drawn = draw(name, clients=20, rows=20)
-    theirs = {
+    """The same as scikit-learn's."""
+    drawn = draw_population(name, clients=20, rows=20)
+    reference = {
         "gaussian": LinearRegression(),
         "poisson": PoissonRegressor(alpha=0, tol=1e-10, max_iter=1000),
         "gamma": GammaRegressor(alpha=0, tol=1e-10, max_iter=1000),
     }.get(name, LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000))
-    theirs.fit(drawn.x, drawn.y)
+    reference.fit(drawn.x, drawn.y)
     settings = {"k": 1, "ridge": 0.0, "tol": 1e-8}
     ours = (
         PopulationRegressor(family=name, **settings)
@@ -99,15 +99,15 @@ def test_one_canonical_model_is_the_pooled_glm(name: str) -> None:
         else PopulationClassifier(**settings)
     ).fit(drawn.x, drawn.y, clients=drawn.clients)
     if name in ("gaussian", "poisson", "gamma"):
-        np.testing.assert_allclose(ours.canonical_coef_[0], theirs.coef_, atol=1e-5)
-        assert ours.canonical_intercept_[0] == pytest.approx(theirs.intercept_, abs=1e-5)
+        np.testing.assert_allclose(ours.canonical_coef_[0], reference.coef_, atol=1e-5)
+        assert ours.canonical_intercept_[0] == pytest.approx(reference.intercept_, abs=1e-5)
     else:
-        np.testing.assert_allclose(ours.predict_proba(drawn.x), theirs.predict_proba(drawn.x), atol=1e-5)
+        np.testing.assert_allclose(ours.predict_proba(drawn.x), reference.predict_proba(drawn.x), atol=1e-5)
 
 
 @pytest.mark.parametrize("noise", [0.3, 0.1, 0.03])
-def test_a_sharp_client_is_not_missed_between_the_points_of_a_grid(noise: float) -> None:
-    """Lines through 0 with slopes from -2 to 2, ever more clearly seen: the corners are the outermost clients."""
+def test_a_client_with_a_precise_membership_is_not_missed_by_the_grid(noise: float) -> None:
+    """Lines through 0 with slopes from -2 to 2 and little noise: the canonical models are the outermost clients."""
     random = np.random.default_rng(0)
     share = np.concatenate([np.zeros(4), np.ones(4), np.linspace(0.1, 0.9, 8)])
     clients = np.repeat(np.arange(16), 10)
@@ -119,24 +119,24 @@ def test_a_sharp_client_is_not_missed_between_the_points_of_a_grid(noise: float)
     assert np.abs(found - share).mean() < 0.02 + 0.1 * noise
 
 
-def test_the_marginal_is_stationary_where_it_says_so() -> None:
+def test_a_converged_marginal_fit_is_stationary() -> None:
     for name in ("gaussian", "poisson"):
-        rows = rows_of(draw(name, clients=20, rows=10), family_of(name), "weights")
-        dispersed = rows.n_samples * rows.family.has_dispersion
-        regularization = Regularization(0.01, 0.0, torch.ones(4).double(), torch.ones(0).double(), dispersed)
+        rows = make_rows(draw_population(name, clients=20, rows=10), make_family(name), "weights")
+        samples = rows.n_samples * rows.family.has_dispersion
+        regularization = Regularization(0.01, 0.0, torch.ones(4).double(), torch.ones(0).double(), samples)
         problem = GLMProblem(rows, fastest_form(rows), ParameterShape(K, 4, 0, 1), regularization)
         solution, objective = solve_marginal(problem, SearchSettings(3, 1e-6, 500, np.random.default_rng(0)))
-        value, slope = objective(solution.vector)
+        value, gradient = objective(solution.vector)
         assert value == pytest.approx(solution.objective)
-        assert np.abs(slope).max() <= 1e-6
+        assert np.abs(gradient).max() <= 1e-6
         adapted = objective.with_grid(objective.adapted_grid(solution.vector, problem.data))
         assert adapted.log_likelihood(solution.vector) == pytest.approx(
             objective.log_likelihood(solution.vector), abs=0.05
         )
 
 
-def test_moments_and_rows_lead_to_the_same_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = draw("gaussian", clients=12, rows=10)
+def test_moments_and_rows_give_the_same_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = draw_population("gaussian", clients=12, rows=10)
     fits = []
     for limit in (None, 0):
         if limit is not None:
@@ -149,12 +149,12 @@ def test_moments_and_rows_lead_to_the_same_fit(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_allclose(fits[0].canonical_coef_, fits[1].canonical_coef_, atol=1e-4)
 
 
-def test_a_client_alone_takes_its_own_best_mixture() -> None:
-    """Without a penalty, and with canonical models held, a client's memberships solve its own least squares."""
-    profile, shape = profile_of("gaussian", "weights", 0.0, tol=1e-12)
+def test_without_a_penalty_each_client_has_its_own_best_mixture() -> None:
+    """For fixed canonical models, no other membership has a higher likelihood."""
+    profile, shape = make_profile("gaussian", "weights", 0.0, tol=1e-12)
     at = np.random.default_rng(3).normal(size=shape.size)
     profile(at)
     coefficients, _ = shape.unpack(torch.from_numpy(at))
     best = profile.data.client_log_likelihoods(coefficients, profile.memberships[:, None])
-    corners_and_more = double(np.random.default_rng(0).dirichlet([0.5] * K, 200))
-    assert bool((profile.data.client_log_likelihoods(coefficients, corners_and_more) <= best + 1e-9).all())
+    others = to_double(np.random.default_rng(0).dirichlet([0.5] * K, 200))
+    assert bool((profile.data.client_log_likelihoods(coefficients, others) <= best + 1e-9).all())

@@ -1,4 +1,4 @@
-"""From a table to canonical models: what is taken of it, what it becomes, and whether the figures are what they say."""
+"""Fitting a table: columns, targets, held-out rows, and results that agree with the estimators."""
 
 from functools import cache
 
@@ -17,7 +17,7 @@ from ppfl.glm.table.target import FAMILIES, Target
 
 
 def make_shops(seed: int = 0) -> pd.DataFrame:
-    """Twelve shops of two kinds, which answer to the price in opposite ways."""
+    """Twelve shops of two kinds, with opposite effects of the price."""
     random = np.random.default_rng(seed)
     shop = np.repeat(np.arange(12), 10)
     table = pd.DataFrame({"row": np.arange(1, 121), "shop": shop, "price": random.normal(size=120)})
@@ -43,7 +43,7 @@ def fitted(family: str, **more: object) -> TableFit:
 # ---------------------------------------------------------------------- columns
 
 
-def test_columns_that_can_say_nothing_are_left_out_unless_they_are_named() -> None:
+def test_useless_columns_are_left_out_unless_they_are_named() -> None:
     shops = make_shops().assign(rownames=lambda t: t["row"] * 7 % 1000, one="x", name=[f"n{i}" for i in range(120)])
     found = choose_features(
         shops[["row", "rownames", "shop", "sold", "price", "day", "one", "name"]], ["shop", "sold"], []
@@ -53,7 +53,7 @@ def test_columns_that_can_say_nothing_are_left_out_unless_they_are_named() -> No
     assert choose_features(shops, ["shop", "sold"], ["row", "one"]).names == ("row", "one")
 
 
-def test_text_becomes_the_dummies_that_pandas_makes() -> None:
+def test_text_is_encoded_like_pandas_dummies() -> None:
     shops = make_shops()
     encoding = Encoding.of(shops, ["price", "day"])
     assert encoding.terms == ["price", "day = tu", "day = we"]
@@ -61,7 +61,7 @@ def test_text_becomes_the_dummies_that_pandas_makes() -> None:
     np.testing.assert_array_equal(encoding.encode(shops), wanted.to_numpy())
 
 
-def test_rare_and_unseen_levels_are_one() -> None:
+def test_rare_and_unseen_levels_are_merged() -> None:
     seen = pd.Series(["b"] * 9 + ["a"] * 9 + ["c", "d"])
     column = EncodedColumn.of("x", seen)
     assert column.levels == ("a", "b", OTHER)
@@ -71,11 +71,11 @@ def test_rare_and_unseen_levels_are_one() -> None:
     np.testing.assert_array_equal(frequent.encode(pd.Series(["b", "never"])), [[1], [0]])
 
 
-def test_levels_that_are_all_rare_stay() -> None:
+def test_levels_are_kept_if_all_are_rare() -> None:
     assert EncodedColumn.of("x", pd.Series(["a", "b", "c"])).levels == ("a", "b", "c")
 
 
-def test_shared_columns_take_all_their_levels_along() -> None:
+def test_a_shared_column_shares_all_its_levels() -> None:
     encoding = Encoding.of(make_shops(), ["price", "day"])
     assert encoding.shared(["day", "intercept"]) == [1, 2, "intercept"]
     assert encoding.shared(["all"]) == "all"
@@ -99,7 +99,7 @@ def test_shared_columns_take_all_their_levels_along() -> None:
         (range(9), "gaussian", ()),
     ],
 )
-def test_the_family_is_guessed_and_said(values: object, family: str, classes: tuple[str, ...]) -> None:
+def test_the_family_is_guessed_with_a_reason(values: object, family: str, classes: tuple[str, ...]) -> None:
     found = Target.of("y", pd.Series(values), None)
     assert (found.family, found.classes) == (family, classes)
     assert found.reason
@@ -107,7 +107,7 @@ def test_the_family_is_guessed_and_said(values: object, family: str, classes: tu
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_figures_are_those_of_scikit_learn(family: str) -> None:
+def test_scores_agree_with_scikit_learn(family: str) -> None:
     target = Target.of("y", make_shops()[TARGETS[family]], family)
     rows = np.arange(120) % 3 == 0
     random, y = np.random.default_rng(0), target.values[np.arange(120) % 3 == 0]
@@ -130,7 +130,7 @@ def test_rows_are_held_out_of_every_client() -> None:
     assert pd.Series(table.is_test).groupby(table.clients).sum().tolist() == [2] * 12
 
 
-def test_no_class_is_held_out_wholly() -> None:
+def test_every_class_stays_in_the_training_rows() -> None:
     shops = make_shops()
     for alone in range(20):
         shops["kind"] = np.where(np.arange(120) == alone, "rare", shops["open"])
@@ -138,7 +138,7 @@ def test_no_class_is_held_out_wholly() -> None:
         assert set(table.target.values[~table.is_test]) == {0, 1, 2}
 
 
-def test_rows_that_lack_a_value_are_left_out_and_counted() -> None:
+def test_incomplete_rows_are_left_out_and_counted() -> None:
     shops = make_shops()
     shops.loc[3, "price"] = np.nan
     shops.loc[7, "day"] = None
@@ -150,7 +150,7 @@ def test_rows_that_lack_a_value_are_left_out_and_counted() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_estimator_says_the_same(family: str) -> None:
+def test_results_agree_with_the_estimator(family: str) -> None:
     found = fitted(family)
     shops = make_shops()
     x = Encoding.of(shops, ["price", "day"]).encode(shops)
@@ -168,7 +168,7 @@ def test_the_estimator_says_the_same(family: str) -> None:
         np.testing.assert_allclose(slopes[1:].T, found.model.canonical_coef_)
 
 
-def test_coefficients_of_classes_predict_as_the_model_does() -> None:
+def test_coefficients_of_classes_predict_like_the_model() -> None:
     found = fitted("multinomial", test_fraction=0.0)
     shops = make_shops()
     x = Encoding.of(shops, ["price", "day"]).encode(shops)
@@ -179,7 +179,7 @@ def test_coefficients_of_classes_predict_as_the_model_does() -> None:
     np.testing.assert_allclose(odds, pooled.predict_proba(x), atol=1e-8)
 
 
-def test_two_kinds_of_shops_are_found_and_help() -> None:
+def test_two_kinds_of_shops_are_found_and_improve_predictions() -> None:
     found = fitted("gaussian", ks=(1, 2))
     assert found.best.k == 2
     kinds = np.array(found.memberships).argmax(1)
@@ -198,7 +198,7 @@ def test_one_canonical_model_is_one_model_for_all() -> None:
         assert term.values[0] == pytest.approx(term.pooled, abs=1e-4)
 
 
-def test_shared_columns_are_alike_in_all_canonical_models() -> None:
+def test_shared_columns_are_equal_in_all_canonical_models() -> None:
     for term in fitted("gaussian", shared=("day",)).terms.coefficients:
         assert term.is_shared == term.name.startswith("day")
         assert (np.ptp(term.values) == 0) == term.is_shared
@@ -212,15 +212,15 @@ def test_the_same_seed_gives_the_same_fit() -> None:
     assert [score.figures for score in first.scores] == [score.figures for score in again.scores]
 
 
-def test_steps_are_told_as_they_begin() -> None:
-    told: list[tuple[str, int, int]] = []
+def test_steps_are_reported_when_they_begin() -> None:
+    steps: list[tuple[str, int, int]] = []
     settings = TableSettings("shop", "sold", ks=(1,), columns=("price",))
-    fit_table(make_shops(), settings, lambda *step: told.append(step))
-    assert told == [("k = 1", 1, 3), ("one model for all", 2, 3), ("a model for each client", 3, 3)]
+    fit_table(make_shops(), settings, lambda *step: steps.append(step))
+    assert steps == [("k = 1", 1, 3), ("one model for all", 2, 3), ("a model for each client", 3, 3)]
 
 
 @pytest.mark.parametrize(
-    ("settings", "fault"),
+    ("settings", "message"),
     [
         ({"client": "who"}, "no column 'who'; the table has 'row', 'shop'"),
         ({"columns": ("price", "colour")}, "no column 'colour'"),
@@ -237,9 +237,9 @@ def test_steps_are_told_as_they_begin() -> None:
         ({"mix": "outputs"}, "mix is 'outputs'"),
     ],
 )
-def test_bad_settings_say_what_to_do(settings: dict[str, object], fault: str) -> None:
+def test_bad_settings_say_what_to_do(settings: dict[str, object], message: str) -> None:
     wanted = {"client": "shop", "target": "sold", "ks": (1,), "columns": ("price",)}
-    with pytest.raises(PPFLError, match=fault):
+    with pytest.raises(PPFLError, match=message):
         fit_table(make_shops(), TableSettings(**{**wanted, **settings}))
 
 
@@ -260,12 +260,12 @@ def test_infinite_values_and_empty_tables_are_refused() -> None:
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_every_client_has_a_model_however_little_it_has(family: str) -> None:
+def test_every_client_has_a_finite_model(family: str) -> None:
     shops = make_shops()
     target = Target.of("y", shops[TARGETS[family]], family)
     alone = np.where(np.arange(120) < 1, "one row", shops["shop"].astype(str))
     y = target.values.copy()
-    y[alone == "3"] = y[0] if family == "gamma" else 0  # one class, or zeros alone
+    y[alone == "3"] = y[0] if family == "gamma" else 0  # only one class, or only zeros
     x = shops[["price"]].to_numpy()
     mean = LocalModels(family, x, y, alone, noise=1.0).predict(x, alone)
     figures = target._replace(values=y).figures(mean, np.arange(120))
@@ -275,7 +275,7 @@ def test_every_client_has_a_model_however_little_it_has(family: str) -> None:
         assert mean.min() > 0
 
 
-def test_many_rows_of_its_own_are_what_a_client_goes_by() -> None:
+def test_a_client_with_many_rows_is_hardly_regularized() -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(4000, 1))
     clients = np.repeat(["a", "b"], 2000)

@@ -1,4 +1,4 @@
-"""A table is what it says, not how it is stored: names, dtypes, order and units change nothing but labels and units."""
+"""Column names, dtypes, row order and units of a table do not change a fit, except for its labels and units."""
 
 import sys
 from functools import cache
@@ -19,8 +19,8 @@ from ppfl.glm.standardize import ColumnScaling
 
 TABLE = make_client_table()
 TOL = 1e-7
-# What is least held is the distribution of memberships, with a curvature of 0.05 / n; a gradient of TOL leaves it
-# uncertain by this much, and predictions by less.
+# The objective is flattest in the distribution of memberships, with a curvature of 0.05 / n. A gradient of TOL leaves
+# this much uncertainty there, and less in predictions.
 NEAR = TOL * len(TABLE.x) / 0.05
 EXACT = {"ridge": 0.0, "tol": TOL}
 ESTIMATORS = {
@@ -38,7 +38,7 @@ def fitted(estimator, y, x=TABLE.x, clients=TABLE.clients, **given):
 
 @cache
 def plain_fit(estimator):
-    """To the table as it is, once for all tests."""
+    """The fit to the unchanged table, cached for all tests."""
     return fitted(estimator, dict(ESTIMATORS.values())[estimator])
 
 
@@ -82,19 +82,19 @@ def test_columns_keep_their_names():
     ],
     ids=["ints", "strings", "series", "Int64", "string dtype", "categories", "floats", "objects"],
 )
-def test_memberships_go_by_client_id(as_ids):
+def test_memberships_are_labelled_by_client_id(as_ids):
     ids = as_ids(TABLE.clients)
     estimator, y = ESTIMATORS["gaussian"]
     model, plain = fitted(estimator, y, clients=ids), plain_fit(estimator)
     assert model.memberships_.index.name == "client"
     assert set(model.memberships_.index) == set(ids)
     assert_near(means(model, clients=ids), means(plain))
-    first = list(ids)[::10]  # a client a row
+    first = list(ids)[::10]  # one per client
     assert_near(model.memberships_.loc[first], plain.memberships_)
     assert_near(model.client_coef(first[3])[0], plain.client_coef(3)[0])
 
 
-def test_without_pandas_memberships_are_rows(monkeypatch):
+def test_without_pandas_memberships_are_an_array(monkeypatch):
     model = plain_fit(ESTIMATORS["gaussian"][0])
     named = model.memberships_
     monkeypatch.setitem(sys.modules, "pandas", None)
@@ -108,21 +108,21 @@ SPARSE = np.where(np.abs(TABLE.x) < 0.7, 0.0, TABLE.x)
 
 
 @every_family
-def test_a_sparse_table_is_the_same_table(estimator, y):
-    many_starts = clone(estimator).set_params(n_init=6)  # they differ, as columns are not centred
+def test_sparse_and_dense_tables_give_the_same_fit(estimator, y):
+    many_starts = clone(estimator).set_params(n_init=6)  # the starts differ, because sparse columns are not centred
     model = fitted(many_starts, y, sp.csr_array(SPARSE))
     assert_near(means(model, sp.csr_array(SPARSE)), means(fitted(many_starts, y, SPARSE), SPARSE))
     np.testing.assert_allclose(means(model, SPARSE), means(model, sp.csr_array(SPARSE)))
 
 
-def test_all_sparse_formats_are_one():
+def test_all_sparse_formats_give_the_same_fit():
     wanted = means(fitted(regressor(tol=1e-3), TABLE.y, sp.csr_array(SPARSE)), SPARSE)
     for stored in (sp.csr_matrix, sp.csc_matrix, sp.csc_array, sp.coo_array):
         np.testing.assert_array_equal(means(fitted(regressor(tol=1e-3), TABLE.y, stored(SPARSE)), SPARSE), wanted)
 
 
 @every_family
-def test_single_precision_is_read_as_it_is(estimator, y):
+def test_single_precision_is_converted_to_double(estimator, y):
     x = TABLE.x.astype(np.float32)
     model, wanted = fitted(estimator, y, x), fitted(estimator, y, x.astype(np.float64))
     np.testing.assert_array_equal(means(model, x), means(wanted, x.astype(np.float64)))
@@ -130,14 +130,14 @@ def test_single_precision_is_read_as_it_is(estimator, y):
 
 
 @every_family
-def test_rows_come_in_any_order(estimator, y):
+def test_the_order_of_rows_does_not_matter(estimator, y):
     order = np.random.default_rng(2).permutation(len(y))
     model = fitted(estimator, y[order], TABLE.x[order], TABLE.clients[order])
     assert_near(means(model), means(plain_fit(estimator)))
 
 
 @every_family
-def test_client_names_mean_nothing(estimator, y):
+def test_the_order_of_client_ids_does_not_matter(estimator, y):
     names = np.random.default_rng(3).permutation(100)[TABLE.clients]
     model, plain = fitted(estimator, y, clients=names), plain_fit(estimator)
     assert_near(means(model, clients=names), means(plain))
@@ -145,29 +145,29 @@ def test_client_names_mean_nothing(estimator, y):
 
 
 @every_family
-def test_a_weight_is_a_number_of_rows(estimator, y):
+def test_a_weight_is_like_repeating_the_row(estimator, y):
     times = np.random.default_rng(4).integers(0, 4, len(y))
-    many_starts = clone(estimator).set_params(n_init=6)  # they differ, as the same rows are counted otherwise
+    many_starts = clone(estimator).set_params(n_init=6)  # the starts differ, because they see repeated rows
     weighted = fitted(many_starts, y, sample_weight=times)
     repeated = fitted(many_starts, y.repeat(times), TABLE.x.repeat(times, 0), TABLE.clients.repeat(times))
     assert_near(means(weighted), means(repeated))
     assert weighted.log_likelihood_ == pytest.approx(repeated.log_likelihood_, abs=NEAR)
     many = (TABLE.x.repeat(times, 0), y.repeat(times), TABLE.clients.repeat(times))
-    for ask in ("score", "deviance"):
-        on_weights = getattr(weighted, ask)(TABLE.x, y, TABLE.clients, times)
-        assert on_weights == pytest.approx(getattr(weighted, ask)(*many))
+    for method in ("score", "deviance"):
+        on_weights = getattr(weighted, method)(TABLE.x, y, TABLE.clients, times)
+        assert on_weights == pytest.approx(getattr(weighted, method)(*many))
     fresh = many[2] + 100
     once = weighted.onboard(TABLE.x, y, TABLE.clients + 200, sample_weight=times)
     assert_near(once, weighted.onboard(many[0], many[1], fresh))
 
 
 @pytest.mark.parametrize("name", ["labels", "features"])
-def test_an_affinity_by_name_counts_weights_too(name):
+def test_named_affinities_use_sample_weights(name):
     def degrees(x, y, clients, weight):
         codes = ClientCodes.of(clients, len(x))
-        columns = ColumnScaling.of(x, weight, ["a", "b"], None, intercept=True)
+        scaling = ColumnScaling.of(x, weight, ["a", "b"], None, intercept=True)
         return make_affinity(
-            codes.ids, name, sort_by_client(columns, x, y, weight, codes, BernoulliFamily(), "weights")
+            codes.ids, name, sort_by_client(scaling, x, y, weight, codes, BernoulliFamily(), "weights")
         ).degree
 
     times = np.random.default_rng(5).integers(0, 4, len(TABLE.labels))
@@ -180,7 +180,7 @@ def test_an_affinity_by_name_counts_weights_too(name):
 
 
 @every_family
-def test_units_of_a_column_move_its_coefficient_only(estimator, y):
+def test_units_of_a_column_change_only_its_coefficient(estimator, y):
     factor, shift = np.array([1e-14, 1e5]), np.array([0.0, 3e5])
     plain, model = plain_fit(estimator), fitted(estimator, y, TABLE.x * factor + shift)
     assert_near(model.canonical_coef_ * factor, plain.canonical_coef_)
@@ -188,8 +188,8 @@ def test_units_of_a_column_move_its_coefficient_only(estimator, y):
     assert model.log_likelihood_ == pytest.approx(plain.log_likelihood_, abs=NEAR)
 
 
-def test_units_of_y_move_coefficients_with_them():
-    plain = fitted(regressor(), TABLE.y)  # with its ridge, which knows no units either
+def test_units_of_y_scale_all_coefficients():
+    plain = fitted(regressor(), TABLE.y)  # with the default ridge, which does not depend on units
     model = fitted(regressor(), 1e4 * TABLE.y - 3e5)
     np.testing.assert_allclose(model.canonical_coef_, 1e4 * plain.canonical_coef_, rtol=1e-3)
     np.testing.assert_allclose(means(model), 1e4 * means(plain) - 3e5, atol=1.0)
@@ -211,20 +211,20 @@ def test_the_gaussian_score_is_r_squared():
     assert model.deviance(TABLE.x, TABLE.y, TABLE.clients) == pytest.approx(mean_squared_error(TABLE.y, predicted))
 
 
-# ---------------------------------------------------------------------- clients that are not there
+# ---------------------------------------------------------------------- unknown clients
 
 
 @pytest.mark.parametrize("estimator", dict(ESTIMATORS.values()), ids=ESTIMATORS)
-def test_a_stranger_among_clients_is_predicted_as_one_alone(estimator):
+def test_unknown_clients_are_predicted_the_same_among_known_ones(estimator):
     model, some = plain_fit(estimator), TABLE.x[:7]
-    stranger = means(model, some, np.full(7, 99))
-    np.testing.assert_array_equal(means(model, some, None), stranger)
+    unknown = means(model, some, np.full(7, 99))
+    np.testing.assert_array_equal(means(model, some, None), unknown)
     mixed = means(model, some, np.array([3, 99, 3, 99, 3, 99, 3]))
     np.testing.assert_allclose(mixed[::2], means(model, some[::2], np.full(4, 3)))
-    np.testing.assert_allclose(mixed[1::2], stranger[1::2])
+    np.testing.assert_allclose(mixed[1::2], unknown[1::2])
 
 
-def test_a_choice_table_may_come_in_any_order_and_with_any_ids():
+def test_order_and_ids_of_a_choice_table_do_not_matter():
     table = make_choice_table()
     model = choice(tol=TOL).fit(table.x, table.y, table.situations, table.clients)
     order = np.random.default_rng(6).permutation(len(table.y))
