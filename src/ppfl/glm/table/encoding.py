@@ -97,16 +97,16 @@ class ChosenColumns(NamedTuple):
     left_out: dict[str, str]  # column -> reason
 
 
-def choose_features(frame: Any, apart: Sequence[str], wanted: Sequence[str]) -> ChosenColumns:
-    """The wanted columns, or if none is named, all useful columns except those in `apart`."""
+def choose_features(frame: Any, excluded: Sequence[str], wanted: Sequence[str]) -> ChosenColumns:
+    """The wanted columns, or if none is named, all useful columns except those in `excluded`."""
     present = [str(name) for name in frame.columns]
-    if absent := [name for name in (*apart, *wanted) if name not in present]:
+    if absent := [name for name in (*excluded, *wanted) if name not in present]:
         raise DataError(f"no column {quoted(absent)}; the table has {quoted(present, most=12)}")
-    if twice := [name for name in wanted if name in apart]:
-        raise DataError(f"column {twice[0]!r} is the client or the target; leave it out of the features")
+    if both := [name for name in wanted if name in excluded]:
+        raise DataError(f"column {both[0]!r} is the client or the target; leave it out of the features")
     if wanted:
         return ChosenColumns(tuple(dict.fromkeys(wanted)), {})
-    reasons = {name: _reason(name, frame[name]) for name in present if name not in apart}
+    reasons = {name: _reason_to_leave_out(name, frame[name]) for name in present if name not in excluded}
     names = tuple(name for name, reason in reasons.items() if not reason)
     return ChosenColumns(names, {name: reason for name, reason in reasons.items() if reason})
 
@@ -118,7 +118,7 @@ def is_text(values: Any) -> bool:
     return not is_numeric_dtype(values.dtype)
 
 
-def _reason(name: str, values: Any) -> str:
+def _reason_to_leave_out(name: str, values: Any) -> str:
     """Why a column is not used unless it is named; empty for a useful column."""
     known = values.dropna()
     distinct = known.nunique()

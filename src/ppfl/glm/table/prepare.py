@@ -80,11 +80,11 @@ class PreparedTable(NamedTuple):
 
 def prepare_table(frame: Any, settings: TableSettings) -> PreparedTable:
     """Check a table, and take the wanted columns and all rows without missing values."""
-    apart = (settings.client, settings.target)
-    features = choose_features(frame, apart, settings.columns)
+    excluded = (settings.client, settings.target)
+    features = choose_features(frame, excluded, settings.columns)
     if not features.names:
-        raise DataError(f"no column is left for features besides {quoted(apart)}; add some to the table")
-    used = frame[[*apart, *features.names]]
+        raise DataError(f"no column is left for features besides {quoted(excluded)}; add some to the table")
+    used = frame[[*excluded, *features.names]]
     kept = used.dropna()
     if kept.empty:
         raise DataError(f"none of {len(frame)} rows has a value in each of {quoted(list(used.columns), 12)}; fill some")
