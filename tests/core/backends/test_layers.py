@@ -1,12 +1,12 @@
-"""Gradients written out for chains are those of autograd, and what is no chain is not taken for one."""
+"""Gradients written out for chains are those of autograd, and other networks are not taken for chains."""
 
 from collections import OrderedDict
 
 import pytest
 import torch
-from ppfl.core.chain import chain_of, chain_outputs, push_chain
 from torch import nn
 
+from ppfl.core.backends.layers import add_chain_gradients, chain_of, chain_outputs
 from ppfl.core.losses import LOSSES
 from ppfl.core.mixing import MIXES
 from ppfl.core.workspace import Workspace
@@ -51,7 +51,7 @@ def outputs_of(nets: list[list[nn.Module]], x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("loss", TARGETS)
 @pytest.mark.parametrize("kind", NETS)
-def test_pushes_are_momentum_and_the_gradients_of_autograd(kind: str, loss: str, momentum: float) -> None:
+def test_what_is_added_to_the_velocity_is_the_gradient_of_autograd(kind: str, loss: str, momentum: float) -> None:
     """Two clients, three models each, a loss that mixes their outputs with weights of the client's own."""
     outputs, y = TARGETS[loss]
     torch.manual_seed(0)
@@ -67,7 +67,7 @@ def test_pushes_are_momentum_and_the_gradients_of_autograd(kind: str, loss: str,
     if momentum == 0:
         velocity = {name: value.fill_(torch.nan) for name, value in velocity.items()}
     kept, before = ({name: value.clone() for name, value in tree.items()} for tree in (models, velocity))
-    losses = push_chain(chain_of(nets[0][0]), models, velocity, momentum, x, slopes, Workspace())
+    losses = add_chain_gradients(chain_of(nets[0][0]), models, velocity, momentum, x, slopes, Workspace())
     assert all(models[name].equal(value) for name, value in kept.items())
     for i in (0, 1):
         expected = LOSSES[loss].per_sample(sum(c[i, k] * net(x[i]) for k, net in enumerate(nets[i])), y[i]).mean()
@@ -75,12 +75,12 @@ def test_pushes_are_momentum_and_the_gradients_of_autograd(kind: str, loss: str,
         torch.testing.assert_close(losses[i], expected.detach())
         for k, net in enumerate(nets[i]):
             for name, parameter in net.named_parameters():
-                pushed = parameter.grad if momentum == 0 else momentum * before[name][i, k] + parameter.grad
-                torch.testing.assert_close(velocity[name][i, k], pushed)
+                added = parameter.grad if momentum == 0 else momentum * before[name][i, k] + parameter.grad
+                torch.testing.assert_close(velocity[name][i, k], added)
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_outputs_are_the_networks_own_a_column_a_sample(kind: str) -> None:
+def test_outputs_are_those_of_the_networks_with_one_column_per_sample(kind: str) -> None:
     torch.manual_seed(0)
     nets = [[NETS[kind](3).double() for _ in range(2)] for _ in range(4)]
     x = torch.randn(4, 5, 4, dtype=torch.float64)
@@ -100,9 +100,9 @@ def test_scales_multiply_the_gradients_of_the_layers_they_name(scaled: tuple[str
 
     models = stacked(nets)
     plain, found = ({name: torch.zeros_like(value) for name, value in models.items()} for _ in range(2))
-    push_chain(chain_of(nets[0][0]), models, plain, 0.0, x, slopes, Workspace())
+    add_chain_gradients(chain_of(nets[0][0]), models, plain, 0.0, x, slopes, Workspace())
     scales = dict.fromkeys(scaled, scale[:, None, None])
-    push_chain(chain_of(nets[0][0]), models, found, 0.0, x, slopes, Workspace(), scales)
+    add_chain_gradients(chain_of(nets[0][0]), models, found, 0.0, x, slopes, Workspace(), scales)
     for name, value in plain.items():
         factor = scale if name.replace("bias", "weight") in scaled else torch.ones_like(scale)
         torch.testing.assert_close(found[name], value * factor.reshape(-1, *(1 for _ in value.shape[1:])))
