@@ -15,7 +15,7 @@ from .simplex import project
 MAX_STEPS = 20  # per coordinate; rounding errors could make the method cycle
 PROXIMAL_PASSES = 3
 PROXIMAL_WEIGHT = 1e-12  # relative to H: far above rounding errors, far below any curvature that matters
-BLOCK = 1 << 20  # numbers in the systems of equations that are solved together when all rows share H
+BLOCK = 1 << 20  # numbers in one tensor when all rows share H, so that memory does not grow with the rows
 MANY_CORNERS = 12  # from here on, gradient steps first are faster
 GRADIENT_STEPS = 20
 
@@ -49,13 +49,18 @@ def nearest_mixtures(points: Tensor, corners: Tensor) -> Tensor:
     tensor([[0.7500, 0.2500]])
     """
     center = corners.double().mean(0)  # moving everything changes no distance, and saves digits
-    A, b = corners.double() - center, points.double() - center
-    H, f = A @ A.T, -b @ A.T
-    # the nearest point in the plane through all corners, projected onto the simplex
-    start = project(b @ torch.linalg.pinv(A) + 1 / len(A))
-    if len(A) >= MANY_CORNERS:
-        start = _gradient_steps(H, f, start)
-    return minimize_on_simplex(H, f, start).to(points)
+    A = corners.double() - center
+    H, inverse = A @ A.T, torch.linalg.pinv(A)
+    found = []
+    for block in torch.split(points, max(1, BLOCK // len(A))):
+        b = block.double() - center
+        f = -b @ A.T
+        # the nearest point in the plane through all corners, projected onto the simplex
+        start = project(b @ inverse + 1 / len(A))
+        if len(A) >= MANY_CORNERS:
+            start = _gradient_steps(H, f, start)
+        found.append(minimize_on_simplex(H, f, start))
+    return torch.cat(found).to(points)
 
 
 def _gradient_steps(H: Tensor, f: Tensor, start: Tensor) -> Tensor:
