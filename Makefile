@@ -9,7 +9,7 @@ demo: $(READY)  ## train three methods on the embedded digits, print a table, wr
 	$(BIN)/ppfl demo
 
 test: $(READY) check  ## all tests, docstrings included
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto  # one process per core
 
 check: $(READY)  ## style and types
 	$(BIN)/ruff check .

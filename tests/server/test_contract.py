@@ -1,6 +1,7 @@
 """What every method owes, on every engine and every transport, with a network that is a chain and one that is not."""
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.server import InProcess
 from support import make_federation, make_net
-from training import ENGINES, BytesTransport, assert_same, run, tensors
+from training import BytesTransport, assert_same, run, tensors
 
 SIZES = (7, 12, 20, 5, 1, 9)
 SMALL = {"lr": 0.3, "batch_size": 4, "weight_decay": 0.01}
@@ -111,6 +112,17 @@ def case(request):
     return CASES[request.param]
 
 
+@pytest.fixture(params=CASES)
+def name(request) -> str:
+    return request.param
+
+
+@cache
+def finished_run(name: str, dropout: float, engine: str = "loop"):
+    """A run in float64 that several tests look at."""
+    return trained(CASES[name], make_federation(SIZES, dtype=torch.float64), engine=engine, dropout=dropout)
+
+
 def trained(case, federation, net=None, **settings):
     method, k, mix = case
     population = Population(make_net(dtype=federation.train.x.dtype) if net is None else net, k=k, mix=mix)
@@ -125,11 +137,9 @@ def test_every_method_is_among_the_cases() -> None:
 
 @pytest.mark.parametrize("dropout", DROPOUTS)
 @pytest.mark.parametrize("engine", ["stacked", "chunks-of-2", "threads"])
-def test_engines_give_the_same_trajectory(case, engine: str, dropout: float) -> None:
-    federation = make_federation(SIZES, dtype=torch.float64)
-    reference = trained(case, federation, dropout=dropout)
-    found = trained(case, federation, engine=engine, dropout=dropout)
-    assert_same(found.everything(), reference.everything(), atol=1e-10, rtol=1e-9)
+def test_engines_give_the_same_trajectory(name: str, engine: str, dropout: float) -> None:
+    found = finished_run(name, dropout, engine)
+    assert_same(found.everything(), finished_run(name, dropout).everything(), atol=1e-10, rtol=1e-9)
 
 
 @pytest.mark.parametrize("dropout_layer", [0.0, 0.5])
@@ -142,12 +152,11 @@ def test_engines_give_the_same_trajectory_on_a_network_that_is_no_chain(case, dr
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("sites", [1, 3])
-def test_messages_as_bytes_give_the_same_states_and_carry_what_is_reported(case, engine: str, sites: int) -> None:
-    federation = make_federation(SIZES, dtype=torch.float64)
-    reference = trained(case, federation, engine=engine)
-    found = trained(case, federation, engine=engine, kind=BytesTransport, sites=sites)
+def test_messages_as_bytes_give_the_same_states_and_carry_what_is_reported(name: str, engine: str, sites: int) -> None:
+    federation, reference = make_federation(SIZES, dtype=torch.float64), finished_run(name, 0.0, engine)
+    found = trained(CASES[name], federation, engine=engine, kind=BytesTransport, sites=sites)
     assert_same(found.everything(), reference.everything(), atol=1e-10, rtol=1e-9)
-    same = trained(case, federation, engine=engine, kind=InProcess, sites=sites)
+    same = reference if sites == 1 else trained(CASES[name], federation, engine=engine, kind=InProcess, sites=sites)
     carried = [[report.bytes_carried for report in one.reports] for one in (found, same)]
     assert carried[0] == carried[1] and min(carried[0]) > 0
     for one, other in zip(found.reports, reference.reports, strict=True):
@@ -164,15 +173,18 @@ def test_single_precision_engines_agree_to_rounding_error(case) -> None:
 
 
 @pytest.mark.parametrize("dropout", DROPOUTS)
-def test_the_order_of_clients_is_irrelevant(case, dropout: float) -> None:
-    federation = make_federation(SIZES, dtype=torch.float64)
-    expected = trained(case, federation, engine="stacked", dropout=dropout).personal()
-    found = trained(case, federation.select(federation.ids[::-1]), engine="stacked", dropout=dropout).personal()
+def test_the_order_of_clients_is_irrelevant(name: str, dropout: float) -> None:
+    federation, expected = (
+        make_federation(SIZES, dtype=torch.float64),
+        finished_run(name, dropout, "stacked").personal(),
+    )
+    turned = federation.select(federation.ids[::-1])
+    found = trained(CASES[name], turned, engine="stacked", dropout=dropout).personal()
     for client in federation.ids:
         assert_same(found[client], expected[client], atol=1e-9, rtol=1e-8)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["loop", "threads"])
 def test_a_round_leaves_the_data_and_earlier_server_states_untouched(case, engine: str) -> None:
     federation = make_federation(SIZES)
     data = federation.train.x, federation.train.y, federation.weights
@@ -202,7 +214,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(case, engine: st
     assert any(not x.equal(y) for x, y in zip(tensors(a), tensors(c), strict=True))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (15,)])
 def test_clients_with_one_sample_each_and_one_client_alone(case, engine: str, sizes) -> None:
     method, k, mix = case
@@ -210,11 +222,10 @@ def test_clients_with_one_sample_each_and_one_client_alone(case, engine: str, si
     assert all(bool(leaf.isfinite().all()) for leaf in tensors(found.everything()))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["loop", "threads"])
 @pytest.mark.parametrize("dropout", DROPOUTS)
-def test_clients_that_take_no_part_or_are_lost_stay_as_they_are(case, engine: str, dropout: float) -> None:
-    federation = make_federation(SIZES)
-    found = trained(case, federation, engine=engine, dropout=dropout)
+def test_clients_that_take_no_part_or_are_lost_stay_as_they_are(name: str, engine: str, dropout: float) -> None:
+    found = finished_run(name, dropout, engine)
     for before, after, report in zip(found.clients, found.clients[1:], found.reports, strict=False):
         same = torch.ones(len(SIZES), dtype=torch.bool)
         for name, leaf in before.values.items():
