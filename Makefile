@@ -1,30 +1,36 @@
 # Needs Python 3.11 or newer, pip and make; everything else goes into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 READY := .venv/ready
+READY_FOR_TESTS := .venv/ready-for-tests
 
 .PHONY: demo test check bench clean
 
 demo: $(READY)  ## train three methods on the embedded digits, print a table, write a report
 	$(BIN)/ppfl demo
 
-test: $(READY) check  ## all tests, docstrings included
-	$(BIN)/pytest -n auto  # one process per core
+test: $(READY_FOR_TESTS) check  ## all tests, docstrings included, one process per core
+	$(BIN)/pytest -n auto
 
-check: $(READY)  ## style and types
+check: $(READY_FOR_TESTS)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## speed against a plain PyTorch loop and the matmul limit
+bench: $(READY_FOR_TESTS)  ## speed against a plain PyTorch loop and the matmul limit
 	$(BIN)/python bench/bench.py
 
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ppfl needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PIP) -r requirements.txt
+	$(PIP) --no-deps --editable .
 	touch $(READY)
+
+$(READY_FOR_TESTS): $(READY) requirements-test.txt
+	$(PIP) -r requirements-test.txt
+	touch $(READY_FOR_TESTS)
 
 clean:
 	rm -rf .venv runs
