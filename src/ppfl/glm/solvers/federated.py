@@ -62,7 +62,9 @@ def solve_federated(
         x, y, [ids[i] for i in rows.client.tolist()], test_fraction=0, ids=ids,
         task="classification" if family.loss == "cross_entropy" else "regression",
     )  # fmt: skip
-    net = _VaryingAndShared(rows.varying.columns, rows.shared.columns, family.outputs)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = _VaryingAndShared(rows.varying.columns, rows.shared.columns, family.outputs)
     population = Population(net, k=k, canonical="varying", mix=rows.mix, loss=family.loss)
     transport = InProcess(Site(federation, population, Stacked()))
     problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
