@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 import cases
-from growth import follow
+from growth import measure_growth
 from plot import picture
 from ranks import seconds_by_ranks
 from results import Results, compare
@@ -35,15 +35,15 @@ def main() -> None:
 
 
 def measure(parts: str, turns: int, most: int) -> Results:
-    """Part after part, each printed when it is done."""
+    """One part after the other, each printed when it is done."""
     results = Results({}, [], {})
     for comparison in cases.comparisons():
         if comparison.part in parts:
             results.compared[comparison.part] = compare(comparison, turns)
             print(compared_table(results.compared[comparison.part]), end="\n\n", flush=True)
-    for growth in (*cases.growths(), cases.million(most)):
+    for growth in (*cases.growths(), cases.many_clients(most)):
         if growth.part in parts:
-            results.grown.append(follow(growth, turns, alone=growth.part == "d"))
+            results.grown.append(measure_growth(growth, turns, alone=growth.part == "d"))
             print(grown_table(results.grown[-1]), end="\n\n", flush=True)
     if "e" in parts and (found := seconds_by_ranks(turns)):
         results.ranks.update(found)

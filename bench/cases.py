@@ -1,4 +1,4 @@
-"""Which methods are measured on which workloads, and along which sizes their cost is followed."""
+"""Which methods are measured on which workloads, and with which sizes their cost is expected to grow."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ WIDTHS, KS, POPULATIONS = (32, 64, 128, 256, 512), (1, 2, 4, 8, 16), (10_000, 10
 
 
 class Case(NamedTuple):
-    """A method on a workload: all that a fresh process needs to know."""
+    """A method on a workload, with all that a new process needs to run it."""
 
     label: str
     workload: str
@@ -25,24 +25,24 @@ class Comparison(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Cases of one method along sizes."""
+    """Cases of some methods, over one size."""
 
     part: str
     title: str
     along: str
     sizes: Sequence[int]
-    cases: dict[str, Sequence[Case]]  # label of the method -> a case a size
+    cases: dict[str, Sequence[Case]]  # by the label of the method, one case per size
 
 
 def label(k: int, mix: str, theta: bool, steps: int) -> str:
-    """How tables name a kind of PPFL round."""
+    """The name of a kind of PPFL round in tables."""
     many = f"{steps} membership step{'s' * (steps != 1)}"
     blocks = "theta" if not steps else f"theta and {many}" if theta else many
     return f"PPFL {mix} K={k}, {blocks}"
 
 
 class On(NamedTuple):
-    """A workload, to write its cases down."""
+    """A workload, from which cases are made."""
 
     workload: str
     sizes: dict[str, int]
@@ -148,8 +148,8 @@ def growths() -> list[Growth]:
     ]
 
 
-def million(most: int) -> Growth:
-    """(d): logistic clients by the ten thousand, each size alone on the machine; the first round is the survey."""
+def many_clients(most: int) -> Growth:
+    """(d): ten thousand logistic clients and more, each size alone on the machine. The first round is a survey."""
     sizes = [m for m in POPULATIONS if m <= most]
 
     def case(clients: int) -> Case:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cases import Case, Growth
-from turns import Measured, by_turns
+from turns import Measured, measure_in_turns
 
 
 class Grown(NamedTuple):
@@ -19,7 +19,7 @@ class Grown(NamedTuple):
         points = [(size, one.seconds) for size, one in self.curves[method] if not one.failed]
         return exponent(points) if len(points) > 1 else None
 
-    def said(self, method: str) -> str:
+    def describe(self, method: str) -> str:
         """The method and its exponent."""
         found = self.exponent(method)
         return f"{method}: exponent {'unknown' if found is None else f'{found:.2f}'}"
@@ -42,15 +42,15 @@ def exponent(points: Sequence[tuple[float, float]]) -> float:
     return sum((a - x_mean) * (b - y_mean) for a, b in zip(x, y, strict=True)) / spread
 
 
-def follow(growth: Growth, turns: int, *, alone: bool = False) -> Grown:
-    """All sizes and methods by turns, or each alone on the machine, the large ones with fewer turns."""
+def measure_growth(growth: Growth, turns: int, *, alone: bool = False) -> Grown:
+    """All sizes and methods in turns, or each alone on the machine, the large ones with fewer turns."""
     cases = [case for along_sizes in growth.cases.values() for case in along_sizes]
-    found = [_alone(case, turns) for case in cases] if alone else by_turns(cases, turns)[0]
+    found = [_alone(case, turns) for case in cases] if alone else measure_in_turns(cases, turns)[0]
     rest = iter(found)
     curves = {method: [(size, next(rest)) for size in growth.sizes] for method in growth.cases}
     return Grown(growth.part, growth.title, growth.along, curves)
 
 
 def _alone(case: Case, turns: int) -> Measured:
-    ((one,), _) = by_turns([case], min(turns, 2) if case.sizes["clients"] >= 10**6 else turns)
+    ((one,), _) = measure_in_turns([case], min(turns, 2) if case.sizes["clients"] >= 10**6 else turns)
     return one

@@ -9,17 +9,17 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def resident() -> int:
-    """Bytes now; where the kernel does not say, the most there were."""
+    """Bytes now, or the peak where the kernel does not tell."""
     return _field("VmRSS") or _most_by_usage()
 
 
 def most_resident() -> int:
-    """The high-water mark in bytes. VmHWM is this program's own, where ru_maxrss keeps that of its parent."""
+    """The peak in bytes. VmHWM is that of this program alone; ru_maxrss would include its parent's."""
     return _field("VmHWM") or _most_by_usage()
 
 
 def forget_most() -> None:
-    """Set the high-water mark to what is resident now, where the kernel lets us."""
+    """Set the peak to what is resident now, where the kernel allows it."""
     with contextlib.suppress(OSError):
         CLEAR.write_text("5")
 

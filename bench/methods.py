@@ -1,27 +1,28 @@
-"""What is measured: a method's round as a function to call, and the arithmetic it cannot do without."""
+"""What is measured: one round of a method as a function, and the matrix products that the round cannot do without."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from plain import PPFL_LOOPS, Descent, FedAvgLoop
-from ppfl.engines import Stacked, begin, pose, train
 from workloads import Workload
 
 from ppfl import PPFL, FedAvg, Population
-from ppfl.algorithms.contract import Algorithm
+from ppfl.algorithms import Method
+from ppfl.server import InProcess, RoundReport, ServerState, begin, make_problem, train
+from ppfl.sites import Engine, Site, Stacked
 
 LR, MEMBERSHIP_LR, SEED = 0.05, 0.5, 0
 NEVER = 1e-12  # probability of a theta round, where Algorithm 1 is to draw membership rounds alone
-SIDE = 1024  # of the matrices that show what the machine can do
+SIDE = 1024  # rows and columns of the matrices whose product shows how fast the machine is
 
 
 class Cost(NamedTuple):
-    """What a round of ppfl reports of itself."""
+    """What ppfl reports of a round."""
 
-    up: float  # bytes a client
-    down: float
+    up: float  # bytes per client
+    down: float  # bytes per client
     loss: float
 
 
@@ -29,7 +30,7 @@ Round = Callable[[], Cost | None]
 
 
 class Passes(NamedTuple):
-    """How many models run over all the data in a round: a percent of the matmul limit is of these."""
+    """How many models run over all data in a round. The percentage of the matmul limit counts these alone."""
 
     forward: int = 0
     both: int = 0  # forward and backward
@@ -61,15 +62,23 @@ def plain_fedavg(workload: Workload) -> Round:
 
 
 def plain_ppfl(workload: Workload, k: int, mix: str, steps: int) -> Round:
-    start = Population(workload.net, k=k).initial(SEED, distinct=True).canonical
+    start = Population(workload.net, k=k).initial_models(SEED, distinct=True)
     descent = Descent(LR, batch_size=workload.batch_size)
     return PPFL_LOOPS[mix](workload.net, workload.federation, descent, start, steps, MEMBERSHIP_LR)
 
 
-def _rounds(method: Algorithm, workload: Workload, k: int, mix: str) -> Round:
+def rounds_in_process(
+    method: Method, workload: Workload, engine: Engine, k: int = 1, mix: str = "outputs"
+) -> Iterator[tuple[ServerState, RoundReport]]:
+    """Rounds of a method on one site in this process, as many as are asked for."""
     population = Population(workload.net, k=k, mix=mix, loss=workload.loss)
-    problem = pose(population, workload.federation, workload.affinity, rounds=10**6, seed=SEED)
-    running = train(method, problem, workload.federation, Stacked(), begin(method, problem))
+    transport = InProcess(Site(workload.federation, population, engine))
+    problem = make_problem(population, transport, workload.affinity, rounds=10**6, seed=SEED)
+    return train(method, problem, transport, begin(method, problem, transport))
+
+
+def _rounds(method: Method, workload: Workload, k: int, mix: str) -> Round:
+    running = rounds_in_process(method, workload, Stacked(), k, mix)
 
     def one_round() -> Cost:
         _, report = next(running)
@@ -84,14 +93,15 @@ ROUNDS: dict[str, Callable[..., Round]] = {
 
 
 def passes(k: int = 1, mix: str = "outputs", theta: bool = True, steps: int = 0, start: str = "") -> Passes:
-    """Mixed weights train one model whatever K is; memberships need its gradient, or one run of the K models."""
+    """With mixed weights a client trains one model, whatever K is. Its membership needs the gradient of that model,
+    or else the outputs of all K models."""
     weights = mix == "weights"
     trained = theta * (1 if weights else k) + (steps if weights else 0)
     return Passes(forward=k if steps and not weights else 0, both=trained)
 
 
-def products(seconds: float = 0.3) -> float:
-    """Flop/s in float32 of the fastest of some large matrix products, all threads at work."""
+def matmul_speed(seconds: float = 0.3) -> float:
+    """Flop/s in float32 of the fastest of several large matrix products, with all threads."""
     a, b, into = (torch.randn(SIDE, SIDE) for _ in range(3))
     fastest, until = 0.0, time.perf_counter() + seconds
     while (clock := time.perf_counter()) < until:

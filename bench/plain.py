@@ -1,8 +1,9 @@
-"""FedAvg and PPFL as one would write them by hand in PyTorch, and with care: what ppfl is compared with.
+"""FedAvg and PPFL as a careful programmer would write them in PyTorch: what ppfl is compared with.
 
-Tensors in memory, no DataLoader; one model (or K) that every client's turn copies the shared values into; one
-optimizer whose state is cleared; one gather a client and round; outputs kept while a membership moves. No client is
-trained beside another, which is the point of the comparison. A test holds these loops to ppfl's own results.
+Tensors in memory, no DataLoader; one model (or K) into which the shared values are copied for each client; one
+optimizer whose state is cleared; one gather per client and round; outputs that are kept while a membership moves.
+Clients are trained one after the other, which is the point of the comparison. Tests check that these loops compute
+what ppfl computes.
 """
 
 import copy
@@ -17,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from ppfl import Federation
 
 FLOOR = 1e-6  # a membership that underflows to 0 could never come back
-LEAST_SHARE = 0.1  # of an even share, as in ppfl: a model that hardly anyone uses is not sped up without bound
+LEAST_SHARE = 0.1  # of an even share, as in ppfl: bounds the steps of a model that hardly any client uses
 Values = dict[str, Tensor]
 
 
@@ -81,8 +82,8 @@ class FedAvgLoop:
 class PPFLLoop:
     """PPFL from uniform memberships, by alternating blocks: every client moves its membership, then its models.
 
-    As in ppfl, a client's steps are over |c|^2, of which |c|^2 counts, and the server's mean is over members. A
-    subclass says how the K models are mixed.
+    As in ppfl, a client's steps are divided by |c|^2, its change is multiplied by |c|^2, and the server averages over
+    members. A subclass defines how the K models are mixed.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class PPFLLoop:
 
 
 class MixedOutputsLoop(PPFLLoop):
-    """K networks a client, their outputs mixed."""
+    """K networks per client, their outputs mixed."""
 
     def __init__(self, *arguments, **settings) -> None:
         super().__init__(*arguments, **settings)
@@ -166,7 +167,7 @@ class MixedOutputsLoop(PPFLLoop):
 
 
 class MixedWeightsLoop(PPFLLoop):
-    """K sets of parameters a client, one network with their mixture, autograd through the mixture."""
+    """K sets of parameters per client, one network with their mixture, autograd through the mixture."""
 
     def __init__(self, *arguments, **settings) -> None:
         super().__init__(*arguments, **settings)

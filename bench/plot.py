@@ -1,4 +1,4 @@
-"""The run as one picture: bars of seconds a round, and cost over size on logarithmic axes."""
+"""The run as one picture: bars of seconds per round, and cost over size on logarithmic axes."""
 
 from collections.abc import Sequence
 
@@ -24,14 +24,14 @@ def picture(results: Results) -> Markup:
     for i, grown in enumerate(results.grown):
         parts += _curves(grown, PANEL * (i % 2), y + PANEL_HEIGHT * (i // 2))
     height = y + PANEL_HEIGHT * ((len(results.grown) + 1) // 2)
-    return drawing(WIDTH, max(height, BAR), "Seconds a round, and how they grow", *parts, standalone=True)
+    return drawing(WIDTH, max(height, BAR), "Seconds per round, and how they grow", *parts, standalone=True)
 
 
 def _bars(compared: Compared, top: float) -> list[Markup]:
-    """A bar a method; plain loops in grey."""
+    """One bar per method; plain loops in grey."""
     whole = {label: one for label, one in compared.found.items() if not one.failed}
     longest = max((one.seconds for one in whole.values()), default=1.0)
-    parts = [_title(0, top + 16, f"({compared.part}) {compared.title}: seconds a round")]
+    parts = [_title(0, top + 16, f"({compared.part}) {compared.title}: seconds per round")]
     for i, (label, one) in enumerate(whole.items()):
         y = top + GAP + BAR * i
         length = one.seconds / longest * (WIDTH - NAMES - VALUES)
@@ -48,9 +48,9 @@ def _said(compared: Compared, label: str, one: Measured) -> str:
 
 
 def _curves(grown: Grown, left: float, top: float) -> list[Markup]:
-    """Every method with its exponent at its end; the sizes measured are the marks of the axis."""
+    """One curve per method, labelled with its exponent; the axis is marked at the sizes that were measured."""
     curves = {
-        grown.said(method): [(size, one.seconds) for size, one in curve if not one.failed]
+        grown.describe(method): [(size, one.seconds) for size, one in curve if not one.failed]
         for method, curve in grown.curves.items()
     }
     curves = {name: points for name, points in curves.items() if points}
@@ -61,7 +61,9 @@ def _curves(grown: Grown, left: float, top: float) -> list[Markup]:
     floor, ceiling = top + PANEL_HEIGHT - 56, top + 40
     sizes = sorted({size for points in curves.values() for size, _ in points})
     x_axis = axis([float(size) for size in sizes], start, end, log=True)
-    y_axis = axis(_room([seconds for points in curves.values() for _, seconds in points]), floor, ceiling, log=True)
+    y_axis = axis(
+        _to_powers_of_ten([seconds for points in curves.values() for _, seconds in points]), floor, ceiling, log=True
+    )
     parts += grid_lines(y_axis, start, end, lambda value: f"{value:g} s")
     parts += [text(x_axis.at(size), floor + 18, f"{size:,}", anchor="middle", opacity=0.75) for size in sizes]
     parts.append(text((start + end) / 2, floor + 36, grown.along, anchor="middle"))
@@ -79,8 +81,8 @@ def _curve(places: Sequence[tuple[float, float]], colour: str) -> list[Markup]:
     return [line, *(element("circle", cx=x, cy=y, r=3, fill=colour) for x, y in places)]
 
 
-def _room(seconds: Sequence[float]) -> list[float]:
-    """To the next powers of ten, so that the axis has at least two values to read."""
+def _to_powers_of_ten(seconds: Sequence[float]) -> list[float]:
+    """The powers of ten below and above, so that the axis has at least two labels."""
     powers = [10.0**power for power in range(-6, 6)]
     return [max(p for p in powers if p <= min(seconds)), min(p for p in powers if p >= max(seconds))]
 

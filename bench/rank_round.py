@@ -1,4 +1,4 @@
-"""What every rank of (e) runs: FedAvg on the perceptron; the first one prints the median of its rounds."""
+"""What every process of (e) runs: FedAvg on the perceptron. The first process prints the median time of its rounds."""
 
 import json
 import statistics
@@ -7,25 +7,31 @@ import time
 
 import torch.distributed as dist
 from methods import SEED, settings_of
-from ppfl.engines import Distributed, begin, pose, train
 from workloads import perceptron
 
 from ppfl import FedAvg, Population
+from ppfl.server import TorchRanks, TorchRun, begin, make_problem, train
+from ppfl.sites import Site, Stacked
+from ppfl.sites.engines import balanced
 
 
 def main(turns: int) -> None:
-    workload, engine = perceptron(), Distributed()
+    workload, ranks = perceptron(), TorchRanks()
+    federation, population = workload.federation, Population(workload.net, k=1)
+    mine = sorted(balanced(federation.train.sizes.tolist(), ranks.size)[ranks.rank])
+    part = federation.select([federation.ids[at] for at in mine])
+    transport = TorchRun(Site(part, population, Stacked()), ranks, order=federation.ids)
+    problem = make_problem(population, transport, rounds=turns + 1, seed=SEED)
     method = FedAvg(**settings_of(workload))
-    problem = pose(Population(workload.net, k=1), workload.federation, None, rounds=turns + 1, seed=SEED)
-    seconds = []
-    rounds = train(method, problem, workload.federation, engine, begin(method, problem))
+    rounds = train(method, problem, transport, begin(method, problem, transport))
     next(rounds)
+    seconds = []
     for _ in range(turns):
         dist.barrier()
         clock = time.perf_counter()
         next(rounds)
         seconds.append(time.perf_counter() - clock)
-    if engine.ranks.first:
+    if ranks.first:
         print(json.dumps({"seconds": statistics.median(seconds)}))
 
 

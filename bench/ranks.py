@@ -12,7 +12,7 @@ LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
 def seconds_by_ranks(turns: int, ranks: tuple[int, ...] = (1, 2)) -> dict[int, float]:
-    """Seconds a round for each number of ranks, each number started several times, by turns."""
+    """Seconds per round for each number of processes; each number is started several times, in turns."""
     found: dict[int, list[float]] = {n: [] for n in ranks}
     for _ in range(3):
         for n in ranks:

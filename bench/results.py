@@ -1,4 +1,4 @@
-"""All that a run of the bench found."""
+"""The results of a run of the bench."""
 
 import os
 import platform
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from cases import Comparison
 from growth import Grown
-from turns import Measured, by_turns
+from turns import Measured, measure_in_turns
 
 
 class Compared(NamedTuple):
@@ -17,7 +17,7 @@ class Compared(NamedTuple):
     limit: float  # flop/s
 
     def times_faster(self, label: str) -> float | None:
-        """Than the plain loop that does the same work."""
+        """How many times as fast it is as the plain loop that does the same work."""
         one = self.found[label]
         plain = self.found.get(one.case.against or "")
         return None if plain is None or plain.failed or one.failed else plain.seconds / one.seconds
@@ -30,7 +30,7 @@ class Compared(NamedTuple):
         return {
             "part": self.part,
             "title": self.title,
-            "limit_flops_a_second": self.limit,
+            "limit_flops_per_second": self.limit,
             "methods": {label: one.as_json() for label, one in self.found.items()},
         }
 
@@ -38,7 +38,7 @@ class Compared(NamedTuple):
 class Results(NamedTuple):
     compared: dict[str, Compared]  # by part
     grown: list[Grown]
-    ranks: dict[int, float]  # seconds a round
+    ranks: dict[int, float]  # seconds per round, by the number of processes
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -50,7 +50,7 @@ class Results(NamedTuple):
 
 
 def compare(comparison: Comparison, turns: int) -> Compared:
-    found, limit = by_turns(comparison.cases, turns)
+    found, limit = measure_in_turns(comparison.cases, turns)
     return Compared(comparison.part, comparison.title, {one.case.label: one for one in found}, limit)
 
 

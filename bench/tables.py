@@ -1,4 +1,4 @@
-"""What a run found, to read in a terminal."""
+"""The results as tables for a terminal."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need; the first to the left, numbers to the right."""
+    """Columns as wide as their content; the first aligned left, the others right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
 
     def line(row: Sequence[str]) -> str:
@@ -24,7 +24,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def compared_table(compared: Compared) -> str:
-    head = ("", "s a round", "x plain", "x FedAvg", "of limit", "peak MiB", "above data", "B up", "B down")
+    head = ("", "s per round", "x plain", "x FedAvg", "of limit", "peak MiB", "above data", "B up", "B down")
     title = f"({compared.part}) {compared.title}; matmul limit {compared.limit / 1e9:.0f} Gflop/s"
     return f"{title}\n\n{table(head, [_row(compared, label) for label in compared.found])}"
 
@@ -51,11 +51,11 @@ def _costs(one: Measured) -> tuple[str, ...]:
 
 
 def grown_table(grown: Grown) -> str:
-    head = (grown.along, "first s", "s a round", "peak MiB", "above data", "B up", "B down")
+    head = (grown.along, "first s", "s per round", "peak MiB", "above data", "B up", "B down")
     parts = [f"({grown.part}) growth with {grown.title}"]
     for method, curve in grown.curves.items():
         rows = [_grown_row(size, one) for size, one in curve]
-        parts.append(f"  {grown.said(method)}\n{table(head, rows)}")
+        parts.append(f"  {grown.describe(method)}\n{table(head, rows)}")
     return "\n\n".join(parts)
 
 
@@ -67,7 +67,7 @@ def _grown_row(size: int, one: Measured) -> tuple[str, ...]:
 
 def ranks_table(ranks: dict[int, float]) -> str:
     rows = [(str(n), f"{seconds:.4f}") for n, seconds in ranks.items()]
-    return f"(e) perceptron on ranks of one thread each\n\n{table(('ranks', 's a round'), rows)}"
+    return f"(e) perceptron on ranks of one thread each\n\n{table(('ranks', 's per round'), rows)}"
 
 
 def targets_table(found: Sequence[Target]) -> str:
@@ -78,6 +78,6 @@ def targets_table(found: Sequence[Target]) -> str:
 
 LEGEND = """x plain: times as fast as the plain PyTorch loop that does the same work
 x FedAvg: seconds against ppfl's FedAvg
-of limit: seconds of the products the method cannot do without, at the speed of a large matmul, over its seconds
-peak: resident memory of its process, building the data included; above data: what training took besides the data
-B up, B down: bytes a client and round, as reported; first s: the first round (a survey, where the start has one)"""
+of limit: seconds that the necessary matrix products would take at the speed of a large matmul, over measured seconds
+peak: resident memory of its process, with building the data; above data: memory that training needed besides the data
+B up, B down: bytes per client and round, as reported; first s: the first round (a survey, where the start has one)"""

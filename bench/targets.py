@@ -1,4 +1,4 @@
-"""What the package promises of its speed, and whether this run kept it."""
+"""The speed that the package promises, and whether this run reached it."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -1,5 +1,5 @@
-"""Timing by turns: cases wait in processes of their own, and each has its turn before any has the next, so that a
-noisy machine disturbs all alike."""
+"""Timing in turns: every case waits in a process of its own, and all have had a turn before any has the next, so that
+other load on the machine affects all of them alike."""
 
 import json
 import statistics
@@ -14,18 +14,18 @@ from typing import Any
 from cases import Case
 
 WORKER = Path(__file__).with_name("worker.py")
-TURN = 0.6  # seconds a turn lasts at least: fast rounds are taken many at a time
+TURN = 0.6  # seconds that a turn lasts at least: many fast rounds make one turn
 PAUSE = 0.02  # until the threads of the one before are asleep
 
 
 @dataclass
 class Measured:
-    """A case and what its turns gave; `failed` says why there are no more."""
+    """A case and its measurements; `failed` gives the reason where it could not be measured."""
 
     case: Case
     prepared: dict[str, Any] = field(default_factory=dict)
     first_seconds: float = 0.0
-    turns: list[float] = field(default_factory=list)  # seconds a round, a mean for each turn
+    turns: list[float] = field(default_factory=list)  # seconds per round, one mean for each turn
     last: dict[str, Any] = field(default_factory=dict)
     failed: str = ""
 
@@ -39,7 +39,7 @@ class Measured:
 
     @property
     def peak(self) -> int:
-        """Bytes, building the data included."""
+        """Bytes, with building the data."""
         return int(max(self.last["peak_bytes"], self.prepared["building_bytes"]))
 
     @property
@@ -49,7 +49,7 @@ class Measured:
 
     @property
     def up(self) -> float | None:
-        """Bytes a client and round; None for a loop that sends nothing."""
+        """Bytes per client and round; None for a loop that sends nothing."""
         return self.last.get("up")
 
     @property
@@ -64,14 +64,14 @@ class Measured:
 
 
 class Worker:
-    """A process that rests until asked."""
+    """A process that waits until it is asked for a turn."""
 
     def __init__(self, what: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(WORKER), what], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def hear(self) -> dict[str, Any]:
+    def read_answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -86,23 +86,23 @@ class Worker:
             self.process.stdin.flush()
         except BrokenPipeError:
             pass  # the answer is missing then, and says why
-        return self.hear()
+        return self.read_answer()
 
     def stop(self) -> None:
         self.process.communicate()
 
 
-def by_turns(cases: Sequence[Case], turns: int) -> tuple[list[Measured], float]:
-    """Every case, the first round of each apart, and the matmul limit in flop/s, which had its turns among them."""
+def measure_in_turns(cases: Sequence[Case], turns: int) -> tuple[list[Measured], float]:
+    """Every case, its first round apart, and the matmul limit in flop/s, which is measured in the same turns."""
     found = [Measured(case) for case in cases]
-    limit = Worker("products")
+    limit = Worker("matmul")
     workers = [Worker(json.dumps(case._asdict())) for case in cases]
-    limit.hear()
+    limit.read_answer()
     for one, worker in zip(found, workers, strict=True):
         _guarded(one, worker, _prepare)
     reached = []
     for turn in range(turns + 1):
-        reached.append(float(limit.ask(0)["flops_a_second"]))
+        reached.append(float(limit.ask(0)["flops_per_second"]))
         for one, worker in zip(found, workers, strict=True):
             _guarded(one, worker, _first_turn if turn == 0 else _later_turn)
     for worker in (limit, *workers):
@@ -111,7 +111,7 @@ def by_turns(cases: Sequence[Case], turns: int) -> tuple[list[Measured], float]:
 
 
 def _guarded(one: Measured, worker: Worker, action: Any) -> None:
-    """A case that fails is left out, not the others."""
+    """A case that fails is left out; the others go on."""
     if not one.failed:
         try:
             action(one, worker)
@@ -120,7 +120,7 @@ def _guarded(one: Measured, worker: Worker, action: Any) -> None:
 
 
 def _prepare(one: Measured, worker: Worker) -> None:
-    one.prepared = worker.hear()
+    one.prepared = worker.read_answer()
 
 
 def _first_turn(one: Measured, worker: Worker) -> None:

@@ -1,11 +1,11 @@
-"""What each idea behind the stacked engine is worth on this machine: the same work in two ways, by turns.
+"""How much each idea behind the stacked engine saves on this machine: the same work in two ways, in turns.
 
 .venv/bin/python bench/why.py
 """
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -13,13 +13,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from methods import SEED, settings_of
-from ppfl.engines import Evaluation, Report, Stacked, State, begin, evaluate, pose, train
+from methods import SEED, rounds_in_process, settings_of
 from tables import table
 from torch import nn
 from workloads import Workload, linear, perceptron
 
 from ppfl import FedAvg, Population
+from ppfl.core.trees import Tree
+from ppfl.server import InProcess, begin, evaluate, make_problem, train
+from ppfl.server.evaluation import Measured
+from ppfl.sites import Site, Stacked
 
 TURNS = 15
 CLIENTS, BATCH, WIDE, HIDDEN, CLASSES = 25, 128, 784, 128, 10
@@ -42,7 +45,7 @@ def main() -> None:
 
 
 def seconds(pair: Pair) -> tuple[float, float]:
-    """Medians, by turns."""
+    """Medians; the two have turns one after the other."""
     found: tuple[list[float], list[float]] = ([], [])
     for _ in range(TURNS):
         for into, work in zip(found, (pair.plain, pair.ours), strict=True):
@@ -54,19 +57,23 @@ def seconds(pair: Pair) -> tuple[float, float]:
 
 def gathers() -> Pair:
     x, rows = torch.randn(56_000, WIDE), torch.randperm(56_000)[: CLIENTS * BATCH * 4]
-    room = torch.empty(len(rows), WIDE)
-    return Pair("gather into warm memory", lambda: x[rows], lambda: torch.index_select(x, 0, rows, out=room))
+    buffer = torch.empty(len(rows), WIDE)
+    return Pair(
+        "gather into memory that is used again",
+        lambda: x[rows],
+        lambda: torch.index_select(x, 0, rows, out=buffer),
+    )
 
 
 def softmaxes() -> Pair:
     rows, columns = torch.randn(CLIENTS, BATCH, CLASSES), torch.randn(CLIENTS, CLASSES, BATCH)
-    return Pair("softmax along samples, a column each", lambda: rows.log_softmax(2), lambda: columns.log_softmax(1))
+    return Pair("softmax with one column per sample", lambda: rows.log_softmax(2), lambda: columns.log_softmax(1))
 
 
 def thin_products() -> Pair:
     x, weight, bias = torch.randn(CLIENTS, BATCH, 150), torch.randn(CLIENTS, 2, 150), torch.randn(CLIENTS, 2)
     return Pair(
-        "a linear model's outputs, a column a sample",
+        "outputs of a linear model, one column per sample",
         lambda: torch.baddbmm(bias[:, None], x, weight.transpose(1, 2)),
         lambda: torch.baddbmm(bias[:, :, None], weight, x.transpose(1, 2)),
     )
@@ -76,7 +83,7 @@ def velocities() -> Pair:
     x, slope = torch.randn(CLIENTS, BATCH, WIDE), torch.randn(CLIENTS, HIDDEN, BATCH)
     velocity = torch.zeros(CLIENTS, HIDDEN, WIDE)
     return Pair(
-        "gradient straight onto the velocity",
+        "gradient added to the velocity in one operation",
         lambda: velocity.mul_(0.9).add_(torch.bmm(slope, x)),
         lambda: torch.baddbmm(velocity, slope, x, beta=0.9, out=velocity),
     )
@@ -84,7 +91,7 @@ def velocities() -> Pair:
 
 def shuffles() -> Pair:
     draws = torch.randint(-(2**62), 2**62, (300, 500))
-    return Pair("order by one sort of numbers", lambda: draws.argsort(1), lambda: np.sort(draws.numpy(), axis=1))
+    return Pair("shuffle by one sort of numbers", lambda: draws.argsort(1), lambda: np.sort(draws.numpy(), axis=1))
 
 
 def images() -> Pair:
@@ -99,43 +106,40 @@ def images() -> Pair:
 
 
 def threads() -> Pair:
-    """A round of FedAvg on the perceptron: every core for one chunk after the other, or a chunk a core."""
-    one, many = (_rounds_on(perceptron(), Stacked(25, threads=n)) for n in (1, torch.get_num_threads()))
-    return Pair("(perceptron) a round with a chunk a core", lambda: next(one), lambda: next(many))
-
-
-def _rounds_on(workload: Workload, engine: Stacked) -> Iterator[tuple[State, Report]]:
+    """A round of FedAvg on the perceptron: all cores on one chunk after the other, or one chunk on each core."""
+    workload = perceptron()
     method = FedAvg(**settings_of(workload))
-    problem = pose(Population(workload.net, k=1), workload.federation, None, rounds=10**6, seed=SEED)
-    rounds = train(method, problem, workload.federation, engine, begin(method, problem))
-    next(rounds)
-    return rounds
+    one, many = (rounds_in_process(method, workload, Stacked(25, threads=n)) for n in (1, torch.get_num_threads()))
+    next(one), next(many)
+    return Pair("(perceptron) a round with one chunk per core", lambda: next(one), lambda: next(many))
 
 
 def evaluations(build: Callable[[], Workload]) -> Pair:
-    """What is not done: the evaluation of a round in a thread of its own while the next one goes on."""
+    """What ppfl does not do: evaluate a round in a thread of its own while the next round runs."""
     workload = build()
-    federation = workload.federation.holdout(0.2)
+    federation, population = workload.federation.holdout(0.2), Population(workload.net, k=1)
     method = FedAvg(**settings_of(workload))
-    problem = pose(Population(workload.net, k=1), federation, None, rounds=10**6, seed=SEED)
-    rounds = _rounds_on(workload._replace(federation=federation), Stacked())
+    transport = InProcess(Site(federation, population, Stacked()))
+    problem = make_problem(population, transport, rounds=10**6, seed=SEED)
+    rounds = train(method, problem, transport, begin(method, problem, transport))
+    next(rounds)
     beside = ThreadPoolExecutor(1, initializer=lambda: (torch.set_num_threads(1), torch.get_num_threads()))
     cores = torch.get_num_threads()
     beside.submit(int).result()
     torch.set_num_threads(cores)
 
-    def score(state: State) -> Evaluation:
-        return evaluate(problem, method.personal(state.server, state.clients), federation)
+    def score(server: Tree) -> Measured:
+        return evaluate(method, problem, transport, server)
 
     def after() -> None:
         for _ in range(3):
-            score(next(rounds)[0])
+            score(next(rounds)[0].server)
 
     def at_once() -> None:
-        for running in [beside.submit(score, next(rounds)[0]) for _ in range(3)]:
+        for running in [beside.submit(score, next(rounds)[0].server) for _ in range(3)]:
             running.result()
 
-    return Pair(f"({build.__name__}) evaluation beside the next round", after, at_once)
+    return Pair(f"({build.__name__}) evaluation during the next round", after, at_once)
 
 
 ON_ONE_CORE = (gathers, softmaxes, thin_products, velocities, shuffles, images)

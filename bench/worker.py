@@ -1,7 +1,7 @@
-"""One case in a process of its own: its peak of memory is its own, and it rests while others have their turn.
+"""One case in a process of its own, so that its peak of memory is its own. It waits while other cases have their turn.
 
-Started by turns.py with the case as JSON. Every line that comes in asks for a turn of at least so many seconds, and is
-answered by a line of JSON.
+Started by turns.py with the case as JSON. Every line on standard input asks for a turn of at least so many seconds, and
+is answered by one line of JSON.
 """
 
 import gc
@@ -12,16 +12,16 @@ from typing import Any
 
 import memory
 from cases import Case
-from methods import ROUNDS, Round, passes, products
+from methods import ROUNDS, Round, matmul_speed, passes
 from workloads import WORKLOADS, flops
 
 
-def say(answer: dict[str, Any]) -> None:
+def write_answer(answer: dict[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
 
 
 def prepare(case: Case) -> Round:
-    """Build the data and the method, and say what they took."""
+    """Build the data and the method, and report the time and memory that took."""
     clock = time.perf_counter()
     workload = WORKLOADS[case.workload](**case.sizes)
     gc.collect()
@@ -30,7 +30,7 @@ def prepare(case: Case) -> Round:
     one_round = ROUNDS[case.method](workload, **case.settings)
     forward, both = passes(**case.settings)
     work = flops(workload)
-    say(
+    write_answer(
         {
             "prepare_seconds": time.perf_counter() - clock,
             "building_bytes": to_build,
@@ -43,7 +43,7 @@ def prepare(case: Case) -> Round:
 
 
 def take_turn(one_round: Round, at_least: float) -> dict[str, Any]:
-    """Rounds for so many seconds. The first is left out where there are more: the process comes from a rest."""
+    """Rounds for so many seconds. The first is left out where there are others: the process has been waiting."""
     seconds: list[float] = []
     while not seconds or sum(seconds) < at_least:
         clock = time.perf_counter()
@@ -54,14 +54,14 @@ def take_turn(one_round: Round, at_least: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    if sys.argv[1] == "products":
-        say({})
+    if sys.argv[1] == "matmul":
+        write_answer({})
         for _ in sys.stdin:
-            say({"flops_a_second": products()})
+            write_answer({"flops_per_second": matmul_speed()})
         return
     one_round = prepare(Case(**json.loads(sys.argv[1])))
     for line in sys.stdin:
-        say(take_turn(one_round, float(line)))
+        write_answer(take_turn(one_round, float(line)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""What is measured on: a network and random data of a known shape. The cost of a round does not depend on the numbers,
-save where a start has to find groups, so there the groups are real."""
+"""What is measured on: a network and random data of a known shape. The cost of a round does not depend on the values,
+except where a start has to find groups; those data have groups."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ def perceptron(clients: int = 100, hidden: int = 128) -> Workload:
 
 
 def small_rounds(clients: int = 1000) -> Workload:
-    """MNIST cut into many small clients, of whom one in a hundred takes part: what a round costs besides products."""
+    """MNIST cut into many small clients, of which one in a hundred takes part: the cost besides matrix products."""
     with _seeded():
         net = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
         federation = _random_federation([56] * clients, (784,), classes=10)
@@ -59,7 +59,7 @@ def convolutions(clients: int = 20) -> Workload:
 
 
 def logistic(clients: int) -> Workload:
-    """Very many small clients, mixtures of five kinds, alike where their labels are."""
+    """Very many small clients, mixtures of five kinds; clients with similar labels are neighbours."""
     federation = logistic_population(clients, samples=10, dim=20, k=5, test_points=0)
     likeness = affinity.from_labels(federation.label_counts(), federation.ids)
     with _seeded():
@@ -73,7 +73,7 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
 
 
 class Flops(NamedTuple):
-    """Of the products in one model's pass over the data of those who take part."""
+    """Of the matrix products when one model runs over the data of all clients that take part."""
 
     forward: float
     both: float  # forward and backward
@@ -102,7 +102,7 @@ def _federation(x: Tensor, y: Tensor, sizes: Sequence[int]) -> Federation:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Draws that are the same in every process, and leave no trace."""
+    """The same draws in every process, and torch's global generator stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield

@@ -24,6 +24,15 @@ def make_federation(sizes=(7, 12, 20, 5), dim=4, classes=3, seed=0, dtype=torch.
     return federation.to(dtype=dtype) if dtype != torch.float32 else federation
 
 
+def make_contradicting_federation(groups=(0, 1, 0, 0, 1), size=12, dtype=torch.float64) -> Federation:
+    """Clients with the same x and two classes; those of group 1 have the two labels the other way round."""
+    x = torch.randn(size, 4, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    clients = [f"client-{i}" for i in range(len(groups)) for _ in range(size)]
+    labels = torch.cat([1 - y if group else y for group in groups])
+    return Federation.from_arrays(x.repeat(len(groups), 1), labels, clients, test_fraction=0.0).to(dtype=dtype)
+
+
 def make_net(dim=4, hidden=5, classes=3, seed=0, dtype=torch.float32) -> nn.Module:
     """A two-layer perceptron."""
     with torch.random.fork_rng(devices=[]):

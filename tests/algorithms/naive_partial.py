@@ -4,31 +4,28 @@ autograd. u is what the server holds, v[i] what client i holds; both are paramet
 import copy
 
 import torch
-from torch import nn
 
-from naive import batches_of
+from naive import batches_of, cross_entropy, weights_of
 
 
 def values(model, names):
     return {name: p.detach().clone() for name, p in model.named_parameters() if name in names}
 
 
-def run(model, names, federation, client, work, seed, t, lr):
+def train_part(model, names, federation, client, settings, seed, t, lr):
     """Local SGD on the named parameters with the others fixed, in place."""
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in names)
-    moving = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(moving, lr=lr, momentum=work.momentum, weight_decay=work.weight_decay)
-    for x, y in batches_of(federation, client, work, seed, t):
+    moving = [p for name, p in model.named_parameters() if name in names]
+    optimizer = torch.optim.SGD(moving, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    for x, y in batches_of(federation, client, settings, seed, t):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        cross_entropy(model, x, y).backward()
         optimizer.step()
 
 
 def federated(train_client, federation, net, personal, rounds, clients_of):
     """The server's side, which both methods share: sends u, gets u_i, takes the mean weighted by p_i."""
     everything = {name for name, _ in net.named_parameters()}
-    p = federation.weights.to(federation.train.x.dtype)
+    p = weights_of(federation)
     u, v = values(net, everything - personal), [values(net, personal) for _ in federation.ids]
     for t in range(rounds):
         received = []
@@ -43,21 +40,20 @@ def federated(train_client, federation, net, personal, rounds, clients_of):
     return u, v
 
 
-def fedsim(federation, net, personal, method, rounds, seed, lr_factor, clients_of):
+def fedsim(federation, net, personal, method, rounds, seed, lr_of, clients_of):
     everything = {name for name, _ in net.named_parameters()}
 
     def train_client(model, i, t):
-        run(model, everything, federation, i, method, seed, t, method.lr * lr_factor(t))
+        train_part(model, everything, federation, i, method, seed, t, lr_of(t))
 
     return federated(train_client, federation, net, personal, rounds, clients_of)
 
 
-def fedalt(federation, net, personal, method, personal_work, rounds, seed, lr_factor, clients_of):
+def fedalt(federation, net, personal, method, personal_training, rounds, seed, lr_of, clients_of):
     everything = {name for name, _ in net.named_parameters()}
 
     def train_client(model, i, t):
-        lr = method.lr * lr_factor(t)
-        run(model, personal, federation, i, personal_work, seed, t, lr)
-        run(model, everything - personal, federation, i, method, seed, t, lr)
+        train_part(model, personal, federation, i, personal_training, seed, t, lr_of(t))
+        train_part(model, everything - personal, federation, i, method, seed, t, lr_of(t))
 
     return federated(train_client, federation, net, personal, rounds, clients_of)

@@ -1,80 +1,97 @@
-"""IFCA, FedEM and CFL agree with naive twins (naive_cluster.py), and give the same on every engine."""
+"""IFCA, FedEM and CFL agree with naive twins (naive_clusters.py), and give the same on every engine."""
 
 import pytest
 import torch
-from ppfl.algorithms.schedules import factor
-from ppfl.engines import fit
 from torch import nn
-from torch.utils import _pytree as pytree
 
-from algorithms import naive_cluster
+from algorithms import naive_clusters
 from ppfl.algorithms import CFL, IFCA, FedEM
 from ppfl.core.population import Population
-from ppfl.data.federation import Federation
+from ppfl.data import Federation
 from support import make_federation, make_net
+from training import assert_same, run
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 9, 3), dtype=torch.float64)
 NET = make_net(dtype=torch.float64)
-ROUNDS, SEED, K = 6, 3, 3
+ROUNDS, SEED, K = 4, 3, 3
 SMALL = {"lr": 0.2, "weight_decay": 0.01, "batch_size": 4}
 TIGHT = {"atol": 1e-9, "rtol": 1e-9}
+TWO_EPOCHS, WHOLE_BATCHES = {"local_epochs": 2}, {"batch_size": None, "local_steps": 3}
 
 
-def lr_factor(t: int) -> float:
-    return factor("step", t, ROUNDS)
+def trained(method, engine, mix="outputs"):
+    return run(method, Population(NET, k=K, mix=mix), FEDERATION, rounds=ROUNDS, engine=engine, seed=SEED)
 
 
-def run(method, engine, mix="outputs"):
-    population = Population(NET, k=K, mix=mix)
-    return population, fit(population, FEDERATION, method, rounds=ROUNDS, engine=engine, seed=SEED)
+def start_of(found) -> list[nn.Module]:
+    return naive_clusters.networks(NET, found.states[0].server.shared)
 
 
-def assert_same_models(fitted, nets) -> None:
+def lr_of(method):
+    return lambda t: method.step_size(t, ROUNDS)
+
+
+def assert_same_models(found, nets) -> None:
     for k, net in enumerate(nets):
         for name, expected in net.named_parameters():
-            torch.testing.assert_close(fitted.state.server.shared.canonical[name][k], expected.detach(), **TIGHT)
+            torch.testing.assert_close(found.server.shared[name][k], expected.detach(), **TIGHT)
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9, "local_epochs": 2}, {"batch_size": None, "local_steps": 3}])
-@pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
-def test_ifca_is_its_pseudocode(engine: str, settings: dict, mix: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "mix", "engine"),
+    [
+        ({}, "outputs", "loop"),
+        ({**TWO_EPOCHS, "momentum": 0.9}, "predictions", "stacked"),
+        (WHOLE_BATCHES, "weights", "stacked"),
+    ],
+    ids=["batches", "momentum", "whole-batches"],
+)
+def test_ifca_is_its_pseudocode(settings: dict, mix: str, engine: str) -> None:
     method = IFCA(**SMALL | settings)
-    population, fitted = run(method, engine, mix)
-    start = naive_cluster.networks(NET, population.initial(SEED, distinct=True))
-    nets, choice = naive_cluster.ifca(FEDERATION, start, method, ROUNDS, SEED, lr_factor)
-    assert fitted.memberships.argmax(1).tolist() == choice
+    found = trained(method, engine, mix)
+    nets, choice = naive_clusters.ifca(FEDERATION, start_of(found), method, ROUNDS, SEED, lr_of(method))
+    assert found.memberships.argmax(1).tolist() == choice
     assert len(set(choice)) > 1
-    assert_same_models(fitted, nets)
+    assert_same_models(found, nets)
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.0, "local_epochs": 2}, {"batch_size": None, "local_steps": 3}])
-def test_fedem_is_its_pseudocode(engine: str, settings: dict) -> None:
+@pytest.mark.parametrize(
+    ("settings", "engine"),
+    [({}, "loop"), ({**TWO_EPOCHS, "momentum": 0.0}, "stacked"), (WHOLE_BATCHES, "stacked")],
+    ids=["batches", "two-epochs", "whole-batches"],
+)
+def test_fedem_is_its_pseudocode(settings: dict, engine: str) -> None:
     method = FedEM(**SMALL | settings)
-    population, fitted = run(method, engine, "predictions")
-    start = naive_cluster.networks(NET, population.initial(SEED, distinct=True))
-    nets, pi = naive_cluster.fedem(FEDERATION, start, method, ROUNDS, SEED, lr_factor)
-    torch.testing.assert_close(fitted.memberships, pi, **TIGHT)
-    assert_same_models(fitted, nets)
+    found = trained(method, engine, "predictions")
+    nets, pi = naive_clusters.fedem(FEDERATION, start_of(found), method, ROUNDS, SEED, lr_of(method))
+    torch.testing.assert_close(found.memberships, pi, **TIGHT)
+    assert_same_models(found, nets)
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-@pytest.mark.parametrize("linkage", ["complete", "single"])
-@pytest.mark.parametrize("eps", [{"eps1": 0.0}, {"eps1": 5.0, "eps2": 0.1}, {"eps1": 0.9, "eps2": 0.5, "gamma": 0.3}])
-def test_cfl_is_its_pseudocode(engine: str, linkage: str, eps: dict) -> None:
+@pytest.mark.parametrize(
+    ("eps", "linkage", "engine"),
+    [
+        ({"eps1": 0.0}, "complete", "stacked"),
+        ({"eps1": 5.0, "eps2": 0.1}, "complete", "loop"),
+        ({"eps1": 5.0, "eps2": 0.1}, "single", "stacked"),
+        ({"eps1": 0.9, "eps2": 0.5, "gamma": 0.3}, "complete", "stacked"),
+        ({"eps1": 0.9, "eps2": 0.5, "gamma": 0.3}, "single", "stacked"),
+    ],
+    ids=["never", "often-complete", "often-single", "at-times-complete", "at-times-single"],
+)
+def test_cfl_is_its_pseudocode(eps: dict, linkage: str, engine: str) -> None:
     method = CFL(**SMALL, **eps, linkage=linkage)
-    _, fitted = run(method, engine)
-    nets, cluster, cuts = naive_cluster.cfl(FEDERATION, NET, K, method, ROUNDS, SEED, lr_factor)
+    found = trained(method, engine)
+    nets, cluster, cuts = naive_clusters.cfl(FEDERATION, NET, K, method, ROUNDS, SEED, lr_of(method))
     assert bool(cuts) == (eps["eps1"] > 0)
-    assert fitted.memberships.argmax(1).tolist() == cluster
-    assert_same_models(fitted, nets)
+    assert found.memberships.argmax(1).tolist() == cluster
+    assert_same_models(found, nets)
 
 
 METHODS = {"ifca": IFCA(**SMALL), "fedem": FedEM(**SMALL), "cfl": CFL(**SMALL, eps1=10, eps2=0)}
 
 
-def with_other(x, y) -> Federation:
+def with_other_samples(x, y) -> Federation:
     """The same clients with other samples."""
     ids = [FEDERATION.ids[i] for i in FEDERATION.train.client_of().tolist()]
     return Federation.from_arrays(x.float(), y, ids, test_fraction=0.0).to(dtype=torch.float64)
@@ -84,10 +101,10 @@ def other_case(name: str):
     """Federation, network and settings of the population."""
     x, y = FEDERATION.train.x, FEDERATION.train.y
     if name == "numbers":
-        return with_other(x, x[:, 0].float()), make_net(classes=1, dtype=torch.float64), {"loss": "squared"}
+        return with_other_samples(x, x[:, 0].float()), make_net(classes=1, dtype=torch.float64), {"loss": "squared"}
     if name == "images":
         net = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(3, 3)).double()
-        return with_other(x.reshape(-1, 1, 2, 2), y), net, {}
+        return with_other_samples(x.reshape(-1, 1, 2, 2), y), net, {}
     return FEDERATION, NET, {"canonical": "2"}
 
 
@@ -96,9 +113,5 @@ def other_case(name: str):
 def test_engines_agree_on_other_networks_and_losses(method: str, case: str) -> None:
     federation, net, settings = other_case(case)
     population = Population(net, k=K, mix="predictions", **settings)
-    server, other = (
-        fit(population, federation, METHODS[method], rounds=4, engine=engine, seed=SEED).state.server
-        for engine in ("loop", "stacked")
-    )
-    for a, b in zip(pytree.tree_leaves(server), pytree.tree_leaves(other), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-9)
+    one, other = (run(METHODS[method], population, federation, engine=engine) for engine in ("loop", "stacked"))
+    assert_same(one.everything(), other.everything(), atol=1e-10, rtol=1e-9)

@@ -4,113 +4,106 @@ import itertools
 
 import pytest
 import torch
-from ppfl.algorithms.batches import LocalData, id_keys
-from ppfl.algorithms.descent import descend_networks
-from ppfl.algorithms.schedules import factor
-from ppfl.engines import Loop, Stacked, begin, fit, pose
 from torch import nn
 
 from algorithms import naive_partial
+from algorithms.states import Recording, networks_of_clients, positions_of
 from ppfl.algorithms import FedAlt, FedAvg, FedPer, FedRep, FedSim, LGFedAvg, Local
-from ppfl.algorithms.contract import participants
-from ppfl.algorithms.fedavg import one_model
-from ppfl.algorithms.partial import parameters_of
+from ppfl.algorithms.partial import PersonalTraining, parameters_of
 from ppfl.core.population import Population
-from ppfl.core.workspace import Workspace
+from ppfl.data import Federation
 from support import make_federation, make_linear, make_net
+from training import assert_same, run
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)
 ROUNDS, SEED = 6, 3
 TIGHT = {"atol": 1e-9, "rtol": 1e-9}
 SMALL = {"lr": 0.2, "weight_decay": 0.01, "batch_size": 4}
+WHOLE = {**SMALL, "batch_size": None}
 
 
-def trained(method, net=NET, federation=FEDERATION, engine="stacked", canonical="all", rounds=ROUNDS):
+def trained(method, net=NET, federation=FEDERATION, engine="stacked", canonical="all", rounds=ROUNDS, **settings):
     population = Population(net, k=1, canonical=canonical)
-    return fit(population, federation, method, rounds=rounds, seed=SEED, engine=engine)
+    return run(method, population, federation, rounds=rounds, seed=SEED, engine=engine, **settings)
 
 
-def own_models(fitted) -> list[dict[str, torch.Tensor]]:
-    """Every client's network, parameters by name."""
-    personal = fitted.personal
-    networks = one_model(personal.shared, k_at=1 if personal.own else 0).by_name()
-    return [{n: leaf[i] if personal.own else leaf for n, leaf in networks.items()} for i in range(len(fitted.ids))]
-
-
-def assert_same_models(fitted, other) -> None:
-    for mine, theirs in zip(own_models(fitted), own_models(other), strict=True):
+def assert_same_models(one, other) -> None:
+    for mine, theirs in zip(networks_of_clients(one), networks_of_clients(other), strict=True):
         assert mine.keys() == theirs.keys()
-        for name, value in mine.items():
-            torch.testing.assert_close(value, theirs[name], **TIGHT)
-
-
-def assert_is_twin(fitted, twin) -> None:
-    u, v = twin
-    for mine, v_i in zip(own_models(fitted), v, strict=True):
-        assert mine.keys() == u.keys() | v_i.keys()
-        for name, expected in {**u, **v_i}.items():
-            torch.testing.assert_close(mine[name], expected, **TIGHT)
-
-
-def lr_factor(t: int) -> float:
-    return factor("step", t, ROUNDS)
-
-
-def clients_of(method):
-    problem = pose(Population(NET, k=1), FEDERATION, None, ROUNDS, SEED)
-    return lambda t: participants(problem, method.participation, t).tolist()
+        assert_same(mine, theirs, **TIGHT)
 
 
 # ------------------------------------------------------------------ the papers' pseudocode
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-@pytest.mark.parametrize("part", ["output", "input", ("0", "2"), ()])
-@pytest.mark.parametrize("some", [{}, {"participation": 0.5, "local_steps": 5}, {"momentum": 0.0, "local_epochs": 2}])
-def test_fedsim_is_its_pseudocode(engine: str, part, some: dict) -> None:
-    method = FedSim(**SMALL, **some, personal_part=part)
-    personal = parameters_of(NET, part, "personal_part")
-    twin = naive_partial.fedsim(FEDERATION, NET, personal, method, ROUNDS, SEED, lr_factor, clients_of(method))
-    assert_is_twin(trained(method, engine=engine), twin)
+def assert_is_twin(twin, method, found, *training) -> None:
+    """That the models are those of a naive method with the same personal part."""
+    part = parameters_of(NET, method.personal_part, "personal_part")
+    u, v = twin(
+        FEDERATION, NET, part, method, *training, ROUNDS, SEED,
+        lambda t: method.step_size(t, ROUNDS), lambda t: positions_of(found.problem, method, t),
+    )  # fmt: skip
+    for mine, v_i in zip(networks_of_clients(found), v, strict=True):
+        assert mine.keys() == u.keys() | v_i.keys()
+        assert_same(mine, {**u, **v_i}, **TIGHT)
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-@pytest.mark.parametrize("part", ["output", "input"])
 @pytest.mark.parametrize(
-    "some",
-    [{}, {"participation": 0.5, "local_steps": 5}, {"momentum": 0.0, "personal_epochs": 3}, {"personal_steps": 2}],
+    ("part", "settings", "engine"),
+    [
+        ("output", {}, "loop"),
+        ("input", {"participation": 0.5, "local_steps": 5}, "stacked"),
+        (("0", "2"), {"momentum": 0.0, "local_epochs": 2}, "stacked"),
+        ((), {"participation": 0.5}, "stacked"),
+    ],
+    ids=["output", "input-some-clients", "all-personal", "nothing-personal"],
 )
-def test_fedalt_is_its_pseudocode(engine: str, part: str, some: dict) -> None:
-    method = FedAlt(**SMALL, **some, personal_part=part)
-    personal, first = parameters_of(NET, part, "personal_part"), method.personal_work()
-    twin = naive_partial.fedalt(FEDERATION, NET, personal, method, first, ROUNDS, SEED, lr_factor, clients_of(method))
-    assert_is_twin(trained(method, engine=engine), twin)
+def test_fedsim_is_its_pseudocode(part, settings: dict, engine: str) -> None:
+    method = FedSim(**SMALL, **settings, personal_part=part)
+    assert_is_twin(naive_partial.fedsim, method, trained(method, engine=engine))
+
+
+@pytest.mark.parametrize(
+    ("part", "settings", "first", "engine"),
+    [
+        ("output", {}, {"epochs": 1, "steps": None}, "loop"),
+        ("input", {"participation": 0.5, "local_steps": 5}, {"epochs": None, "steps": 5}, "stacked"),
+        ("output", {"momentum": 0.0, "personal_epochs": 3}, {"epochs": 3, "steps": None}, "stacked"),
+        ("input", {"personal_steps": 2}, {"epochs": None, "steps": 2}, "stacked"),
+    ],
+    ids=["as-much-on-both", "some-clients", "personal-epochs", "personal-steps"],
+)
+def test_fedalt_is_its_pseudocode(part: str, settings: dict, first: dict, engine: str) -> None:
+    method = FedAlt(**SMALL, **settings, personal_part=part)
+    personal_training = PersonalTraining.like(method, **first)
+    assert_is_twin(naive_partial.fedalt, method, trained(method, engine=engine), personal_training)
 
 
 # ------------------------------------------------------------------ special cases of each other
 
 
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-@pytest.mark.parametrize("canonical", ["all", "2", "0"])
 @pytest.mark.parametrize(
-    ("special", "general"),
+    ("special", "general", "canonical"),
     [
-        (FedPer(**SMALL), FedSim(**SMALL, personal_part="output")),
-        (LGFedAvg(**SMALL), FedSim(**SMALL, personal_part="input")),
-        (FedRep(**SMALL, head_epochs=3), FedAlt(**SMALL, personal_part="output", personal_epochs=3)),
-        (FedSim(**SMALL, personal_part=()), FedAvg(**SMALL)),
-        (FedAlt(**SMALL, personal_part=()), FedAvg(**SMALL)),
-        (FedSim(**SMALL, personal_part=("0", "2")), Local(**SMALL)),
-        (
-            FedAlt(**{**SMALL, "batch_size": None}, personal_part=("0", "2"), local_epochs=2),
-            Local(**{**SMALL, "batch_size": None}, local_epochs=2),
-        ),
+        (FedPer(**SMALL), FedSim(**SMALL, personal_part="output"), "all"),
+        (FedPer(**SMALL), FedSim(**SMALL, personal_part="output"), "2"),  # canonical says nothing where k = 1
+        (LGFedAvg(**SMALL), FedSim(**SMALL, personal_part="input"), "all"),
+        (LGFedAvg(**SMALL), FedSim(**SMALL, personal_part="input"), "0"),
+        (FedRep(**SMALL, head_epochs=3), FedAlt(**SMALL, personal_part="output", personal_epochs=3), "2"),
+        (FedSim(**SMALL, personal_part=()), FedAvg(**SMALL), "all"),
+        (FedAlt(**SMALL, personal_part=()), FedAvg(**SMALL), "2"),
+        (FedSim(**SMALL, personal_part=("0", "2")), Local(**SMALL), "0"),
+        (FedAlt(**WHOLE, personal_part=("0", "2"), local_epochs=2), Local(**WHOLE, local_epochs=2), "all"),
     ],
-    ids=["fedper", "lg-fedavg", "fedrep", "fedsim-fedavg", "fedalt-fedavg", "fedsim-local", "fedalt-local"],
-)
-def test_relations(special, general, canonical: str, engine: str) -> None:
-    assert_same_models(trained(special, engine=engine, canonical=canonical), trained(general, canonical=canonical))
+    ids=[
+        "fedper-is-fedsim", "fedper-common-part", "lg-fedavg-is-fedsim", "lg-fedavg-common-part", "fedrep-is-fedalt",
+        "fedsim-of-nothing-is-fedavg", "fedalt-of-nothing-is-fedavg", "fedsim-of-all-is-local",
+        "fedalt-of-all-is-local",
+    ],
+)  # fmt: skip
+def test_methods_are_special_cases_of_each_other(special, general, canonical: str) -> None:
+    assert_same_models(trained(special, canonical=canonical), trained(general))
 
 
 def test_a_representation_of_several_layers_is_personal_as_a_whole() -> None:
@@ -120,7 +113,7 @@ def test_a_representation_of_several_layers_is_personal_as_a_whole() -> None:
     assert_same_models(trained(LGFedAvg(**SMALL), net), trained(FedSim(**SMALL, personal_part="0"), net))
 
 
-@pytest.mark.parametrize(("method", "limit"), [(LGFedAvg, FedAvg), (FedPer, Local), (FedSim, Local)])
+@pytest.mark.parametrize(("method", "limit"), [(LGFedAvg, FedAvg), (FedPer, Local)])
 def test_a_network_of_one_layer_has_no_split(method, limit) -> None:
     net = make_linear(dtype=torch.float64)
     assert_same_models(trained(method(**SMALL), net), trained(limit(**SMALL), net))
@@ -132,33 +125,19 @@ def test_a_client_that_is_alone_learns_alone(method) -> None:
     assert_same_models(trained(method(**SMALL), federation=federation), trained(Local(**SMALL), federation=federation))
 
 
-def test_like_clients_have_like_parts_so_that_nothing_is_lost_by_sharing() -> None:
+def test_clients_with_equal_data_lose_nothing_by_sharing() -> None:
     """The mean of equals is each of them: with the same data everywhere every split is Local."""
     one = FEDERATION.client("client-2")["train"]
     x, y = one.x.repeat(3, 1).float(), one.y.repeat(3)
-    same = type(FEDERATION).from_arrays(x, y, [f"c{i}" for i in range(3) for _ in one.y], test_fraction=0.0)
+    same = Federation.from_arrays(x, y, [f"c{i}" for i in range(3) for _ in one.y], test_fraction=0.0)
     same = same.to(dtype=torch.float64)
-    full = {**SMALL, "batch_size": None, "local_epochs": 3}
+    full = {**WHOLE, "local_epochs": 3}
     alone = trained(Local(**full), federation=same)
     for method in (FedPer(**full), LGFedAvg(**full), FedSim(**full, personal_part="input")):
         assert_same_models(trained(method, federation=same), alone)
 
 
 # ------------------------------------------------------------------ what moves, what stays, what leaves
-
-
-@pytest.mark.parametrize("space", [None, Workspace()], ids=["autograd", "by-hand"])
-def test_what_is_frozen_keeps_its_bits(space) -> None:
-    who = torch.tensor([2, 1, 0, 3])
-    data = LocalData(FEDERATION.train, FEDERATION.weights.double(), id_keys(FEDERATION.ids), who, SEED, 0, space)
-    population = Population(NET, k=1)
-    start = one_model(population.initial(0))
-    method = FedAvg(**SMALL, momentum=0.9)
-    networks = start.copies(4, None)
-    descend_networks(population, networks, data, method, 0.2, only={"2.weight"})
-    for name, value in networks.by_name().items():
-        unmoved = value.equal(start.by_name()[name].expand_as(value))
-        assert unmoved == (name != "2.weight")
 
 
 METHODS = {
@@ -174,42 +153,34 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_only_the_shared_part_is_sent_either_way(name: str, canonical: str) -> None:
     method, shared = METHODS[name]
-    population = Population(NET, k=1, canonical=canonical)
-    problem = pose(population, FEDERATION, None, ROUNDS, SEED)
-    state = begin(method, problem)
-    plan = method.plan(problem, state.server, 0)
-    who = torch.tensor([2])
-    data = LocalData(FEDERATION.train, problem.weights, id_keys(FEDERATION.ids), who, SEED, 0)
-    client = state.clients.map(lambda leaf: leaf[who])
-    with torch.no_grad():
-        work = method.work(population, plan.task, plan.shared, plan.own, client, data)
-    assert not work.upload.rows
-    assert not plan.own
-    assert {name for sum_ in work.upload.sums.values() for name in sum_.value.by_name()} == set(shared)
-    assert plan.shared.by_name().keys() == set(shared)
-    assert not client.by_name().keys() & set(shared)
+    found = trained(method, canonical=canonical, rounds=1, kind=Recording)
+    ((request, reply),) = found.transport.exchanges()
+    assert request.shared.keys() == set(shared) and not request.own
+    assert {leaf for total in reply.totals.values() for leaf in total.value} == set(shared) and not reply.rows.values
+    assert found.server.shared.keys() == set(shared)
+    assert found.client_tree().keys() == dict(NET.named_parameters()).keys() - set(shared)
     numbers = sum(p.numel() for name, p in NET.named_parameters() if name in shared)
-    report = trained(method, canonical=canonical, rounds=1).history[0]
-    assert report["bytes_up"] == report["bytes_down"] == 8 * 4 * numbers
+    (report,) = found.reports
+    assert report.bytes_up == report.bytes_down == 8 * 4 * numbers
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_who_never_took_part_has_its_first_personal_part_and_todays_shared_one(name: str) -> None:
-    method = METHODS[name][0].model_copy(update={"participation": 0.25})
-    seen = set(itertools.chain.from_iterable(clients_of(method)(t) for t in range(2)))
+def test_a_client_that_never_took_part_has_its_first_personal_part_and_todays_shared_one(name: str) -> None:
+    method, shared = METHODS[name]
+    found = trained(method.model_copy(update={"participation": 0.25}), rounds=2)
+    seen = set(itertools.chain.from_iterable(positions_of(found.problem, found.method, t) for t in range(2)))
     absent = set(range(4)) - seen
     assert absent
-    fitted = trained(method, rounds=2)
     for i in absent:
-        for name_, value in own_models(fitted)[i].items():
-            assert value.equal(dict(NET.named_parameters())[name_]) == (name_ not in METHODS[name][1])
+        for leaf, value in networks_of_clients(found)[i].items():
+            assert value.equal(dict(NET.named_parameters())[leaf]) == (leaf not in shared)
 
 
 def test_models_for_everyone_hold_the_shared_part_once() -> None:
-    fitted = trained(FedPer(**SMALL))
-    leaf = fitted.personal.shared.canonical["0.weight"]
+    found = trained(FedPer(**SMALL))
+    leaf = found.models().values["0.weight"]
     assert leaf.shape[0] == 4
-    assert leaf.data_ptr() == fitted.state.server.shared.canonical["0.weight"].data_ptr()
+    assert leaf.data_ptr() == found.server.shared["0.weight"].data_ptr()
 
 
 class Adapted(nn.Module):
@@ -227,21 +198,19 @@ class Adapted(nn.Module):
 @pytest.mark.parametrize("method", [FedSim, FedAlt])
 def test_an_adapter_is_a_module_like_any_other(method) -> None:
     torch.manual_seed(0)
-    fitted = trained(method(**SMALL, personal_part="adapter"), Adapted().double())
-    assert fitted.state.clients.by_name().keys() == {"adapter.weight", "adapter.bias"}
-    first, second, *_ = own_models(fitted)
+    found = trained(method(**SMALL, personal_part="adapter"), Adapted().double())
+    assert found.client_tree().keys() == {"adapter.weight", "adapter.bias"}
+    first, second, *_ = networks_of_clients(found)
     for name, value in first.items():
         assert value.equal(second[name]) == (not name.startswith("adapter"))
 
 
-@pytest.mark.parametrize("method", [METHODS[name][0] for name in METHODS])
-def test_convolutions_in_threads_are_the_loops(method) -> None:
+@pytest.mark.parametrize("method", [LGFedAvg(**SMALL), FedAlt(**SMALL, personal_part="input")])
+def test_convolutions_in_threads_give_what_the_loop_gives(method) -> None:
     torch.manual_seed(0)
     x, y = torch.randn(20, 2, 4, 4), torch.randint(3, (20,))
     clients = [f"c{i % 3}" for i in range(20)]
-    federation = type(FEDERATION).from_arrays(x, y, clients, test_fraction=0.0).to(dtype=torch.float64)
+    federation = Federation.from_arrays(x, y, clients, test_fraction=0.0).to(dtype=torch.float64)
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 3)).double()
-    part = {"personal_part": "input"} if "personal_part" in type(method).model_fields else {}
-    method = method.model_copy(update=part)
-    one, other = (trained(method, net, federation, engine) for engine in (Loop(), Stacked(2, threads=2)))
+    one, other = (trained(method, net, federation, engine) for engine in ("loop", "threads"))
     assert_same_models(one, other)

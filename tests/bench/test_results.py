@@ -1,9 +1,9 @@
-"""The results, targets, tables and picture of the bench, from made-up measurements whose summary is known."""
+"""The results, targets, tables and picture of the bench, from invented measurements with a known summary."""
 
 from xml.etree import ElementTree
 
 import pytest
-from cases import FEDAVG, comparisons, growths, label, million
+from cases import FEDAVG, comparisons, growths, label, many_clients
 from growth import Grown
 from plot import picture
 from results import Compared, Results
@@ -36,7 +36,7 @@ def make_results(fail: str = "") -> Results:
         if fail:
             found[fail].failed = "its process ended with code -9"
         compared[one.part] = Compared(one.part, one.title, found, LIMIT)
-    return Results(compared, [make_grown(growth) for growth in (*growths(), million(10**6))], {1: 2.0, 2: 1.0})
+    return Results(compared, [make_grown(growth) for growth in (*growths(), many_clients(10**6))], {1: 2.0, 2: 1.0})
 
 
 def make_grown(growth) -> Grown:
@@ -83,7 +83,7 @@ def test_failed_cases_are_marked_and_the_rest_is_reported() -> None:
 def test_the_picture_has_one_bar_per_case_and_one_dot_per_size() -> None:
     drawn = list(ElementTree.fromstring(picture(make_results())).iter())
     bars = sum(len(one.cases) for one in comparisons())
-    dots = sum(len(curve) for growth in (*growths(), million(10**6)) for curve in growth.cases.values())
+    dots = sum(len(curve) for growth in (*growths(), many_clients(10**6)) for curve in growth.cases.values())
     assert [sum(node.tag.endswith(tag) for node in drawn) for tag in ("rect", "circle")] == [bars, dots]
 
 

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from cases import comparisons, growths, million
+from cases import comparisons, growths, many_clients
 from growth import exponent
 from methods import ROUNDS, passes, ppfl
 from workloads import WORKLOADS, Workload, flops
@@ -15,13 +15,13 @@ WORKLOAD = Workload(make_net(), make_federation(), batch_size=4)
 
 
 def moved(theta: bool, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, bool]:
-    """Whether theta and memberships are among what five timed rounds ask of clients."""
+    """Whether five timed rounds ask clients to move theta, and whether they ask them to move memberships."""
     tasks = []
     plan = PPFL.plan
 
-    def watched(self, *told):
-        tasks.append(plan(self, *told).task)
-        return plan(self, *told)
+    def watched(self, *arguments):
+        tasks.append(plan(self, *arguments).task)
+        return plan(self, *arguments)
 
     monkeypatch.setattr(PPFL, "plan", watched)
     one_round = ppfl(WORKLOAD, k=2, mix="outputs", theta=theta, steps=steps)
@@ -53,6 +53,6 @@ def test_every_case_names_a_workload_a_method_and_its_plain_loop() -> None:
         labels = [case.label for case in comparison.cases]
         assert len(set(labels)) == len(labels)
     every = [case for one in comparisons() for case in one.cases]
-    every += [case for growth in (*growths(), million(10**6)) for curve in growth.cases.values() for case in curve]
+    every += [case for growth in (*growths(), many_clients(10**6)) for curve in growth.cases.values() for case in curve]
     for case in every:
         assert case.workload in WORKLOADS and case.method in ROUNDS

@@ -103,8 +103,8 @@ def test_resume_goes_on_and_a_finished_run_stays(ppfl, experiment, tmp_path, mon
         def __exit__(self, *error):
             return None
 
-    def stop(_seed, moment):
-        if moment.state.round == 2:
+    def stop(_seed, end):
+        if end.state.round == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -228,6 +228,7 @@ def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, snapsho
 
 def test_reproduce_asks_for_missing_data_before_it_runs(ppfl, tmp_path, monkeypatch):
     monkeypatch.setenv("PPFL_DATA", str(tmp_path))
+    monkeypatch.setattr(Synthetic, "build", lambda *_: None)  # what can be drawn is never missing, and takes seconds
     failed = ppfl("reproduce", "k-sweep", "--out", tmp_path / "out")
     assert failed.code == 2 and "mnist" in failed.err and "--case synthetic" in failed.err
     assert not (tmp_path / "out").exists()

@@ -70,27 +70,35 @@ def test_a_comparison_is_no_experiment(file: Path) -> None:
         load_experiment(file)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_every_seed_of_every_method_is_run_once(file: Path, tmp_path: Path, jobs: int) -> None:
+def test_every_seed_of_every_method_is_run_once(file: Path, tmp_path: Path) -> None:
     tasks = tasks_of(load_comparison(file), tmp_path / "out", tmp_path)
     done = []
-    records = run_tasks(tasks, jobs, done.append)
+    records = run_tasks(tasks, 1, done.append)
     assert {label: [run.seed for run in runs] for label, runs in records.items()} == {
         "Local": [0, 1], "FedAvg": [0, 1], "PPFL, weights": [0, 1],
     }  # fmt: skip
     assert sorted(t.run_folder for t in done) == sorted(t.run_folder for t in tasks)
     assert all(run.finished for runs in records.values() for run in runs)
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    run_tasks(tasks, jobs)
+    run_tasks(tasks, 1)
     assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_fails_stops_no_other(file: Path, tmp_path: Path, jobs: int) -> None:
+def test_a_run_that_fails_stops_no_other(file: Path, tmp_path: Path) -> None:
     tasks = tasks_of(load_comparison(file, ["methods.FedAvg.population.k=3"]), tmp_path / "out", tmp_path)
     with pytest.raises(SettingError, match=r"2 of 6 runs failed.*FedAvg, seed 0.*k = 3"):
-        run_tasks(tasks, jobs)
+        run_tasks(tasks, 1)
     assert len(list((tmp_path / "out").rglob("result.safetensors"))) == 4
+
+
+def test_jobs_in_processes_of_their_own_do_and_refuse_the_same(file: Path, tmp_path: Path) -> None:
+    comparison = load_comparison(file, ["methods.FedAvg.population.k=3", "seeds=[0]"])
+    for jobs in (1, 2):
+        with pytest.raises(SettingError, match=r"1 of 3 runs failed.*FedAvg, seed 0.*k = 3"):
+            run_tasks(tasks_of(comparison, tmp_path / str(jobs), tmp_path), jobs)
+    results = [sorted((tmp_path / jobs).rglob("result.safetensors")) for jobs in ("1", "2")]
+    assert len(results[0]) == 2
+    assert [path.read_bytes() for path in results[0]] == [path.read_bytes() for path in results[1]]
 
 
 def test_two_methods_of_one_name_are_refused(file: Path, tmp_path: Path) -> None:

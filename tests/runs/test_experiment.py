@@ -5,16 +5,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from ppfl.engines import Loop, Stacked
-from ppfl.runs.affinities import Auto, Features, Labels, Nearest, Nobody
-from ppfl.runs.affinities import Uniform as UniformSettings
 from pydantic import ValidationError
 
-from ppfl.algorithms import ALGORITHMS, PPFL, FedAvg, FineTune
+from ppfl.algorithms import METHODS, PPFL, FedAvg, FineTune
 from ppfl.core import SettingError
 from ppfl.core.affinity import Dense, Factored, Sparse, Uniform
 from ppfl.data import synthetic_groups
 from ppfl.runs import Experiment, load_experiment
+from ppfl.runs.affinity_settings import (
+    AutoAffinity,
+    FeatureAffinity,
+    LabelAffinity,
+    NearestAffinity,
+    NoAffinity,
+    UniformAffinity,
+)
+from ppfl.server import Watch
+from ppfl.sites import Loop, Stacked
 
 TEXT = """
 rounds = 3
@@ -58,10 +65,10 @@ def test_json_brings_the_same_experiment_back(file):
     assert Experiment.model_validate(json.loads(json.dumps(experiment.model_dump(mode="json")))) == experiment
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_named(file, name):
     experiment = load_experiment(file, [f'algorithm={{name="{name}"}}', "population.k=1"])
-    assert type(experiment.algorithm) is ALGORITHMS[name]
+    assert type(experiment.algorithm) is METHODS[name]
     assert experiment.model_dump(mode="json")["algorithm"]["name"] == name
 
 
@@ -69,7 +76,7 @@ def test_every_method_can_be_named(file, name):
 def test_an_unknown_method_is_answered_with_all_there_are(file, override):
     with pytest.raises(SettingError) as error:
         load_experiment(file, [override])
-    assert ", ".join(map(repr, ALGORITHMS)) in str(error.value)
+    assert ", ".join(map(repr, METHODS)) in str(error.value)
 
 
 def test_parts_of_a_network_are_read_as_one_name_or_several(file):
@@ -139,6 +146,12 @@ def test_engines_are_built_as_asked(file):
     stacked = load_experiment(file, ["chunk=3"]).build_engine()
     assert isinstance(stacked, Stacked)
     assert stacked.chunk == 3
+
+
+def test_what_is_watched_is_what_the_server_takes(file):
+    assert load_experiment(file).watch.build() == Watch()
+    changed = load_experiment(file, ["watch={every=3, objective=true, output='best', report_clients=false}"])
+    assert changed.watch.build() == Watch(every=3, objective=True, output="best", report_clients=False)
 
 
 WRONG = {
@@ -227,19 +240,19 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_affinities_are_those_of_the_core():
     federation, method = synthetic_groups(), PPFL()
     counts = torch.nn.functional.normalize(federation.label_counts().float(), dim=1)
-    labels = Labels().build(federation, method)
+    labels = LabelAffinity().build(federation, method)
     torch.testing.assert_close(labels.neighbours(torch.eye(12)), counts @ counts.T)
-    assert isinstance(Features().build(federation, method), Dense)
-    assert isinstance(UniformSettings().build(federation, method), Uniform)
-    nearest = Nearest(neighbours=2).build(federation, method)
+    assert isinstance(FeatureAffinity().build(federation, method), Dense)
+    assert isinstance(UniformAffinity().build(federation, method), Uniform)
+    nearest = NearestAffinity(neighbours=2).build(federation, method)
     assert isinstance(nearest, Sparse)
     assert bool((nearest.degree >= 2).all())
-    assert Nobody().build(federation, method) is None
+    assert NoAffinity().build(federation, method) is None
 
 
 def test_the_usual_affinity_is_by_labels_where_there_are_labels_and_a_penalty():
     labels, numbers = synthetic_groups(), synthetic_groups(task="regression")
-    assert isinstance(Auto().build(labels, PPFL(penalty=1e-5)), Factored)
-    assert Auto().build(numbers, PPFL(penalty=1e-5)) is None
-    assert Auto().build(labels, PPFL(penalty=0)) is None
-    assert Auto().build(labels, FedAvg()) is None
+    assert isinstance(AutoAffinity().build(labels, PPFL(penalty=1e-5)), Factored)
+    assert AutoAffinity().build(numbers, PPFL(penalty=1e-5)) is None
+    assert AutoAffinity().build(labels, PPFL(penalty=0)) is None
+    assert AutoAffinity().build(labels, FedAvg()) is None

@@ -2,13 +2,16 @@
 
 import pytest
 import torch
-from ppfl.engines import Loop, Stacked, fit
 
-from ppfl.algorithms import ALGORITHMS, FedAvg
+from ppfl import fit
+from ppfl.algorithms import METHODS, FedAvg
 from ppfl.core import ModelError, Population
+from ppfl.core.backends import make_backend
 from ppfl.core.losses import LOSSES
+from ppfl.core.models import Mixture
 from ppfl.data import Federation, synthetic_groups
 from ppfl.runs.models import Cnn, Linear, Perceptron, choose_loss
+from ppfl.sites import Loop, Stacked
 
 
 @pytest.fixture
@@ -27,8 +30,8 @@ NETWORKS = [Linear(), Linear(bias=False), *PERCEPTRONS, *CNNS]
 def test_a_network_fits_its_data_and_ends_in_its_classifier(network, images):
     net = network.build(images, 0, choose_loss(None, images))
     assert net(images.train.x[:5]).shape == (5, 3)
-    population = Population(net, k=2, canonical="classifier").fit_to(images.train.x[:2], images.train.y, 3)
-    assert population.caches_outputs
+    population = Population(net, k=2, canonical="classifier")
+    assert make_backend(population, images.train.x[:2], images.train.y, 3).caches_outputs
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=repr)
@@ -67,20 +70,22 @@ HEADS = [["hidden", "classifier"], ["hidden.1", "classifier"], "classifier"]
 def test_the_last_layers_of_a_cnn_can_be_canonical(canonical, mix, images):
     net = Cnn(channels=[4, 8], hidden=[6, 5]).build(images, 0, LOSSES["cross_entropy"])
     population = Population(net, k=4, canonical=canonical, mix=mix)
-    shared, x = population.initial(0, distinct=True), images.train.x
-    assert any(name.startswith("body.") for name in shared.common)
-    assert all(name.startswith(("hidden.", "classifier.")) for name in shared.canonical)
+    backend = make_backend(population, images.train.x[:2], images.train.y, 3)
+    models, x = population.initial_models(0, distinct=True), images.train.x
+    common, theta = population.split(models)
+    assert any(name.startswith("body.") for name in common)
+    assert all(name.startswith(("hidden.", "classifier.")) for name in theta)
     for k in range(4):  # a membership at a corner picks one network
-        corner = torch.eye(4)[k]
-        one = shared.common | {name: leaf[k] for name, leaf in shared.canonical.items()}
+        one = common | {name: leaf[k] for name, leaf in theta.items()}
         expected = torch.func.functional_call(net, one, x).softmax(-1)
-        torch.testing.assert_close(population.predict_one(shared, corner, x), expected)
+        found = backend.predict(Mixture(models, torch.eye(4)[k : k + 1]), x[None])[0]
+        torch.testing.assert_close(found, expected)
 
 
-METHODS = ["fedavg", "fedem", "pfedme", "lg-fedavg", "cfl", "ppfl outputs", "ppfl weights"]
+NAMES = ["fedavg", "fedem", "pfedme", "lg-fedavg", "cfl", "ppfl outputs", "ppfl weights"]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_kind_of_method_trains_a_cnn_with_hidden_layers(name):
     method, _, mix = name.partition(" ")
     y, x = torch.arange(40) % 2, torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -90,7 +95,7 @@ def test_every_kind_of_method_trains_a_cnn_with_hidden_layers(name):
     net = Cnn(channels=[4, 8], hidden=[6, 5]).build(halves, 0, LOSSES["cross_entropy"])
     many = {"k": 4, "mix": mix or "predictions"} if method in ("fedem", "ppfl") else {"k": 1}
     population = Population(net, canonical=["hidden", "classifier"] if method == "ppfl" else "all", **many)
-    fitted = fit(population, halves, ALGORITHMS[method](lr=0.1, batch_size=5), rounds=8)
+    fitted = fit(population, halves, METHODS[method](lr=0.1, batch_size=5), rounds=8)
     losses = [record["loss"] for record in fitted.history if record["loss"] == record["loss"]]  # a survey has none
     assert losses[-1] < losses[0]
 
@@ -98,7 +103,7 @@ def test_every_kind_of_method_trains_a_cnn_with_hidden_layers(name):
 def test_convolutions_are_the_same_on_both_engines(images):
     net = Cnn(channels=[4], groups=2).build(images, 0, LOSSES["cross_entropy"])
     ends = [
-        fit(Population(net, k=1), images, FedAvg(batch_size=4), rounds=2, engine=engine).state.server.shared.canonical
+        fit(Population(net, k=1), images, FedAvg(batch_size=4), rounds=2, engine=engine).state.server.shared
         for engine in (Loop(), Stacked())
     ]
     for name, leaf in ends[0].items():

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from ppfl.algorithms import PPFL
 from ppfl.core import CheckpointError
-from ppfl.runs import Experiment, Interrupted, load_run, run
+from ppfl.runs import Experiment, Interrupted, RunFolder, load_run, run
 from ppfl.runs.storage import read_tensors
+from ppfl.sites import Site
+from runs.conftest import SMALL
 
 RANDOM = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "order": "random", "participation": 0.5, "membership_batch": 3}
 CASES = {
@@ -34,8 +37,8 @@ class StopError(Exception):
 
 
 def stop_after(round: int, error: type[BaseException] = StopError):
-    def stop(_seed, moment) -> None:
-        if moment.state.round == round:
+    def stop(_seed, end) -> None:
+        if end.state.round == round:
             raise error
 
     return stop
@@ -62,7 +65,7 @@ def test_resuming_gives_the_same_bits(make_experiment, tmp_path, case):
     for round, every in ((1, 1), (3, 2), (5, 4), (2, 5), (6, 6)):
         out = tmp_path / f"stopped-{round}-{every}"
         with pytest.raises(StopError):
-            run(experiment, out, checkpoint_every=every, on_moment=stop_after(round))
+            run(experiment, out, checkpoint_every=every, on_round_end=stop_after(round))
         assert not load_run(out / "seed-0").finished
         run(experiment, out, resume=True)
         assert_same(out / "seed-0", tmp_path / "whole" / "seed-0")
@@ -73,7 +76,7 @@ def test_a_run_may_be_stopped_many_times(make_experiment, tmp_path):
     run(experiment, tmp_path / "whole")
     for round in range(1, 6):
         with pytest.raises(StopError):
-            run(experiment, tmp_path / "out", resume=True, checkpoint_every=1, on_moment=stop_after(round))
+            run(experiment, tmp_path / "out", resume=True, checkpoint_every=1, on_round_end=stop_after(round))
     (record,) = run(experiment, tmp_path / "out", resume=True)
     assert_same(record.folder, tmp_path / "whole" / "seed-0")
     assert len(record.versions["resumed"]) == 5
@@ -83,7 +86,7 @@ def test_what_a_kill_cut_short_is_forgotten(make_experiment, tmp_path):
     experiment = make_experiment()
     run(experiment, tmp_path / "whole")
     with pytest.raises(StopError):
-        run(experiment, tmp_path / "out", checkpoint_every=2, on_moment=stop_after(3))
+        run(experiment, tmp_path / "out", checkpoint_every=2, on_round_end=stop_after(3))
     folder = tmp_path / "out" / "seed-0"
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "lo')
@@ -98,18 +101,87 @@ def test_ctrl_c_keeps_the_round_it_came_after(make_experiment, tmp_path):
     experiment = make_experiment()
     run(experiment, tmp_path / "whole")
     with pytest.raises(Interrupted, match=r"stopped after round 3 of 6 .*resume=True") as stopped:
-        run(experiment, tmp_path / "out", on_moment=stop_after(3, KeyboardInterrupt))
+        run(experiment, tmp_path / "out", on_round_end=stop_after(3, KeyboardInterrupt))
     assert (stopped.value.round, stopped.value.rounds, stopped.value.out) == (3, 6, tmp_path / "out")
     seen = []
-    run(experiment, tmp_path / "out", resume=True, on_moment=lambda _seed, moment: seen.append(moment.state.round))
+    run(experiment, tmp_path / "out", resume=True, on_round_end=lambda _seed, end: seen.append(end.state.round))
     assert seen == [4, 5, 6]
     assert_same(tmp_path / "out" / "seed-0", tmp_path / "whole" / "seed-0")
+
+
+def interrupt(monkeypatch, owner, name: str, call: int, *, after: bool = False) -> None:
+    """Ctrl-C at the nth call of a function, before what it does or after it."""
+    original, calls = getattr(owner, name), iter(range(10**6))
+
+    def stopped(*arguments, **settings):
+        stop = next(calls) == call
+        if stop and not after:
+            raise KeyboardInterrupt
+        result = original(*arguments, **settings)
+        if stop:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, name, stopped)
+
+
+PLACES = {
+    "in the work of a client": (PPFL, "work", 4, False),
+    "after all clients have worked": (Site, "train", 4, True),
+    "before their work is merged": (PPFL, "merge", 3, False),
+    "after it is merged": (PPFL, "merge", 3, True),
+    "in an evaluation": (Site, "evaluate", 2, False),
+    "before a state is kept": (Site, "keep", 1, False),
+    "after a state is kept": (Site, "keep", 1, True),
+    "while a checkpoint is written": (RunFolder, "save_checkpoint", 3, False),
+    "after a checkpoint is written": (RunFolder, "save_checkpoint", 3, True),
+}
+
+
+ENGINES = {"loop": {"engine": "loop"}, "threads": {"chunk": 1, "threads": 2}}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def never_stopped(request, tmp_path_factory):
+    """An experiment that returns a state from the middle, and the folder of its whole run."""
+    settings = SMALL | {"watch": {"output": "random"}, "rounds": 8, "seeds": [5]} | ENGINES[request.param]
+    experiment, folder = Experiment.model_validate(settings), tmp_path_factory.mktemp("whole")
+    (record,) = run(experiment, folder)
+    assert 1 < record.scores["round"] < 8, "choose another seed"
+    return experiment, record.folder
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_ctrl_c_at_any_place_loses_nothing(never_stopped, tmp_path, monkeypatch, place):
+    experiment, whole = never_stopped
+    owner, name, call, after = PLACES[place]
+    with monkeypatch.context() as patched:
+        interrupt(patched, owner, name, call, after=after)
+        with pytest.raises(Interrupted):
+            run(experiment, tmp_path / "out", checkpoint_every=1)
+    run(experiment, tmp_path / "out", resume=True)
+    assert_same(tmp_path / "out" / whole.name, whole)
+
+
+@pytest.mark.xfail(strict=True, raises=CheckpointError, reason="a site can undo one exchange, not a round of ten")
+def test_ctrl_c_in_the_middle_of_a_round_of_many_exchanges_loses_nothing(make_experiment, tmp_path, monkeypatch):
+    """A private start takes ten exchanges, here in the second round: too few clients come back in the first."""
+    private = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "share_memberships": False}
+    experiment = make_experiment(algorithm=private, population={"k": 4}, dropout=0.4, seeds=[8])
+    (record,) = run(experiment, tmp_path / "whole")
+    assert [row["participants"] < 4 for row in record.metrics[:2]] == [True, False], "choose another seed"
+    with monkeypatch.context() as patched:
+        interrupt(patched, Site, "train", 4)
+        with pytest.raises(Interrupted):
+            run(experiment, tmp_path / "out")
+    run(experiment, tmp_path / "out", resume=True)
+    assert_same(tmp_path / "out" / "seed-8", tmp_path / "whole" / "seed-8")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_half_a_checkpoint_is_refused_and_nothing_is_touched(make_experiment, tmp_path, snapshot, share):
     with pytest.raises(StopError):
-        run(make_experiment(), tmp_path, checkpoint_every=1, on_moment=stop_after(3))
+        run(make_experiment(), tmp_path, checkpoint_every=1, on_round_end=stop_after(3))
     file = tmp_path / "seed-0" / "checkpoint.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: int(share * len(content))])
@@ -121,7 +193,7 @@ def test_half_a_checkpoint_is_refused_and_nothing_is_touched(make_experiment, tm
 
 def test_lost_rounds_are_noticed(make_experiment, tmp_path):
     with pytest.raises(StopError):
-        run(make_experiment(), tmp_path, checkpoint_every=1, on_moment=stop_after(3))
+        run(make_experiment(), tmp_path, checkpoint_every=1, on_round_end=stop_after(3))
     metrics = tmp_path / "seed-0" / "metrics.jsonl"
     metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
     with pytest.raises(CheckpointError, match="1 rounds, fewer than the checkpoint's 3"):
@@ -138,7 +210,7 @@ def test_changed_data_are_noticed(make_experiment, tmp_path, snapshot):
     data = {"name": "csv", "file": str(table), "client": "who", "target": "y"}
     write(10)
     with pytest.raises(StopError):
-        run(make_experiment(data=data), tmp_path / "out", checkpoint_every=1, on_moment=stop_after(3))
+        run(make_experiment(data=data), tmp_path / "out", checkpoint_every=1, on_round_end=stop_after(3))
     write(12)
     before = snapshot(tmp_path)
     with pytest.raises(CheckpointError, match=r"clients.json differs .* bring them back"):
@@ -152,8 +224,8 @@ def test_what_a_run_chose_it_keeps(make_experiment, tmp_path, monkeypatch):
     assert whole.experiment["algorithm"]["lr"] > 0
     assert json.loads((whole.folder / "experiment.json").read_text())["algorithm"]["lr"] == "auto"
     with pytest.raises(StopError):
-        run(experiment, tmp_path / "out", checkpoint_every=1, on_moment=stop_after(3))
-    monkeypatch.setattr(sys.modules["ppfl.runs.run"], "with_chosen_lr", None)  # a second choice would fail
+        run(experiment, tmp_path / "out", checkpoint_every=1, on_round_end=stop_after(3))
+    monkeypatch.setattr(sys.modules["ppfl.runs.run"], "choose_lr", None)  # a second choice would fail
     run(experiment, tmp_path / "out", resume=True)
     assert_same(tmp_path / "out" / "seed-0", whole.folder)
     chosen = tmp_path / "out" / "seed-0" / "chosen.json"
@@ -168,13 +240,13 @@ import json, sys, torch
 from ppfl.runs import Experiment, run
 torch.set_num_threads(1)
 experiment = Experiment.model_validate(json.loads(sys.argv[1]))
-tell = lambda seed, moment: print(moment.state.round, flush=True)
-run(experiment, sys.argv[2], resume=True, checkpoint_every=1, on_moment=tell)
+tell = lambda seed, end: print(end.state.round, flush=True)
+run(experiment, sys.argv[2], resume=True, checkpoint_every=1, on_round_end=tell)
 """
 
 
 def kill_somewhere(experiment: Experiment, out: Path, after: int, delay: float) -> None:
-    """SIGKILL a run of its own process a moment after a round."""
+    """SIGKILL a run in a process of its own, shortly after a round."""
     command = [sys.executable, "-c", KILLED, json.dumps(experiment.model_dump(mode="json")), str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for _, line in zip(range(after), process.stdout, strict=False):
@@ -184,10 +256,10 @@ def kill_somewhere(experiment: Experiment, out: Path, after: int, delay: float) 
 
 
 def test_a_killed_run_resumes_to_the_same_bits(make_experiment, tmp_path):
-    experiment = make_experiment(**CASES["random blocks, best output"], rounds=150)
+    experiment = make_experiment(**CASES["random blocks, best output"], rounds=60)
     run(experiment, tmp_path / "whole")
-    moment = random.randint(1, 50), random.uniform(0, 0.02)
-    kill_somewhere(experiment, tmp_path / "out", *moment)
-    assert not load_run(tmp_path / "out" / "seed-0").finished, f"the run was over before it was killed at {moment}"
+    when = random.randint(1, 20), random.uniform(0, 0.02)
+    kill_somewhere(experiment, tmp_path / "out", *when)
+    assert not load_run(tmp_path / "out" / "seed-0").finished, f"the run was over before it was killed at {when}"
     run(experiment, tmp_path / "out", resume=True)
     assert_same(tmp_path / "out" / "seed-0", tmp_path / "whole" / "seed-0")

@@ -1,15 +1,18 @@
 """A run is a folder that says everything, and that nothing overwrites."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from ppfl.engines import begin, evaluate, follow, pose
 
+from ppfl.algorithms import FedAvg
 from ppfl.core import CheckpointError, SettingError
 from ppfl.runs import find_runs, group_agreement, load_run, run
 from ppfl.runs.storage import read_tensors
+from ppfl.server import InProcess, RefusedUpdateWarning, begin, evaluate, make_problem, train_and_measure
+from ppfl.sites import Site
 
 
 def test_a_run_leaves_its_record(make_experiment, tmp_path):
@@ -31,18 +34,18 @@ def test_a_run_leaves_its_record(make_experiment, tmp_path):
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_run_is_what_the_engines_compute(make_experiment, tmp_path):
+def test_a_run_is_what_the_server_and_its_site_compute(make_experiment, tmp_path):
     experiment = make_experiment()
     (record,) = run(experiment, tmp_path)
     federation = experiment.data.build()
     population = experiment.build_population(federation, 0)
-    problem = pose(population, federation, experiment.affinity.build(federation, experiment.algorithm), 6, 0)
-    start = begin(experiment.algorithm, problem)
-    *_, last = follow(
-        experiment.algorithm, problem, federation, experiment.build_engine(), experiment.watch.build(), start
-    )
+    method, watch = experiment.algorithm, experiment.watch.build()
+    transport = InProcess(Site(federation, population, experiment.build_engine()))
+    affinity = experiment.affinity.build(federation, method)
+    problem = make_problem(population, transport, affinity, rounds=6, seed=0)
+    *_, last = train_and_measure(method, problem, transport, watch, begin(method, problem, transport))
     assert torch.equal(record.memberships, last.state.server.memberships)
-    score = evaluate(problem, experiment.algorithm.personal(last.state.server, last.state.clients), federation)
+    score = evaluate(method, problem, transport, last.state.server).splits["test"]
     assert record.scores["accuracy"] == score.pooled
 
 
@@ -162,9 +165,53 @@ def test_bad_settings_leave_no_folder(make_experiment, tmp_path):
 def test_a_run_that_diverges_says_so_and_stays_readable(make_experiment, tmp_path):
     data = {"name": "synthetic_groups", "task": "regression", "n_clients": 4}
     experiment = make_experiment(data=data, algorithm={"name": "ppfl", "lr": 1e6}, rounds=30)
-    with pytest.raises(SettingError, match="diverged: after round .* smaller lr"):
+    with pytest.raises(SettingError, match="diverged: .* are not finite; use a smaller lr"):
         run(experiment, tmp_path)
     assert not load_run(tmp_path / "seed-0").finished
+
+
+def test_a_server_whose_models_are_no_longer_finite_stops_before_a_checkpoint_of_them(
+    make_experiment, tmp_path, monkeypatch
+):
+    merge = FedAvg.merge
+
+    def overflow(self, problem, server, task, totals, rows):
+        merged = merge(self, problem, server, task, totals, rows)
+        return merged._replace(shared={name: leaf * 1e30 for name, leaf in merged.shared.items()})
+
+    monkeypatch.setattr(FedAvg, "merge", overflow)
+    monkeypatch.setattr("ppfl.sites.site.default_filters", tuple)  # which would refuse what such models give
+    experiment = make_experiment(algorithm={"name": "fedavg", "lr": 0.1}, population={"k": 1})
+    with pytest.raises(SettingError, match=r"diverged: after round \d shared\..* is not finite; use a smaller lr"):
+        run(experiment, tmp_path, checkpoint_every=1)
+    tensors, _ = read_tensors(tmp_path / "seed-0" / "checkpoint.safetensors")
+    assert all(bool(leaf.isfinite().all()) for leaf in tensors.values())
+
+
+def test_a_refused_client_is_named_in_the_record(make_experiment, tmp_path):
+    def spoil(experiment, base):
+        federation = experiment.data.build(base)
+        x, train = federation.train.x.clone(), federation.train
+        x[: train.offsets[1]] *= 1e6
+        return replace(federation, train=replace(train, x=x))
+
+    experiment = make_experiment(algorithm={"name": "fedavg", "lr": 0.1}, population={"k": 1})
+    with pytest.warns(RefusedUpdateWarning, match="client 'c0' was left out") as said:
+        (record,) = run(experiment, tmp_path, read=spoil)
+    assert len(said) == 1  # once in a run
+    assert [row["refused"] for row in record.metrics] == [1] * 6
+    assert record.metrics[-1]["refusals"][0][0] == "c0"
+
+
+def test_without_reports_of_clients_a_run_leaves_sums_alone(make_experiment, tmp_path):
+    hidden = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "share_memberships": False}
+    (reported,) = run(make_experiment(algorithm=hidden), tmp_path / "reported")
+    silent = make_experiment(algorithm=hidden, watch={"every": 2, "report_clients": False})
+    (record,) = run(silent, tmp_path / "silent")
+    assert record.finished and record.memberships is None and record.memberships_by_round == {}
+    assert not any("per_client" in row for row in record.metrics)
+    assert record.scores["accuracy"] == pytest.approx(reported.scores["accuracy"])
+    assert reported.memberships is not None
 
 
 @pytest.mark.parametrize("damage", ["memberships/2.safetensors", "result.safetensors", "clients.json", "metrics.jsonl"])
@@ -189,5 +236,6 @@ def test_the_result_holds_the_whole_state(make_experiment, tmp_path):
     run(make_experiment(), tmp_path)
     tensors, metadata = read_tensors(tmp_path / "seed-0" / "result.safetensors")
     assert torch.equal(tensors["memberships"], tensors["server.memberships"])
-    assert tensors["server.shared.canonical.classifier.weight"].shape == (2, 2, 3)
+    assert tensors["server.shared.classifier.weight"].shape == (2, 2, 3)
+    assert tensors["clients.membership"].shape == (6, 2)
     assert metadata["round"] == 6

@@ -1,19 +1,26 @@
-"""Which parameters a setting names, and what is said where it names none."""
+"""Which parameters `personal_part` and `shared_part` name, and what is said where they name none."""
 
 import pytest
 import torch
-from ppfl.engines import fit
 from torch import nn
 
-from ppfl.algorithms import FedAlt, FedPer, FedSim, LGFedAvg
+from ppfl.algorithms import FedAlt, FedSim, LGFedAvg
 from ppfl.algorithms.partial import parameters_of
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from support import make_federation, make_linear, make_net
+from training import run
 
 
 def deep_net() -> nn.Module:
     return nn.Sequential(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 3))
+
+
+def half_frozen() -> nn.Module:
+    """Of which one weight is trained, and nothing else."""
+    net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 3)).requires_grad_(False)
+    net[1].weight.requires_grad_(True)
+    return net
 
 
 class Tied(nn.Module):
@@ -26,8 +33,8 @@ class Tied(nn.Module):
         return self.decoder(self.middle(self.encoder(x)))
 
 
-class Rooted(nn.Sequential):
-    """With a parameter of its own beside its layers, which makes it no layer."""
+class WithOwnParameter(nn.Sequential):
+    """Has a parameter of its own beside its layers, which makes it no layer."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -48,9 +55,22 @@ class Rooted(nn.Sequential):
             {"output.weight", "output.bias"},
         ),
         (Tied(), "output", {"encoder.weight", "decoder.bias"}),
-        (Rooted(), "input", {"0.weight", "0.bias"}),
+        (half_frozen(), "input", {"1.weight"}),
+        (half_frozen(), "output", {"1.weight"}),
+        (WithOwnParameter(), "input", {"0.weight", "0.bias"}),
     ],
-    ids=["first", "last", "module", "several", "one-layer", "a-module-of-that-name", "tied", "rooted"],
+    ids=[
+        "first",
+        "last",
+        "module",
+        "several",
+        "one-layer",
+        "a-module-of-that-name",
+        "tied",
+        "frozen-layers",
+        "frozen-bias",
+        "own-parameter",
+    ],
 )
 def test_parts_are_named_as_the_network_names_them(net, part, expected) -> None:
     assert parameters_of(net, part, "personal_part") == expected
@@ -61,12 +81,7 @@ def test_parts_are_named_as_the_network_names_them(net, part, expected) -> None:
 )
 def test_an_unknown_part_is_answered_with_the_known_ones(method, setting: str) -> None:
     with pytest.raises(SettingError, match=rf"{setting} names '(head|1)'.*'input', 'output', '0', '2'"):
-        fit(Population(make_net(), k=1), make_federation(), method, rounds=1)
-
-
-def test_more_than_one_model_is_refused() -> None:
-    with pytest.raises(SettingError, match="set k = 1"):
-        fit(Population(make_net(), k=2), make_federation(), FedPer(lr=0.1), rounds=1)
+        run(method, Population(make_net(), k=1), make_federation(), rounds=1)
 
 
 def test_two_measures_of_personal_work_are_refused() -> None:

@@ -4,13 +4,15 @@ import copy
 
 import pytest
 import torch
-from ppfl.engines import begin, engine_by_name, evaluate, fit, pose, train
 from torch import nn
 
+from algorithms.states import at_start
 from ppfl.algorithms import PPFL, FedAlt, FedPer, LGFedAvg, Local
 from ppfl.core import affinity
 from ppfl.core.population import Population
+from ppfl.server import evaluate
 from support import make_federation, make_net
+from training import assert_same, run
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)
@@ -24,16 +26,13 @@ MIXES = ["outputs", "predictions", "weights"]
 ONLY_MEMBERSHIPS = {"order": "random", "block_probability": 1e-9, "start": "uniform", "lr": 0.1}
 
 
-def memberships_after(rounds: int, federation, mix: str, **settings):
+def memberships_after(rounds: int, federation, mix: str, **settings) -> dict[str, torch.Tensor]:
     """Each client's membership by name, theta never moved."""
     likeness = affinity.from_labels(federation.label_counts().double(), federation.ids)
-    population = Population(NET, k=2, mix=mix)
-    method = PPFL(**ONLY_MEMBERSHIPS, **settings)
-    fitted = fit(population, federation, method, rounds=rounds, affinity=likeness)
-    start = population.initial(0, distinct=True)
-    for name, theta in fitted.state.server.shared.canonical.items():
-        assert theta.equal(start.canonical[name])
-    return dict(zip(fitted.ids, fitted.memberships, strict=True))
+    method, population = PPFL(**ONLY_MEMBERSHIPS, **settings), Population(NET, k=2, mix=mix)
+    found = run(method, population, federation, rounds=rounds, affinity=likeness, engine="stacked")
+    assert_same(found.server.shared, found.states[0].server.shared, atol=0, rtol=0)
+    return dict(zip(federation.ids, found.memberships, strict=True))
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -55,26 +54,26 @@ def test_with_penalty_it_is_not() -> None:
 @pytest.mark.parametrize("mix", MIXES)
 def test_by_the_max_rule_a_clients_loss_is_that_of_its_first_choice_alone(mix: str) -> None:
     """As in clustered learning, whichever way canonical models were mixed before."""
-    population = Population(NET, k=2, mix=mix)
-    fitted = fit(population, FEDERATION, PPFL(**SMALL), rounds=3)
-    shared, best = fitted.state.server.shared, fitted.memberships.argmax(1)
-    for i, loss in enumerate(evaluate(fitted.problem, fitted.personal, FEDERATION, "train", hard=True).loss):
-        own, net = FEDERATION.client(FEDERATION.ids[i])["train"], copy.deepcopy(NET)
-        net.load_state_dict({name: theta[best[i]] for name, theta in shared.canonical.items()})
+    found = run(PPFL(**SMALL), Population(NET, k=2, mix=mix), FEDERATION, rounds=3, engine="stacked")
+    shared, best = found.server.shared, found.memberships.argmax(1)
+    hard = evaluate(found.method, found.problem, found.transport, found.server, ("train",), hard=True)
+    for i, loss in enumerate(hard.splits["train"].loss):
+        own, net = FEDERATION.train.client(i), copy.deepcopy(NET)
+        net.load_state_dict({name: theta[best[i]] for name, theta in shared.items()})
         torch.testing.assert_close(loss, nn.functional.cross_entropy(net(own.x), own.y).detach(), **TIGHT)
 
 
 # ------------------------------------------------------------------ the membership as the personal part
 
 
-class Mixture(nn.Module):
+class MixtureOfNetworks(nn.Module):
     """K networks and the logits of a membership, all as ordinary parameters."""
 
-    def __init__(self, shared, k: int, mix: str) -> None:
+    def __init__(self, models, k: int, mix: str) -> None:
         super().__init__()
         self.mix, self.models = mix, nn.ModuleList(copy.deepcopy(NET) for _ in range(k))
         for i, model in enumerate(self.models):
-            model.load_state_dict({name: theta[i] for name, theta in shared.canonical.items()})
+            model.load_state_dict({name: theta[i] for name, theta in models.items()})
         self.membership = nn.ParameterDict({"logits": torch.zeros(k, dtype=torch.float64)})
 
     def forward(self, x):
@@ -85,27 +84,22 @@ class Mixture(nn.Module):
         return torch.tensordot(c, outputs.softmax(-1), dims=1).log()
 
 
-@pytest.mark.parametrize("mix", ["outputs", "predictions"])
-@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize(("mix", "k"), [("outputs", 2), ("predictions", 3)])
 def test_without_penalty_ppfl_is_partial_personalization_with_the_membership_personal(mix: str, k: int) -> None:
     """A mirror step with eta from 1/K is a gradient step with K eta on logits, so the first round of both is one."""
-    training = {"lr": 0.3, "batch_size": None, "momentum": 0.9, "schedule": "constant"}
+    training = {"lr": 0.3, "batch_size": None, "momentum": 0.9, "schedule": "constant", "local_steps": 3}
     population = Population(NET, k=k, mix=mix)
-    ours = PPFL(
-        **training, local_steps=3, membership_lr=training["lr"] / k, membership_steps=1,
-        start="uniform", averaging="everyone", penalty=0.0,
-    )  # fmt: skip
-    found = fit(population, FEDERATION, ours, rounds=1)
-    theirs = FedAlt(**training, local_steps=3, personal_steps=1, personal_part="membership")
-    net = Mixture(population.initial(0, distinct=True), k, mix)
-    expected = fit(Population(net, k=1), FEDERATION, theirs, rounds=1)
-    logits = expected.state.clients.canonical["membership.logits"][:, 0]
+    ours = PPFL(**training, membership_lr=training["lr"] / k, membership_steps=1, start="uniform", averaging="everyone")
+    found = run(ours, population, FEDERATION, rounds=1)
+    theirs = FedAlt(**training, personal_steps=1, personal_part="membership")
+    net = MixtureOfNetworks(found.states[0].server.shared, k, mix)
+    expected = run(theirs, Population(net, k=1), FEDERATION, rounds=1)
+    logits = expected.client_tree()["membership.logits"]
     assert float((found.memberships - 1 / k).abs().amin(0).max()) > 1e-4
     torch.testing.assert_close(found.memberships, logits.softmax(1), **TIGHT)
-    for name, theta in found.state.server.shared.canonical.items():
+    for name, theta in found.server.shared.items():
         for i in range(k):
-            other = expected.state.server.shared.canonical[f"models.{i}.{name}"][0]
-            torch.testing.assert_close(theta[i], other, **TIGHT)
+            torch.testing.assert_close(theta[i], expected.server.shared[f"models.{i}.{name}"], **TIGHT)
 
 
 # ------------------------------------------------------------------ a canonical model for every client
@@ -118,17 +112,13 @@ def test_without_penalty_ppfl_is_partial_personalization_with_the_membership_per
 def test_a_canonical_model_of_its_own_for_every_client_is_partial_personalization(mix, canonical, method) -> None:
     """Memberships frozen at the unit vectors: the canonical part is each client's own, theta_com is shared."""
     rounds, clients = 3, FEDERATION.n_clients
-    theirs = fit(Population(NET, k=1, canonical=canonical), FEDERATION, method(**SMALL), rounds=rounds)
+    theirs = run(method(**SMALL), Population(NET, k=1), FEDERATION, rounds=rounds, engine="stacked").models().values
     ours = PPFL(**SMALL, membership_steps=0, start="uniform", averaging="members")
     population = Population(NET, k=clients, mix=mix, canonical=canonical)
-    problem = pose(population, FEDERATION, None, rounds, seed=0)
-    state, one_hot = begin(ours, problem), torch.eye(clients, dtype=torch.float64)
-    known = state.clients._replace(membership=one_hot, rounds=torch.ones_like(problem.weights))
-    server = state.server._replace(shared=population.initial(0), memberships=one_hot)
-    state = state._replace(server=server, clients=known)
-    *_, (state, _) = train(ours, problem, FEDERATION, engine_by_name("stacked"), state)
-    expected = theirs.personal.shared
-    for name, theta in state.server.shared.canonical.items():
-        torch.testing.assert_close(theta, expected.canonical[name][:, 0], **TIGHT)
-    for name, value in state.server.shared.common.items():
-        torch.testing.assert_close(value.expand_as(expected.common[name]), expected.common[name], **TIGHT)
+    start = at_start(
+        ours, population, FEDERATION, rounds=rounds, models=population.initial_models(0),
+        memberships=torch.eye(clients, dtype=torch.float64),
+    )  # fmt: skip
+    found = run(ours, population, FEDERATION, rounds=rounds, engine="stacked", resume=start)
+    for name, value in found.server.shared.items():
+        torch.testing.assert_close(value.expand_as(theirs[name]), theirs[name], **TIGHT)

@@ -7,26 +7,15 @@ import torch
 from sklearn.cluster import AgglomerativeClustering
 from torch import nn
 
-from naive import average, batches_of, local_sgd, train_network
+from naive import average, batches_of, data_of, descend, train_network, weights_of
 
 
-def networks(net, shared):
-    """K networks with the canonical values of a population."""
-    count = len(next(iter(shared.canonical.values())))
-    found = [copy.deepcopy(net) for _ in range(count)]
-    with torch.no_grad():
-        for k, one in enumerate(found):
-            for name, parameter in one.named_parameters():
-                parameter.copy_(shared.canonical[name][k])
+def networks(net, models):
+    """K networks with the values of a population whose parts are all canonical."""
+    found = [copy.deepcopy(net) for _ in next(iter(models.values()))]
+    for k, one in enumerate(found):
+        one.load_state_dict({name: theta[k] for name, theta in models.items()})
     return found
-
-
-def own_data(federation, i):
-    return federation.client(federation.ids[i])["train"]
-
-
-def importance(federation):
-    return federation.weights.to(federation.train.x.dtype)
 
 
 def losses(net, x, y):
@@ -49,14 +38,14 @@ def mean_within(nets, choice, ends, p):
     return new
 
 
-def ifca(federation, nets, settings, rounds, seed, lr_factor):
+def ifca(federation, nets, settings, rounds, seed, lr_of):
     clients, choice = range(federation.n_clients), []
     for t in range(rounds):
-        choice = [best_model(nets, own_data(federation, i)) for i in clients]
+        choice = [best_model(nets, data_of(federation, i)) for i in clients]
         ends = [
-            train_network(copy.deepcopy(nets[choice[i]]), federation, i, settings, seed, t, lr_factor) for i in clients
+            train_network(copy.deepcopy(nets[choice[i]]), federation, i, settings, seed, t, lr_of(t)) for i in clients
         ]
-        nets = mean_within(nets, choice, ends, importance(federation))
+        nets = mean_within(nets, choice, ends, weights_of(federation))
     return nets, choice
 
 
@@ -67,13 +56,13 @@ def responsibilities(nets, pi, x, y):
     return joint / joint.sum(1, keepdim=True)
 
 
-def fedem(federation, nets, settings, rounds, seed, lr_factor):
-    M, K, p = federation.n_clients, len(nets), importance(federation)
+def fedem(federation, nets, settings, rounds, seed, lr_of):
+    M, K, p = federation.n_clients, len(nets), weights_of(federation)
     pi = torch.full((M, K), 1 / K, dtype=federation.train.x.dtype)
     for t in range(rounds):
         new_pi, ends = pi.clone(), []
         for i in range(M):
-            data = own_data(federation, i)
+            data = data_of(federation, i)
             new_pi[i] = responsibilities(nets, pi[i], data.x, data.y).mean(0)
             mine = copy.deepcopy(nets)
             for k, model in enumerate(mine):
@@ -82,8 +71,7 @@ def fedem(federation, nets, settings, rounds, seed, lr_factor):
                     q = responsibilities(nets, pi[i], x, y)[:, k]
                     return (q * losses(model, x, y)).sum() / len(y)
 
-                batches = batches_of(federation, i, settings, seed, t)
-                local_sgd(model, weighted, batches, settings.lr * lr_factor(t), settings)
+                descend(model, weighted, batches_of(federation, i, settings, seed, t), lr_of(t), settings)
             ends.append(mine)
         nets = [average([mine[k] for mine in ends], p) for k in range(K)]
         pi = new_pi
@@ -105,15 +93,13 @@ def in_two(likeness, linkage):
     return min(sides, key=lambda side: max(likeness[a, b] for a in side for b in positions if b not in side))
 
 
-def cfl(federation, net, k, settings, rounds, seed, lr_factor):
+def cfl(federation, net, k, settings, rounds, seed, lr_of):
     """The last two values: each client's cluster, and in which rounds (from 0) there were cuts."""
-    clients, p = range(federation.n_clients), importance(federation)
+    clients, p = range(federation.n_clients), weights_of(federation)
     nets, cluster, first, due, cuts = [copy.deepcopy(net)], [0 for _ in clients], None, False, []
     for t in range(rounds):
-        lr = settings.lr * lr_factor(t)
-        ends = [
-            train_network(copy.deepcopy(nets[cluster[i]]), federation, i, settings, seed, t, lr_factor) for i in clients
-        ]
+        lr = lr_of(t)
+        ends = [train_network(copy.deepcopy(nets[cluster[i]]), federation, i, settings, seed, t, lr) for i in clients]
         d = [vector(ends[i], nets[cluster[i]]) for i in clients]
         nets = mean_within(nets, cluster, ends, p)
         length = [float(d[i].norm()) / lr for i in clients]
@@ -137,8 +123,9 @@ def cfl(federation, net, k, settings, rounds, seed, lr_factor):
                 side = {members[at] for at in in_two(likeness, settings.linkage)}
                 if min(members, key=lambda i: federation.ids[i]) in side:
                     side = set(members) - side
-                across = max(float(likeness[members.index(a), members.index(b)]) for a in side for b in members
-                             if b not in side)  # fmt: skip
+                across = max(
+                    float(likeness[members.index(a), members.index(b)]) for a in side for b in members if b not in side
+                )
                 if ((1 - across) / 2) ** 0.5 > settings.gamma:
                     cluster = [len(nets) if i in side else cluster[i] for i in clients]
                     nets.append(copy.deepcopy(nets[c]))
