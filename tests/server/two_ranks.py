@@ -1,23 +1,26 @@
 """What torchrun starts for test_torchrun.py: every process compares runs on all processes with runs in its own."""
 
+import hashlib
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import torch.distributed as dist
 
-from ppfl.algorithms import FedAvg
+from ppfl.algorithms import Method, Problem
 from ppfl.core import affinity
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.data import Federation
 from ppfl.runs import Experiment
 from ppfl.runs import run as run_experiment
-from ppfl.server import TorchRanks, TorchRun, begin, client_states, evaluate, make_problem, train
+from ppfl.server import TorchRanks, TorchRun, Transport, begin, client_states, evaluate, make_problem, train
 from ppfl.sites import Site, Stacked
 from ppfl.sites.engines import balanced
 from server.test_contract import CASES, SIZES
@@ -39,39 +42,44 @@ class Counted:
         self.all_reduce(tensor)
 
 
-def population_of(k: int, mix: str) -> Population:
-    return Population(make_net(dtype=torch.float64), k=k, mix=mix)
+class Case(NamedTuple):
+    name: str
+    method: Method
+    k: int
+    mix: str
+    federation: Federation
+
+    def run(self, ranks: TorchRanks | None) -> dict:
+        """On all processes, or in this one alone."""
+        federation, population = self.federation, Population(make_net(dtype=torch.float64), k=self.k, mix=self.mix)
+        transport = on_all(ranks, federation, population) if ranks else connect(federation, population, Stacked())
+        likeness = affinity.from_labels(federation.label_counts().double(), federation.ids)
+        pulls = getattr(self.method, "share_memberships", True)
+        problem = make_problem(population, transport, likeness if pulls else None, rounds=ROUNDS, seed=SEED)
+        return trained(self.method, problem, transport)
 
 
-def on_all_ranks(federation: Federation, population: Population, ranks: TorchRanks) -> TorchRun:
+def on_all(ranks: TorchRanks, federation: Federation, population: Population) -> TorchRun:
     mine = sorted(balanced(federation.train.sizes.tolist(), ranks.size)[ranks.rank])
     part = federation.select([federation.ids[at] for at in mine])
     site = Site(part, population, Stacked(), importance=federation.importance[mine])
     return TorchRun(site, ranks, order=federation.ids)
 
 
-def trained(method, problem, transport) -> dict:
+def trained(method: Method, problem: Problem, transport: Transport) -> dict:
     """Everything a run ends with, and its reports without what differs from transport to transport."""
-    states = list(train(method, problem, transport, begin(method, problem, transport, dropout=DROPOUT)))
-    state = states[-1][0]
+    rounds = list(train(method, problem, transport, begin(method, problem, transport, dropout=DROPOUT)))
+    state = rounds[-1][0]
     scores = evaluate(method, problem, transport, state.server, ("train",)).splits["train"]
+    assert all(report.bytes_carried > 0 for _, report in rounds)
     return {
         "tensors": [leaf.clone() for leaf in tensors((state.server, client_states(transport, state).values, scores))],
-        "reports": [report._replace(bytes_carried=0, seconds=0) for _, report in states],
-        "carried": sum(report.bytes_carried for _, report in states),
+        "reports": [report._replace(bytes_carried=0, seconds=0) for _, report in rounds],
     }
 
 
-def compare(name: str, method, k: int, mix: str, federation: Federation, ranks: TorchRanks) -> str | None:
+def difference(name: str, many: dict, alone: dict) -> str | None:
     """What differs between a run on all processes and a run in this one."""
-    likeness = affinity.from_labels(federation.label_counts().double(), federation.ids)
-    likeness = likeness if getattr(method, "share_memberships", True) else None
-    found = []
-    for connected in (on_all_ranks(federation, population := population_of(k, mix), ranks), None):
-        transport = connected or connect(federation, population := population_of(k, mix), Stacked())
-        problem = make_problem(population, transport, likeness, rounds=ROUNDS, seed=SEED)
-        found.append(trained(method, problem, transport))
-    many, alone = found
     try:
         for one, other in zip(many["tensors"], alone["tensors"], strict=True):
             torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-9)
@@ -79,10 +87,27 @@ def compare(name: str, method, k: int, mix: str, federation: Federation, ranks: 
             losses = torch.tensor([one.loss, other.loss], dtype=torch.float64)
             torch.testing.assert_close(losses[0], losses[1], equal_nan=True)
             assert one._replace(loss=0) == other._replace(loss=0), (one, other)
-        assert many["carried"] > 0
     except AssertionError as error:
         return f"{name}: {error}"
     return None
+
+
+def digest(run: dict) -> bytes:
+    """Of all bits of a run's tensors."""
+    return hashlib.sha256(b"".join(leaf.numpy().tobytes() for leaf in run["tensors"])).digest()
+
+
+def differences(cases: Sequence[Case], ranks: TorchRanks) -> list[str]:
+    """Processes compare their bits in every case; each compares a share of the cases with runs of its own."""
+    many = [case.run(ranks) for case in cases]
+    digests = [set(ranks.gather_texts(digest(run))) for run in many]
+    found = [
+        f"{case.name}: other bits on other ranks" for case, one in zip(cases, digests, strict=True) if len(one) > 1
+    ]
+    for case, run in list(zip(cases, many, strict=True))[ranks.rank :: ranks.size]:
+        if said := difference(case.name, run, case.run(None)):
+            found.append(said)
+    return found
 
 
 def weighted(federation: Federation) -> Federation:
@@ -124,12 +149,14 @@ def main() -> None:
     warnings.simplefilter("error")
     counted, ranks = Counted(), TorchRanks()
     federation = make_federation(SIZES, dtype=torch.float64)
-    differences = [compare(name, *case, federation, ranks) for name, case in CASES.items()]
-    small = {"lr": 0.3, "batch_size": 4}
-    differences.append(compare("weights of clients", FedAvg(**small), 1, "outputs", weighted(federation), ranks))
+    cases = [Case(name, *case, federation) for name, case in CASES.items()]
+    cases += [
+        Case(f"{name} with weights of clients", *CASES[name], weighted(federation))
+        for name in ("fedavg", "ppfl-outputs")
+    ]
     said = {
         "rank": ranks.rank,
-        "differences": [difference for difference in differences if difference],
+        "differences": differences(cases, ranks),
         "bytes": [ranks.bytes_carried, counted.bytes],
         "too_many": too_many_processes(),
         "answer": ranks.decide_on_first(lambda: ["the first's", None] if ranks.first else "another"),

@@ -279,3 +279,13 @@ def test_a_row_that_a_method_does_not_declare_never_leaves_a_site() -> None:
 
     with pytest.raises(SettingError, match="uploads the row 'secret', which its visible_rows .* do not name"):
         run(Talkative(**SMALL), Population(make_net(), k=1), make_federation(SIZES))
+
+
+def test_a_client_that_still_moves_when_most_have_come_to_rest_is_not_refused() -> None:
+    """SCAFFOLD's control variates settle, and one client's goes on where a unit of its network switches."""
+    method, population = (
+        Scaffold(lr=0.1, batch_size=None, local_steps=1),
+        Population(make_net(dtype=torch.float64), k=1),
+    )
+    found = run(method, population, make_federation(dtype=torch.float64), rounds=6, seed=3)
+    assert [report.refused for report in found.reports] == [0] * 6

@@ -109,31 +109,23 @@ def test_every_kind_of_message_comes_back_as_it_was_and_is_as_long_as_announced(
 class Recorded(BytesTransport):
     """Keeps every message to a site and from it."""
 
-    messages = []
+    def __init__(self, *sites, **settings) -> None:
+        self.messages = []
+        super().__init__(*sites, **settings)
 
     def deliver(self, site, requests):
         replies = super().deliver(site, requests)
-        Recorded.messages += [list(requests), replies]
+        self.messages += [list(requests), replies]
         return replies
 
 
-@pytest.fixture(scope="module")
-def recorded() -> dict[str, list]:
-    """All messages of two rounds of every method, by the name of the case."""
-    found, federation = {}, make_federation(SIZES)
-    for name, (method, k, mix) in CASES.items():
-        Recorded.messages.clear()
-        run(
-            method, Population(make_net(), k=k, mix=mix), federation, engine="stacked", rounds=2, kind=Recorded, sites=2
-        )
-        found[name] = list(Recorded.messages)
-    return found
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_every_message_of_every_method_comes_back_as_it_was(name: str, recorded) -> None:
-    assert len(recorded[name]) > 10
-    for message in recorded[name]:
+def test_every_message_of_every_method_comes_back_as_it_was(name: str) -> None:
+    method, k, mix = CASES[name]
+    population = Population(make_net(), k=k, mix=mix)
+    ended = run(method, population, make_federation(SIZES), engine="stacked", rounds=2, kind=Recorded, sites=2)
+    assert len(ended.transport.messages) > 10
+    for message in ended.transport.messages:
         sent = encode(message)
         assert same(decode(sent), message) and encoded_size(message) == len(sent)
 

@@ -22,7 +22,7 @@ class Norms(NamedTuple):
     upload: Tensor  # (S,), Euclidean norm of what is sent, without what is one number per client, such as a count
     steps: Tensor  # (S,), about how many local steps it comes from
     rest: Tensor  # (S,), norm of all else: such numbers, metrics, and the client's new state
-    earlier: Tensor  # (N, 2): upload, and upload / steps, as other clients last sent them in earlier rounds
+    earlier: Tensor  # (N, 2): the largest upload, and upload / steps, that each client sent in earlier rounds
 
     @property
     def compared(self) -> Tensor:
@@ -50,23 +50,32 @@ class BoundedUploads:
 
     A norm is too large if it is above 10 q (q / m), with m the median of the round's norms and q their upper decile:
     norms of clean data differ by more than ten times where clients have few samples or take long steps, and then q / m
-    is large too. It must be so both as it is and per local step. Up to a tenth of the clients may be bad. Rounds of few
-    clients are compared with what clients last sent in earlier rounds.
+    is large too. It must be so both as it is and per local step, and also among the norms of earlier rounds: at the end
+    of training most clients hardly move, and one that still does is no danger. Up to a tenth of the clients may be bad.
     """
 
     def refuse(self, norms: Norms) -> dict[int, str]:
         here = norms.upload.isfinite()
-        pool = norms.compared[here]
-        pool = pool if len(pool) >= FEWEST else torch.cat([norms.earlier, pool])
-        if len(pool) < FEWEST:
+        now = norms.compared[here]
+        pools = [now, norms.earlier] if len(now) >= FEWEST else [torch.cat([norms.earlier, now])]
+        bounds = [bound for pool in pools if (bound := _bound(pool)) is not None]
+        if not bounds:
             return {}
-        ordered = pool.sort(dim=0).values
-        median, upper = (ordered[int(share * (len(pool) - 1))] for share in (MEDIAN, UPPER))  # (2,)
-        large = (norms.compared > TIMES * upper * (upper / median)).all(dim=1) & here & (median > 0).all()
+        large = (norms.compared > torch.stack(bounds).amax(0)).all(dim=1) & here
+        usual = float(now.median(0).values[0]) if len(now) >= FEWEST else float(pools[0].median(0).values[0])
         return {
-            at: f"its update has norm {float(norms.upload[at]):.3g}, most have {float(median[0]):.3g}"
+            at: f"its update has norm {float(norms.upload[at]):.3g}, most have {usual:.3g}"
             for at in large.nonzero().flatten().tolist()
         }
+
+
+def _bound(pool: Tensor) -> Tensor | None:
+    """(2,): above it a norm is too large, given those of a pool (N, 2); None where there are too few of them."""
+    if len(pool) < FEWEST:
+        return None
+    ordered = pool.sort(dim=0).values
+    median, upper = (ordered[int(share * (len(pool) - 1))] for share in (MEDIAN, UPPER))  # (2,)
+    return TIMES * upper * (upper / median) if bool((median > 0).all()) else None
 
 
 def default_filters() -> tuple[Filter, ...]:

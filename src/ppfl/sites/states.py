@@ -78,13 +78,15 @@ class ClientStates:
         self._before.clear()
 
     def earlier_norms(self, kind: str) -> Tensor:
-        """(N, 2): norms of the uploads of this kind that clients last sent, for filters to compare with."""
+        """(N, 2): the largest norms of uploads of this kind that each client has sent, for filters to compare with."""
         return self.norms[NORMS][self.norms[KINDS] == name_key(kind)]
 
     def remember_norms(self, kind: str, who: Tensor, norms: Tensor) -> None:
         """Norms (S, 2) of the uploads that were counted."""
         self.norms = {name: leaf.clone() for name, leaf in self.norms.items()}
-        self.norms[NORMS][who], self.norms[KINDS][who] = norms, name_key(kind)
+        same = (self.norms[KINDS][who] == name_key(kind))[:, None]
+        before = torch.where(same, self.norms[NORMS][who], 0)
+        self.norms[NORMS][who], self.norms[KINDS][who] = torch.maximum(before, norms), name_key(kind)
 
     def keep(self) -> None:
         """Remember the states as they are now."""
