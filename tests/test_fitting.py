@@ -84,7 +84,7 @@ def test_by_the_max_rule_a_client_has_one_canonical_model() -> None:
     assert float(hard.score[1]) == pytest.approx(float((expected.argmax(1) == own.y).double().mean()))
 
 
-def test_the_history_has_every_round_and_is_told_on_the_way() -> None:
+def test_the_history_has_every_round_and_is_reported_on_the_way() -> None:
     seen = []
     fitted = fit(
         Population(make_net(), k=2), FEDERATION, rounds=4, watch=Watch(every=2), on_round=seen.append, engine="loop"

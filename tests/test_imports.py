@@ -23,10 +23,8 @@ BELOW["core"] = set()
 ANYTHING = {"__init__", "__main__"}  # of the package itself
 BEHIND_ONE_DOOR = {"flwr": "federation", "plotly": "report", "typer": "cli", "rich": "cli"}
 
-UNCHECKED = {"glm"}  # being renamed; make this set() and all names are compared
 SAME_MODULE_NAME = {
     "evaluation": "two halves of one thing: a site scores its clients, the server reads what they report",
-    "models": "to be renamed: in core the clients' personal models, in runs the [model] table of an experiment",
 }
 SAME_CLASS_NAME: dict[str, str] = {}
 
@@ -97,13 +95,9 @@ def test_no_method_is_a_special_case_outside_the_methods(part: str) -> None:
             assert not asks_for_class and not asks_for_setting, f"{file}, line {node.lineno}: {ast.unparse(node)}"
 
 
-def checked_files() -> list[Path]:
-    return [file for file in FILES if part_of(file) not in UNCHECKED]
-
-
 def test_no_two_modules_share_a_name() -> None:
     found: dict[str, list[Path]] = defaultdict(list)
-    for file in checked_files():
+    for file in FILES:
         if file.stem not in ANYTHING:
             found[file.stem].append(file.relative_to(PACKAGE))
     shared = {name: files for name, files in found.items() if len(files) > 1}
@@ -112,7 +106,7 @@ def test_no_two_modules_share_a_name() -> None:
 
 def test_no_two_classes_share_a_name() -> None:
     found: dict[str, list[str]] = defaultdict(list)
-    for file in checked_files():
+    for file in FILES:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(f"{file.relative_to(PACKAGE)}:{node.lineno}")

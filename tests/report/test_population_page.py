@@ -16,7 +16,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '</svg><script>alert("&")</script>'
 
 
-class CoefficientRow(NamedTuple):
+class EffectRow(NamedTuple):
     outcome: str
     name: str
     values: list[float]
@@ -53,11 +53,11 @@ def population(k: int = 3, clients: int = 20, **changes: Any) -> PopulationResul
         features=["price", "day"], family="gaussian", classes=(), mix="weights", rows=100, held_out_rows=20,
         ids=[f"s{i}" for i in range(clients)], sizes=[5] * clients, memberships=c.tolist(),
         clear=(c >= 0.8).sum(0).tolist(), clear_from=0.8,
-        average=[CoefficientRow("sold", "an average row", values, 0.1, reach=values)],
+        average=[EffectRow("sold", "an average row", values, 0.1, reach=values)],
         coefficients=[
-            CoefficientRow("sold", "intercept", values, 1.0),
-            CoefficientRow("sold", "price", values, -1.0, reach=values, pooled_reach=0.3),
-            CoefficientRow("sold", "day", [0.5] * k, 0.5, is_shared=True, reach=[0.2] * k, pooled_reach=0.2),
+            EffectRow("sold", "intercept", values, 1.0),
+            EffectRow("sold", "price", values, -1.0, reach=values, pooled_reach=0.3),
+            EffectRow("sold", "day", [0.5] * k, 0.5, is_shared=True, reach=[0.2] * k, pooled_reach=0.2),
         ],
         candidates=[SelectionRow(1, 300.0, 290.0, scores[1]), SelectionRow(k, 200.0, 190.0, scores[0])],
         scores=scores,
@@ -84,8 +84,8 @@ def test_everything_from_data_is_escaped() -> None:
     drawn = drawn._replace(
         features=[NASTY],
         coefficients=[
-            CoefficientRow(NASTY, NASTY, [1.0, 2.0, 3.0], 1.0),
-            CoefficientRow("b", "x", [1.0, 2.0, 3.0], 1.0),
+            EffectRow(NASTY, NASTY, [1.0, 2.0, 3.0], 1.0),
+            EffectRow("b", "x", [1.0, 2.0, 3.0], 1.0),
         ],
         average=[],
         scores=[score._replace(label=NASTY) for score in drawn.scores],

@@ -72,7 +72,7 @@ def test_every_method_can_be_named(file, name):
     assert experiment.model_dump(mode="json")["algorithm"]["name"] == name
 
 
-@pytest.mark.parametrize("override", ['algorithm={name="nobody"}', "algorithm={lr=1}"])
+@pytest.mark.parametrize("override", ['algorithm={name="unknown"}', "algorithm={lr=1}"])
 def test_an_unknown_method_is_answered_with_all_there_are(file, override):
     with pytest.raises(SettingError) as error:
         load_experiment(file, [override])

@@ -55,9 +55,9 @@ def test_a_round_says_how_many_it_lost(make_experiment, tmp_path):
     (record,) = run(make_experiment(dropout=0.5), tmp_path / "lossy")
     assert any("lost" in row for row in record.metrics)
     assert all(row["participants"] + row.get("lost", 0) == 6 and row.get("lost", 1) > 0 for row in record.metrics)
-    (nobody,) = run(make_experiment(dropout=1 - 1e-9, algorithm={"name": "ppfl"}), tmp_path / "nobody")
-    assert [(row["participants"], row["lost"], row["loss"]) for row in nobody.metrics] == 6 * [(0, 6, None)]
-    assert nobody.finished and nobody.scores["accuracy"] is not None
+    (all_lost,) = run(make_experiment(dropout=1 - 1e-9, algorithm={"name": "ppfl"}), tmp_path / "all lost")
+    assert [(row["participants"], row["lost"], row["loss"]) for row in all_lost.metrics] == 6 * [(0, 6, None)]
+    assert all_lost.finished and all_lost.scores["accuracy"] is not None
 
 
 @pytest.mark.parametrize("name", ["local", "fedavg"])
@@ -93,7 +93,7 @@ def test_every_seed_has_its_folder_and_more_can_be_added(make_experiment, tmp_pa
 
 
 def test_what_is_not_a_number_is_null(make_experiment, tmp_path):
-    frozen = {"name": "ppfl", "order": "random", "membership_steps": 0}  # rounds in which nobody meets a loss
+    frozen = {"name": "ppfl", "order": "random", "membership_steps": 0}  # rounds in which no client computes a loss
     run(make_experiment(algorithm=frozen, rounds=12), tmp_path)
     text = (tmp_path / "seed-0" / "metrics.jsonl").read_text()
     assert "NaN" not in text

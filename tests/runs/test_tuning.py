@@ -37,13 +37,13 @@ def test_trials_see_no_test_data(make_experiment) -> None:
 
 
 def test_the_best_trial_comes_first_and_every_method_has_as_many(make_experiment) -> None:
-    told = []
+    reported = []
     experiments = {
         "a": make_experiment(),
         "b": make_experiment(population={"k": 1}, algorithm={"name": "local", "lr": 0.1}),
     }
-    found = tune(experiments, None, budget=3, rounds=2, on_trial=lambda label, trial: told.append(label))
-    assert told == ["a"] * 3 + ["b"] * 3
+    found = tune(experiments, None, budget=3, rounds=2, on_trial=lambda label, trial: reported.append(label))
+    assert reported == ["a"] * 3 + ["b"] * 3
     for trials in found.values():
         assert [t.score for t in trials] == sorted((t.score for t in trials), reverse=True)
 

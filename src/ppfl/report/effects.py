@@ -7,7 +7,7 @@ from .detail_tables import swatch
 from .drawing import tooltip
 from .markup import Markup, element, escape, join
 from .palette import MIDDLE_GREY, model_colour
-from .population_results import CoefficientRow, PopulationResults
+from .population_results import EffectRow, PopulationResults
 from .sorted_memberships import letter
 
 _MIDDLE, _HEIGHT = 50.0, 9.0
@@ -56,7 +56,7 @@ def _head(at: int, share: float) -> Markup:
     return element("th", swatch(at), escape(f"{letter(at)} · {share:.0%}"), scope="col", class_="number")
 
 
-def _row(line: CoefficientRow, longest: float, *, share: bool = False) -> Markup:
+def _row(line: EffectRow, longest: float, *, share: bool = False) -> Markup:
     values = [*line.values, line.pooled]
     shown = [f"{value:.1%}" for value in values] if share else format_same_decimals(values)
     reach = None if line.reach is None else [*line.reach, line.pooled_reach]

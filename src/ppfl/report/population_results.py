@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from .metric import Metric, recorded_metric
 
 
-class CoefficientRow(Protocol):
+class EffectRow(Protocol):
     """A row of the table of coefficients."""
 
     @property
@@ -74,8 +74,8 @@ class PopulationResults(NamedTuple):
     memberships: Sequence[Sequence[float]]  # (M, K)
     clear: Sequence[int]  # (K,), clients whose membership in the model is at least `clear_from`
     clear_from: float
-    average: Sequence[CoefficientRow]  # predictions for an average row
-    coefficients: Sequence[CoefficientRow]
+    average: Sequence[EffectRow]  # predictions for an average row
+    coefficients: Sequence[EffectRow]
     candidates: Sequence[SelectionRow]
     scores: Sequence[ScoreRow]  # PPFL first; empty if no rows were held out
 

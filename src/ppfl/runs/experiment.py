@@ -16,7 +16,7 @@ from ..data import DataSettings, Federation
 from ..server import OutputRule, Watch
 from ..sites import ENGINES, Engine, Stacked, engine_by_name
 from .affinity_settings import AffinitySettings, AutoAffinity
-from .models import ModelSettings, choose_loss
+from .network_settings import ModelSettings, choose_loss
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 

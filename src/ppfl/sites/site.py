@@ -118,7 +118,7 @@ class Site:
             luck = uniform(session.seed, "dropout", request.round, self.keys[asked])
             here = (luck >= session.dropout).nonzero()[:, 0]
         if request.keep_states:
-            session.states.begin(request.exchange, request.merged)
+            session.states.begin(request.round, request.exchange, request.merged)
         refused: dict[int, str] = {}
         while True:  # again without those whose uploads are refused: work depends on nothing but its keys
             counted = here[[int(at) not in refused for at in here]] if refused else here

@@ -5,7 +5,7 @@
 say what is minimised over what, and `fitting` returns a result that the estimators can keep.
 """
 
-from .fitting import SolverResult, fit_federated, fit_marginal, fit_profile, one_thread
+from .fit_by_solver import SolverResult, fit_federated, fit_marginal, fit_profile, one_thread
 from .lbfgs import Solution, minimize_lbfgs
 from .marginal import Marginal
 from .parameters import Objective, ParameterShape, Regularization

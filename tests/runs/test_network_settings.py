@@ -10,7 +10,7 @@ from ppfl.core.backends import make_backend
 from ppfl.core.losses import LOSSES
 from ppfl.core.models import Mixture
 from ppfl.data import Federation, synthetic_groups
-from ppfl.runs.models import Cnn, Linear, Perceptron, choose_loss
+from ppfl.runs.network_settings import Cnn, Linear, Perceptron, choose_loss
 from ppfl.sites import Loop, Stacked
 
 
