@@ -98,7 +98,7 @@ def train(
             plan = method.plan(problem, server, state.round)
             exchange += 1
             reply = ask_clients(method, problem, transport, server, plan, state.round, exchange, session)
-            tally.add(reply, plan)
+            tally.add(reply)
             if number(reply, "participants"):
                 server = method.merge(problem, server, plan.task, reply.totals, reply.rows)
             else:  # nothing came back: the round is over, and as if it had never been
@@ -160,7 +160,7 @@ class _RoundTally:
         self.refusals: tuple[Refusal, ...] = ()
         self.sums = dict.fromkeys(("loss", "samples", "bytes_up", "bytes_down", "participants", "lost", "refused"), 0.0)
 
-    def add(self, reply: Reply, plan: Plan) -> None:
+    def add(self, reply: Reply) -> None:
         for name in ("loss", "samples", "bytes_up", "bytes_down"):
             self.sums[name] += number(reply, name)
         for name in ("participants", "lost"):

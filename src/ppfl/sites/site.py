@@ -35,7 +35,7 @@ from .messages import (
     Save,
     Setup,
     Train,
-)  # fmt: skip
+)
 from .states import ClientStates
 
 
