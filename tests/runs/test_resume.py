@@ -13,7 +13,7 @@ import torch
 from ppfl.algorithms import PPFL
 from ppfl.core import CheckpointError
 from ppfl.runs import Experiment, Interrupted, RunFolder, load_run, run
-from ppfl.runs.storage import read_tensors
+from ppfl.runs.storage import read_tensors, write_json
 from ppfl.sites import Site
 from runs.conftest import SMALL
 
@@ -90,7 +90,8 @@ def test_what_a_kill_cut_short_is_forgotten(make_experiment, tmp_path):
     folder = tmp_path / "out" / "seed-0"
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "lo')
-    (folder / "memberships" / "4.safetensors").write_bytes(b"half")
+    with (folder / "memberships.log").open("ab") as log:
+        log.write(b"PPFM half")
     (folder / "checkpoint.safetensors.partial").write_bytes(b"half")
     assert load_run(folder).rounds_done == 3
     run(experiment, tmp_path / "out", resume=True)
@@ -215,7 +216,7 @@ def test_changed_data_are_noticed(make_experiment, tmp_path, snapshot):
         run(make_experiment(data=data), tmp_path / "out", checkpoint_every=1, on_round_end=stop_after(3))
     write(12)
     before = snapshot(tmp_path)
-    with pytest.raises(CheckpointError, match=r"clients.json differs .* bring them back"):
+    with pytest.raises(CheckpointError, match=r"clients.json differs from the data.*samples.*bring the old data back"):
         run(make_experiment(data=data), tmp_path / "out", resume=True)
     assert snapshot(tmp_path) == before
 
@@ -232,7 +233,7 @@ def test_what_a_run_chose_it_keeps(make_experiment, tmp_path, monkeypatch):
     assert_same(tmp_path / "out" / "seed-0", whole.folder)
     chosen = tmp_path / "out" / "seed-0" / "chosen.json"
     (tmp_path / "out" / "seed-0" / "result.safetensors").unlink()
-    chosen.write_text('{"algorithm": {"name": "fedavg", "lr": -1}}')
+    write_json(chosen, {"algorithm": {"name": "fedavg", "lr": -1}})
     with pytest.raises(CheckpointError, match="chosen.json does not hold"):
         run(experiment, tmp_path / "out", resume=True)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from ..core.errors import SettingError
 from ..data.table_readers import read_frame, stem
 from ..runs import package_version
-from ..runs.storage import write_text
+from ..runs.storage import make_folder, write_text
 
 if TYPE_CHECKING:  # importing scikit-learn takes a second, which other commands need not wait for
     from ..glm.table import OnStep, TableFit
@@ -129,7 +129,7 @@ def _write(fitted: TableFit, folder: Path, file: Path, command: str) -> Path:
     )
     about = {"command": command, "file": str(file), "ppfl": package_version("ppfl")}
     files = file_contents(fitted, [letter(i) for i in range(k)], about) | {PAGE: page}
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, content in files.items():
         write_text(folder / name, content)
     return folder / PAGE

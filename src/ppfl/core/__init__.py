@@ -2,7 +2,7 @@
 canonical models and how they mix, and the objective. Imports torch and nothing else of ours."""
 
 from . import affinity, simplex
-from .errors import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError
+from .errors import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError, WriteError
 from .losses import LOSSES, Loss, loss_by_name
 from .mixing import MIXES
 from .params import Params
@@ -20,6 +20,7 @@ __all__ = [
     "Params",
     "Population",
     "SettingError",
+    "WriteError",
     "affinity",
     "loss_by_name",
     "simplex",

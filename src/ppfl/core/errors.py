@@ -27,3 +27,7 @@ class RankError(PPFLError):
 
 class CheckpointError(PPFLError):
     """A run folder or checkpoint that is incomplete, damaged or from another experiment."""
+
+
+class WriteError(PPFLError):
+    """A file that cannot be written; what was there before is unchanged."""

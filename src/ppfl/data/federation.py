@@ -1,6 +1,8 @@
 """Named clients, their samples, and what is known about them."""
 
 import difflib
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +17,7 @@ from ppfl.data.arrays import LearningTask, RowGroups, as_features, as_mask, as_t
 from ppfl.data.samples import Samples, held_out
 from ppfl.data.truth import Truth
 
+_FIELDS = ("x", "y", "offsets")
 Split = Literal["train", "test", "validation"]
 
 
@@ -143,6 +146,18 @@ class Federation:
         sizes = self.train.sizes.double().cpu()
         by_size = torch.allclose(self.weights, _shares(self.train))
         return sizes if by_size else self.weights.double().cpu() * len(self.train)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of everything in it: data that differ in one bit, or in the name of a client, have another."""
+        named = {f"{split} {field}": getattr(part, field) for split, part in self.splits.items() for field in _FIELDS}
+        named |= {"weights": self.weights} | ({} if self.truth is None else {"truth": self.truth.memberships})
+        digest = hashlib.sha256(json.dumps([self.ids, self.classes, self.features]).encode())
+        for name, tensor in named.items():
+            values = tensor.detach().cpu().contiguous()
+            digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+            digest.update(memoryview(values.numpy()).cast("B"))
+        return digest.hexdigest()[:32]
 
     def split(self, name: Split) -> Samples:
         """One split; an error that says how to create it if it does not exist."""

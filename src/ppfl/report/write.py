@@ -21,13 +21,14 @@ def write_report(
 ) -> Path:
     """Write the page and the membership picture into `out` and return the path of the page; labels as in `render`."""
     from ppfl.runs import load_run  # imported here so that `render` does not need engines and data sets
+    from ppfl.runs.storage import make_folder, write_text
 
     if not folders:
         raise SettingError("a report needs at least one run folder; none was given")
     page, picture = render([load_run(folder) for folder in folders], title, labels)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / PICTURE).write_text(picture, encoding="utf-8")
-    (out / PAGE).write_text(page, encoding="utf-8")
+    make_folder(out)
+    write_text(out / PICTURE, picture)
+    write_text(out / PAGE, page)
     return out / PAGE
 
 
@@ -36,11 +37,13 @@ def write_curves(records: Mapping[str, Sequence[Run]], path: Path, title: str) -
 
     `records` maps the label of each method to its runs, one per seed.
     """
+    from ppfl.runs.storage import make_folder, write_text
+
     runs = [run for seeds in records.values() for run in seeds]
     labels = [label for label, seeds in records.items() for _ in seeds]
     metric = common_metric(runs)
     methods = rank_methods(runs, metric, labels)
     if not over_rounds(methods, metric.name):
         raise SettingError(f"none of {len(runs)} runs was evaluated on test data; curves need at least one that was")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(curves_picture(methods, metric, title) + "\n", encoding="utf-8")
+    make_folder(path.parent)
+    write_text(path, curves_picture(methods, metric, title) + "\n")

@@ -1,19 +1,27 @@
 """A run folder: one seed's run as files. Nothing in it is overwritten unless a run is resumed.
 
-experiment.json                  all settings, as they were asked for
-chosen.json                      the method's settings as it ran: lr = "auto" has become a number
-versions.json                    what it ran on, and when
-clients.json                     ids, sizes, and true memberships where they are known
-metrics.jsonl                    one line per round
-memberships/<round>.safetensors  at the rounds that were evaluated
-checkpoint.safetensors           state and kept state after the last round that is safe
-result.safetensors               the state the run returns, with its scores; a run that has it is finished
+experiment.json         all settings, as they were asked for
+chosen.json             the method's settings as it ran: lr = "auto" has become a number
+clients.json            ids, sizes, true memberships where they are known, and a fingerprint of the data
+versions.json           what it ran on, and when
+metrics.jsonl           one line per round
+memberships.log         at the rounds that were evaluated; membership_log.py says how it is read
+checkpoint.safetensors  state and kept state after the last round that is safe
+result.safetensors      the state the run returns, with its scores; a run that has it is finished
+
+Every file carries its checksum. The last five also say of which run they are, so that files of two runs cannot be
+mixed up.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
+import shutil
+import zlib
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +32,61 @@ from ..algorithms.contract import Method
 from ..core.errors import CheckpointError
 from ..data.federation import Federation
 from ..server import Kept, ServerState
+from .checksums import ChecksumError, checked_json, parse_checked_json
 from .experiment import Experiment
-from .provenance import describe_environment
-from .storage import PARTIAL, damaged, flush, read_json, read_tensors, restore, save_tree, write_json, write_text
+from .membership_log import membership_record, read_membership_log
+from .provenance import describe_environment, package_version
+from .storage import (
+    PARTIAL,
+    damaged,
+    flush,
+    read_json,
+    read_metadata,
+    read_tensors,
+    restore,
+    save_tree,
+    write_bytes,
+    write_json,
+    writing,
+)  # fmt: skip
 
 Record = dict[str, Any]
+_LOG_LENGTH = "memberships_bytes"  # in a line of the metrics: how long memberships.log was after that round
+
+
+class Identity(NamedTuple):
+    """Which run a file is of."""
+
+    seed: int
+    settings: str  # digest of all settings
+    data: str  # fingerprint of the data
+    version: str  # of ppfl
+
+    @classmethod
+    def of(cls, settings: Record, clients: Record, version: str = "") -> Identity:
+        """From what was written before the first round."""
+        text = json.dumps(settings, sort_keys=True)
+        return cls(settings["seeds"][0], hashlib.sha256(text.encode()).hexdigest()[:16], clients["data"], version)
+
+    @property
+    def salt(self) -> int:
+        """Where the checksums of this run's files begin."""
+        return zlib.crc32(f"{self.seed} {self.settings} {self.data}".encode())
+
+    def refuse_other(self, file: Path, found: Any) -> None:
+        """Refuse a file that says it is of another run."""
+        found = found if isinstance(found, dict) else {}
+        for name, expected in self._asdict().items():
+            if found.get(name) != expected:
+                raise damaged(file, f"is of another run: {name} is {found.get(name)!r}, in this run {expected!r}")
+
+
+class Rounds(NamedTuple):
+    """What is recorded of the rounds so far."""
+
+    lines: list[bytes]
+    metrics: list[Record]
+    log_length: int  # of memberships.log, in bytes
 
 
 class Checkpoint(NamedTuple):
@@ -90,10 +148,9 @@ class RunFolder:
         self.versions_file = path / "versions.json"
         self.clients_file = path / "clients.json"
         self.metrics_file = path / "metrics.jsonl"
-        self.memberships_folder = path / "memberships"
+        self.memberships_file = path / "memberships.log"
         self.checkpoint_file = path / "checkpoint.safetensors"
         self.result_file = path / "result.safetensors"
-        self._unflushed: list[Path] = []  # a round can wait for the disk until the next checkpoint
 
     @property
     def started(self) -> bool:
@@ -119,87 +176,162 @@ class RunFolder:
                 f"{self.path} exists with another experiment ({_difference(there, here)}); choose another --out"
             )
         if not resume:
-            done = here["rounds"] if self.finished else len(read_metrics(self.metrics_file))
+            done = here["rounds"] if self.finished else len(self.read_rounds().metrics)
             raise CheckpointError(
                 f"{self.path} exists with rounds={here['rounds']} ({done} done); choose another --out or use --resume"
             )
 
     def begin(
-        self, experiment: Experiment, method: Method, federation: Federation, environment: dict[str, str]
+        self, experiment: Experiment, method: Method, federation: Federation, fingerprint: str, environment: Record
     ) -> None:
         """Make the folder, with what was known before the first round; it appears whole or not at all."""
         beside = RunFolder(self.path.with_name(self.path.name + PARTIAL))
-        beside.memberships_folder.mkdir(parents=True, exist_ok=True)
-        write_json(beside.experiment_file, experiment.model_dump(mode="json"))
         ran = experiment.model_copy(update={"algorithm": method})
-        write_json(beside.chosen_file, ran.model_dump(mode="json", include={"algorithm"}))
-        write_json(beside.versions_file, environment)
-        write_json(beside.clients_file, _describe_clients(federation))
-        beside.path.rename(self.path)
+        asked, chosen = experiment.model_dump(mode="json"), ran.model_dump(mode="json", include={"algorithm"})
+        clients = _describe_clients(federation, fingerprint)
+        with writing(self.path):
+            beside._remove_leftovers()
+            beside.path.mkdir(parents=True)
+            beside.metrics_file.touch()
+            beside.memberships_file.touch()
+            write_json(beside.experiment_file, asked)
+            write_json(beside.chosen_file, chosen)
+            write_json(beside.clients_file, clients)
+            write_json(beside.versions_file, environment, Identity.of(asked | chosen, clients).salt)
+            beside.path.rename(self.path)
+            flush(self.path.parent)
+
+    def _remove_leftovers(self) -> None:
+        """Of a process that was killed while it made this folder."""
+        ours = {file.name for file in vars(self).values() if isinstance(file, Path)}
+        for item in _items(self.path):
+            if item.name.removesuffix(PARTIAL) not in ours:
+                raise CheckpointError(f"{item} is in the way of a new run; move it to another folder")
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
+    @cached_property
+    def identity(self) -> Identity:
+        """Which run this is."""
+        try:
+            run = Identity.of(self.read_experiment(), read_json(self.clients_file))
+            return run._replace(version=read_json(self.versions_file, run.salt)["ppfl"])
+        except (KeyError, TypeError) as error:
+            raise damaged(self.path, f"lacks {error} in one of its files") from None
 
     def read_experiment(self) -> Record:
         """All settings, as the run has them."""
         return dict(read_json(self.experiment_file) | read_json(self.chosen_file))
 
-    def resume(self, start: dict[str, Any], federation: Federation) -> Checkpoint | None:
+    def resume(self, start: dict[str, Any], federation: Federation, fingerprint: str) -> Checkpoint | None:
         """Where to go on; None where no checkpoint was reached. What came after it is forgotten.
 
         `start` shows what a state looks like: the server's and the clients' tensors before the first round.
         """
-        if read_json(self.clients_file) != _describe_clients(federation):
+        there, here = read_json(self.clients_file), _describe_clients(federation, fingerprint)
+        if there != here:
             raise CheckpointError(
-                f"{self.clients_file} differs from the clients in the data, which changed since the run began; "
-                f"bring them back, or choose another --out"
+                f"{self.clients_file} differs from the data, which changed since the run began "
+                f"({_difference(there, here)}); bring the old data back, or choose another --out"
+            )
+        if self.identity.version != package_version("ppfl"):
+            raise CheckpointError(
+                f"{self.path} was begun with ppfl {self.identity.version}, this is {package_version('ppfl')}, which "
+                f"may not give the same result; install the older version, or choose another --out"
             )
         found = self._load_checkpoint(start) if self.checkpoint_file.exists() else None
         self._forget_after(0 if found is None else found.state.round)
-        versions = read_json(self.versions_file)
+        versions = read_json(self.versions_file, self.identity.salt)
         resumed = [*versions.get("resumed", []), describe_environment()]
-        write_json(self.versions_file, versions | {"resumed": resumed})
+        write_json(self.versions_file, versions | {"resumed": resumed}, self.identity.salt)
         return found
 
     # ------------------------------------------------------------------ on the way
 
     def append(self, record: Record, memberships: Tensor | None) -> None:
         """Add a round to the record, with memberships where they are to be kept."""
-        if memberships is not None:
-            at = self.memberships_folder / f"{record['round']}.safetensors"
-            save_tree(at, {"memberships": memberships}, {"round": record["round"]}, flushed=False)
-            self._unflushed.append(at)
-        with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_plain(record), ensure_ascii=False, allow_nan=False) + "\n")
+        salt = self.identity.salt
+        new = b"" if memberships is None else membership_record(record["round"], memberships, salt)
+        length = _append(self.memberships_file, new)
+        _append(self.metrics_file, checked_json(_plain(record) | {_LOG_LENGTH: length}, salt))
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make everything up to this state safe."""
-        for file in (*self._unflushed, self.memberships_folder, self.metrics_file):
-            flush(file)
-        self._unflushed.clear()
+        for file in (self.memberships_file, self.metrics_file):
+            with writing(file):
+                flush(file)
         numbers = checkpoint.numbers.model_dump()
         # the criterion as text, for JSON has no infinity
-        save_tree(self.checkpoint_file, checkpoint.tensors, numbers | {"criterion": repr(numbers["criterion"])})
+        about = numbers | {"criterion": repr(numbers["criterion"]), "run": self.identity._asdict()}
+        save_tree(self.checkpoint_file, checkpoint.tensors, about)
 
     def finish(self, returned: dict[str, Any], round: int, memberships: Tensor | None, scores: Record) -> None:
         """Write the state the run returns, which ends it."""
         own = {} if memberships is None else {"memberships": memberships}
-        save_tree(self.result_file, returned | own, {"round": round, "scores": _plain(scores)})
+        about = {"round": round, "scores": _plain(scores), "run": self.identity._asdict()}
+        save_tree(self.result_file, returned | own, about)
 
-    def _load_checkpoint(self, start: dict[str, Any]) -> Checkpoint:
-        tensors, metadata = read_tensors(self.checkpoint_file)
+    # ------------------------------------------------------------------ reading it
+
+    def read_rounds(self) -> Rounds:
+        """The rounds recorded so far: 1, 2, 3 and so on."""
+        text = self.metrics_file.read_bytes() if self.metrics_file.is_file() else b""
+        lines = text.splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            del lines[-1]  # a kill cut it short
+        metrics = [self._parse(line, number) for number, line in enumerate(lines, 1)]
+        lengths = [row.pop(_LOG_LENGTH, None) for row in metrics]
+        return Rounds(lines, metrics, lengths[-1] if lengths else 0)
+
+    def _parse(self, line: bytes, number: int) -> Record:
         try:
-            numbers = CheckpointNumbers.model_validate(metadata)
+            row = parse_checked_json(line, self.identity.salt)
+        except (ChecksumError, ValueError) as error:
+            raise damaged(self.metrics_file, f"has changed since it was written: line {number}: {error}") from None
+        if row.get("round") != number or _LOG_LENGTH not in row:
+            raise damaged(self.metrics_file, f"has round {row.get('round')} in line {number}")
+        return row
+
+    def read_memberships(self, log_length: int) -> dict[int, Tensor]:
+        """Memberships (M, K) by round."""
+        clients = len(read_json(self.clients_file)["ids"])
+        return read_membership_log(self.memberships_file, log_length, clients, self.identity.salt)
+
+    def read_result(self) -> tuple[dict[str, Tensor], Record]:
+        """The tensors of the state that the run returned, its memberships where clients show them, and metadata."""
+        tensors, about = read_tensors(self.result_file)
+        self.identity.refuse_other(self.result_file, about.get("run"))
+        return tensors, about
+
+    def read_checkpoint_round(self) -> int:
+        """The round of the checkpoint; 0 where there is none."""
+        if not self.checkpoint_file.exists():
+            return 0
+        about = read_metadata(self.checkpoint_file)
+        self.identity.refuse_other(self.checkpoint_file, about.get("run"))
+        return self._numbers(about).round
+
+    def _numbers(self, about: Record) -> CheckpointNumbers:
+        try:
+            return CheckpointNumbers.model_validate(about)
         except ValidationError:
             raise damaged(self.checkpoint_file, "does not say of which round it is") from None
+
+    def _load_checkpoint(self, start: dict[str, Any]) -> Checkpoint:
+        tensors, about = read_tensors(self.checkpoint_file)
+        self.identity.refuse_other(self.checkpoint_file, about.get("run"))
+        numbers = self._numbers(about)
         parts = ["state", "kept"] if numbers.has_kept else ["state"]
         return Checkpoint.of(numbers, restore(self.checkpoint_file, tensors, dict.fromkeys(parts, start)))
 
     def _forget_after(self, round: int) -> None:
-        lines = _whole_lines(self.metrics_file)[:round]
-        if len(lines) < round:
-            raise damaged(self.metrics_file, f"has {len(lines)} rounds, fewer than the checkpoint's {round}")
-        write_text(self.metrics_file, "".join(lines))
-        for file in _items(self.memberships_folder):
-            if file.suffix == PARTIAL or (file.stem.isdigit() and int(file.stem) > round):
-                file.unlink()
+        rounds = self.read_rounds()
+        if len(rounds.lines) < round:
+            raise damaged(self.metrics_file, f"has {len(rounds.lines)} rounds, fewer than the checkpoint's {round}")
+        self.read_memberships(rounds.log_length)  # so that damage is noticed before anything is changed
+        write_bytes(self.metrics_file, b"".join(rounds.lines[:round]))
+        with writing(self.memberships_file):  # second: a log that is too long does no harm
+            os.truncate(self.memberships_file, self.read_rounds().log_length)
 
 
 def method_of(settings: Record, file: Path) -> Method:
@@ -210,26 +342,21 @@ def method_of(settings: Record, file: Path) -> Method:
         raise damaged(file, "does not hold the settings of a method") from None
 
 
-def read_metrics(path: Path) -> list[Record]:
-    """The rounds recorded so far."""
-    try:
-        return [json.loads(line) for line in _whole_lines(path)]
-    except ValueError as error:
-        raise damaged(path, f"cannot be read ({error})") from None
+def _append(file: Path, content: bytes) -> int:
+    """Add to a file, which must be there still, and return its length."""
+    with writing(file), file.open("r+b") as opened:
+        opened.seek(0, os.SEEK_END)
+        opened.write(content)
+        return opened.tell()
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """A last line that a kill cut short is not one."""
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _describe_clients(federation: Federation) -> Record:
+def _describe_clients(federation: Federation, fingerprint: str) -> Record:
     truth = federation.truth
     return {
         "ids": list(federation.ids),
         "samples": {split: samples.sizes.tolist() for split, samples in federation.splits.items()},
         "truth": None if truth is None else truth.memberships.tolist(),
+        "data": fingerprint,
     }
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..core.errors import CheckpointError
 from .agreement import Agreement, group_agreement
-from .folder import RunFolder, read_metrics
-from .storage import PARTIAL, damaged, read_json, read_tensors
+from .folder import RunFolder
+from .storage import PARTIAL, damaged, read_json
 
 Record = dict[str, Any]
 _WORST = "_worst_tenth"
@@ -108,24 +108,29 @@ def load_run(path: str | Path) -> RunRecord:
 def _read(folder: RunFolder) -> RunRecord:
     clients = read_json(folder.clients_file)
     ids = tuple(clients["ids"])
-    metrics = read_metrics(folder.metrics_file)
-    by_round = _read_memberships(folder, len(ids), len(metrics))
+    experiment, finished = folder.read_experiment(), folder.finished
+    safe = folder.read_checkpoint_round()  # before the metrics, as the run may go on meanwhile
+    rounds = folder.read_rounds()
+    metrics, by_round = rounds.metrics, folder.read_memberships(rounds.log_length)
+    if len(metrics) < safe or (finished and len(metrics) != experiment["rounds"]):
+        expected = experiment["rounds"] if finished else safe
+        raise damaged(folder.metrics_file, f"has {len(metrics)} rounds, expected {expected}")
     memberships = by_round[max(by_round)] if by_round else None
     scores = next((record for record in reversed(metrics) if metric_name(record)), {})
-    if folder.finished:
-        tensors, metadata = read_tensors(folder.result_file)
+    if finished:
+        tensors, metadata = folder.read_result()
         memberships, scores = tensors.get("memberships"), {"round": metadata["round"], **metadata["scores"]}
     return RunRecord(
         folder=folder.path,
-        experiment=folder.read_experiment(),
-        versions=read_json(folder.versions_file),
+        experiment=experiment,
+        versions=read_json(folder.versions_file, folder.identity.salt),
         ids=ids,
         truth=None if clients["truth"] is None else torch.tensor(clients["truth"]),
         metrics=metrics,
         memberships=memberships,
         memberships_by_round=by_round,
         scores=scores,
-        finished=folder.finished,
+        finished=finished,
     )
 
 
@@ -143,16 +148,3 @@ def find_runs(path: str | Path) -> list[Path]:
 
 def _natural(path: Path) -> tuple[int, str]:
     return len(path.name), path.name  # seed-2 before seed-10
-
-
-def _read_memberships(folder: RunFolder, clients: int, rounds: int) -> dict[int, Tensor]:
-    found = folder.memberships_folder.glob("*.safetensors")
-    files = {int(file.stem): file for file in found if file.stem.isdigit()}
-    by_round = {}
-    for round in sorted(files):
-        if round <= rounds:  # a round after the last recorded one was cut short
-            tensors, _ = read_tensors(files[round])
-            if "memberships" not in tensors or len(tensors["memberships"]) != clients:
-                raise damaged(files[round], f"does not hold memberships of {clients} clients")
-            by_round[round] = tensors["memberships"]
-    return by_round

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from ..sites import Restore, Site
 from ..sites.engines import balanced
 from .experiment import Experiment
 from .folder import Checkpoint, CheckpointNumbers, RunFolder, method_of
+from .lock import locked
 from .provenance import describe_environment
 from .record import RunRecord, load_run
 
@@ -86,23 +88,34 @@ def run(
     """
     out, ranks = Path(out), launched_ranks(experiment.device)
     folders = {seed: RunFolder(out / f"seed-{seed}") for seed in experiment.seeds}
-
-    def unfinished() -> list[int]:
-        for seed, folder in folders.items():
-            folder.claim(experiment.for_seed(seed), resume=resume)
-        return [seed for seed, folder in folders.items() if not folder.finished]
-
-    todo = ranks.decide_on_first(unfinished)
-    if todo:
-        federation = _place(read(experiment, base), experiment.device)
-    for seed in todo:
-        try:
+    with _usable(out), ExitStack() as locks:
+        todo = ranks.decide_on_first(partial(_claim, experiment, folders, locks, resume=resume))
+        if todo:
+            federation = _place(read(experiment, base), experiment.device)
+        for seed in todo:
             _Run(experiment.for_seed(seed), federation, folders[seed], ranks).go(checkpoint_every, on_round_end)
-        except OSError as error:
-            raise CheckpointError(
-                f"{folders[seed].path} cannot be written ({error.strerror}); free some space, or choose another --out"
-            ) from error
-    return [load_run(folder.path) for folder in folders.values()] if ranks.first else []
+        return [load_run(folder.path) for folder in folders.values()] if ranks.first else []
+
+
+@contextmanager
+def _usable(out: Path) -> Iterator[None]:
+    """Errors of the file system, as one that names what could not be used."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or out} cannot be used ({error.strerror or error}); choose another --out"
+        ) from error
+
+
+def _claim(experiment: Experiment, folders: dict[int, RunFolder], locks: ExitStack, *, resume: bool) -> list[int]:
+    """The seeds that are not finished, each locked against other processes."""
+    for seed, folder in folders.items():
+        with _usable(folder.path):
+            if not folder.finished:
+                locks.enter_context(locked(folder.path))
+            folder.claim(experiment.for_seed(seed), resume=resume)
+    return [seed for seed, folder in folders.items() if not folder.finished]
 
 
 class _Run:
@@ -111,6 +124,7 @@ class _Run:
     def __init__(self, experiment: Experiment, federation: Federation, folder: RunFolder, ranks: Ranks) -> None:
         self.experiment, self.folder, self.ranks = experiment, folder, ranks
         (self.seed,) = experiment.seeds
+        self.fingerprint = ranks.decide_on_first(lambda: federation.fingerprint)
         self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
         self.population = experiment.build_population(self.federation, self.seed)
         self.transport = self._connect()
@@ -193,7 +207,7 @@ class _Run:
         read: list[Checkpoint] = []
 
         def numbers() -> dict[str, Any] | None:
-            found = self.folder.resume(fresh, self.federation)
+            found = self.folder.resume(fresh, self.federation, self.fingerprint)
             if found is None:
                 return None
             read.append(found)
@@ -211,8 +225,8 @@ class _Run:
 
     def _record(self, end: RoundEnd, environment: dict[str, str]) -> None:
         if self.ranks.first:
-            if not self.folder.started:  # now, as a run that fails at once should leave nothing behind
-                self.folder.begin(self.experiment, self.method, self.federation, environment)
+            if end.state.round == 1 and not self.resumes:  # a run that fails at once should leave nothing behind
+                self.folder.begin(self.experiment, self.method, self.federation, self.fingerprint, environment)
             self.folder.append(end.record, None if end.measured is None else end.measured.memberships)
 
     def _is_due(self, timer: _Timer, round: int) -> bool:

@@ -1,4 +1,4 @@
-"""Trees of tensors in safetensors files: written whole or not at all, checked before they are used.
+"""Files that are written whole or not at all, and checked before they are used: trees of tensors, JSON, TOML, text.
 
 A file is written beside its place, flushed and renamed, so a kill at any instant leaves the old file or the new
 one. Nothing is unpickled.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +19,72 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..core.errors import CheckpointError, ModelError
+from ..core.errors import CheckpointError, ModelError, WriteError
 from ..core.simplex import check
 from ..core.trees import Tree, named_leaves, with_leaves
+from .checksums import ChecksumError, checked_json, checksum_of_tensors, parse_checked_json
 
 Metadata = dict[str, Any]
 
 PARTIAL = ".partial"
 _ON_SIMPLEX = ("membership", "memberships")  # leaves whose rows must be on the simplex
-_HEADER = "ppfl"
+_HEADER, _CHECKSUM = "ppfl", "checksum"
+_ZEROS = b"0" * 8
 
 
-def save_tree(path: Path, tree: Tree, metadata: Metadata, *, flushed: bool = True) -> None:
-    """Write a tree and its metadata to `path`, whole or not at all; a power cut may lose it until it is flushed."""
-    beside = path.with_name(path.name + PARTIAL)
-    save_file(_storable(named_leaves(tree)), beside, {_HEADER: json.dumps(metadata)})
-    beside.chmod(path.parent.stat().st_mode & 0o666)  # safetensors keeps files to their owner; a folder knows better
-    if flushed:
-        put_in_place(beside, path)
-    else:
-        beside.replace(path)
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the errors of writing a file into one that names it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise WriteError(
+            f"{path} cannot be written ({reason}); free some space or choose another place: "
+            f"what was there before is unchanged"
+        ) from error
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """Where to write what is to become the file `path`: it is flushed and renamed, or removed after an error."""
+    partial = path.with_name(path.name + PARTIAL)
+    with writing(path):
+        try:
+            yield partial
+            flush(partial)
+            partial.replace(path)
+            flush(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where it is not there."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def save_tree(path: Path, tree: Tree, metadata: Metadata) -> None:
+    """Write a tree and its metadata to `path`, whole or not at all."""
+    tensors, about = _storable(named_leaves(tree)), json.dumps(metadata)
+    with beside(path) as partial, ThreadPoolExecutor(1) as other:
+        checksum = other.submit(checksum_of_tensors, tensors, about)  # takes no time while the disk is written to
+        save_file(tensors, partial, {_HEADER: about, _CHECKSUM: _ZEROS.decode()})
+        _fill_in(partial, checksum.result().encode())
+        partial.chmod(
+            path.parent.stat().st_mode & 0o666
+        )  # safetensors keeps files to their owner; a folder knows better
+
+
+def _fill_in(path: Path, checksum: bytes) -> None:
+    """Put the checksum into the header of a safetensors file: its length in 8 bytes, then JSON."""
+    with path.open("r+b") as file:
+        header = file.read(8 + int.from_bytes(file.read(8), "little"))
+        file.seek(8 + header.index(b'"%s":"%s"' % (_CHECKSUM.encode(), _ZEROS)) + len(_CHECKSUM) + 4)
+        file.write(checksum)
 
 
 def restore(path: Path, tensors: Mapping[str, Tensor], template: Tree) -> Tree:
@@ -59,13 +107,17 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Metadata]:
     """All tensors of a file and its metadata; finite, and memberships on the simplex."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {})[_HEADER])
+            about = file.metadata() or {}
+            metadata = json.loads(about[_HEADER])
             # memory of torch's own: aligned as in a run that never stopped, and no longer tied to the file
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}; check the folder") from None
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from None
+    found, expected = about.get(_CHECKSUM), checksum_of_tensors(tensors, about[_HEADER])
+    if found != expected:
+        raise damaged(path, f"has changed since it was written: its checksum is {found} but its content has {expected}")
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
             raise damaged(path, f"has values in {name!r} that are not finite")
@@ -77,6 +129,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Metadata]:
     return tensors, metadata
 
 
+def read_metadata(path: Path) -> Metadata:
+    """The metadata of a file alone, without its tensors and unchecked."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads((file.metadata() or {})[_HEADER]))
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+        raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from None
+
+
 def damaged(path: Path, fault: str) -> CheckpointError:
     """What to say of a file that cannot be trusted."""
     return CheckpointError(
@@ -84,9 +145,9 @@ def damaged(path: Path, fault: str) -> CheckpointError:
     )
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON to `path`, whole or not at all."""
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+def write_json(path: Path, content: Mapping[str, Any], salt: int = 0) -> None:
+    """Write JSON with its checksum to `path`, whole or not at all."""
+    write_bytes(path, checked_json(content, salt, indent=1))
 
 
 def write_toml(path: Path, settings: Mapping[str, Any]) -> None:
@@ -96,26 +157,25 @@ def write_toml(path: Path, settings: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write text to `path`, whole or not at all."""
-    beside = path.with_name(path.name + PARTIAL)
-    beside.write_text(text, encoding="utf-8")
-    put_in_place(beside, path)
+    write_bytes(path, text.encode("utf-8", "replace"))
 
 
-def read_json(path: Path) -> Any:
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write to `path`, whole or not at all."""
+    with beside(path) as partial:
+        partial.write_bytes(content)
+
+
+def read_json(path: Path, salt: int = 0) -> dict[str, Any]:
     """What `write_json` wrote."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_checked_json(path.read_bytes(), salt)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}; check the folder") from None
+    except ChecksumError as error:
+        raise damaged(path, f"has changed since it was written: {error}") from None
     except (OSError, ValueError) as error:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from None
-
-
-def put_in_place(beside: Path, path: Path) -> None:
-    """Flush a finished file and rename it to its place."""
-    flush(beside)
-    beside.replace(path)
-    flush(path.parent)
 
 
 def flush(path: Path) -> None:
