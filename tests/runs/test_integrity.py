@@ -194,7 +194,8 @@ def test_one_process_at_a_time(tmp_path):
 
 HOLD = """
 import json, os, sys, filelock
-filelock.FileLock(sys.argv[1]).acquire()
+held = filelock.FileLock(sys.argv[1])
+held.acquire()
 open(sys.argv[1], "w").write(json.dumps({"pid": os.getpid(), "host": "here"}))
 print(flush=True)
 input()
