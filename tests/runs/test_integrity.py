@@ -246,6 +246,14 @@ def test_a_full_disk_costs_nothing(tmp_path, size):
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_a_disk_that_is_full_from_the_start_leaves_nothing(tmp_path):
+    with no_file_beyond(300) as fill:
+        fill()
+        with pytest.raises(WriteError, match="cannot be written"):
+            run(small_experiment(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_report_that_cannot_be_written_leaves_the_old_one(finished, tmp_path):
     page = write_report([finished], tmp_path)
     before = file_bytes(tmp_path)

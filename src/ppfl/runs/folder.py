@@ -191,14 +191,18 @@ class RunFolder:
         clients = _describe_clients(federation, fingerprint)
         with writing(self.path):
             beside._remove_leftovers()
-            beside.path.mkdir(parents=True)
-            beside.metrics_file.touch()
-            beside.memberships_file.touch()
-            write_json(beside.experiment_file, asked)
-            write_json(beside.chosen_file, chosen)
-            write_json(beside.clients_file, clients)
-            write_json(beside.versions_file, environment, Identity.of(asked | chosen, clients).salt)
-            beside.path.rename(self.path)
+            try:
+                beside.path.mkdir(parents=True)
+                beside.metrics_file.touch()
+                beside.memberships_file.touch()
+                write_json(beside.experiment_file, asked)
+                write_json(beside.chosen_file, chosen)
+                write_json(beside.clients_file, clients)
+                write_json(beside.versions_file, environment, Identity.of(asked | chosen, clients).salt)
+                beside.path.rename(self.path)
+            except BaseException:
+                shutil.rmtree(beside.path, ignore_errors=True)
+                raise
             flush(self.path.parent)
 
     def _remove_leftovers(self) -> None:

@@ -50,14 +50,13 @@ def read_membership_log(path: Path, length: int, clients: int, salt: int) -> dic
         if there < length:
             raise damaged(path, f"has {there} bytes, fewer than the {length} in metrics.jsonl")
     found: dict[int, Tensor] = {}
-    start = 0
+    start = last = 0
     while start < length:
         round, memberships, end = _read_record(path, content, start, salt)
-        last = max(found, default=0)
         if memberships.shape[0] != clients or round <= last:
             raise damaged(path, f"has round {round} of {memberships.shape[0]} clients after round {last}")
         found[round] = memberships
-        start = end
+        start, last = end, round
     if found:
         try:
             check(torch.cat(list(found.values())), "memberships")
