@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from trial import Trial
@@ -39,13 +40,13 @@ def attack(count: int, random: Random, folder: Path) -> Iterator[Trial]:
     growth = last.memory - first.memory
     per_round = [(b.disk - a.disk) / (b.round - a.round) for a, b in pairwise(seen)]
     figures = {"MB grown": growth, "handles grown": last.handles - first.handles, "bytes per round": max(per_round)}
+    half = len(per_round) // 2
+    early, late = fmean(per_round[:half]), fmean(per_round[half:])
     faults = [
         f"memory grew by {growth:.1f} MB" if growth > MOST_MEMORY else "",
         f"{last.handles - first.handles} more open files" if last.handles > first.handles else "",
         f"{last.files - first.files} more files" if last.files > first.files else "",
-        f"bytes per round went from {per_round[0]:.0f} to {per_round[-1]:.0f}"
-        if per_round[-1] > 1.1 * per_round[0] + 10
-        else "",
+        f"bytes per round went from {early:.0f} to {late:.0f}" if late > 1.2 * early else "",
         "" if record.finished and record.rounds_done == count else "it did not finish",
     ]
     yield Trial(f"a run of {count:,} rounds", "; ".join(filter(None, faults)) or None, figures)
