@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 READY := .venv/ready
 READY_FOR_TESTS := .venv/ready-for-tests
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench trust clean
 
 demo: $(READY)  ## train three methods on the embedded digits, print a table, write a report
 	$(BIN)/ppfl demo
@@ -20,6 +20,9 @@ check: $(READY_FOR_TESTS)  ## style and types
 
 bench: $(READY_FOR_TESTS)  ## speed against a plain PyTorch loop and the matmul limit
 	$(BIN)/python bench/bench.py
+
+trust: $(READY_FOR_TESTS)  ## attack it: kills, damaged files, full disks, hostile input; takes about an hour
+	$(BIN)/python trust/trust.py
 
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ppfl needs Python 3.11 or newer; set PYTHON=...")'
