@@ -53,10 +53,11 @@ def outside(folder: Path) -> set[str]:
     return {path.name for path in folder.parent.iterdir()}
 
 
-@pytest.mark.parametrize("name", ['"../../x"', '"/tmp/ppfl-escaped"', '".."', '"a/b"', "5", "[1]", '""', '"con"'])
+@pytest.mark.parametrize("name", ['"../../x"', '"{here}/escaped"', '".."', '"a/b"', "5", "[1]", '""', '"con"'])
 @pytest.mark.parametrize("methods", ["", labels("one", "two")])
 def test_a_comparison_whose_name_leaves_its_folder_is_refused(ppfl, folder, name, methods):
     before = outside(folder)
+    name = name.replace("{here}", str(folder.parent))
     done = ppfl("compare", write("c.toml", f"name = {name}{COMMON}{methods}"), "-q")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: c.toml: name is ")
@@ -114,12 +115,11 @@ def test_file_names_are_shown_visibly_and_fit_into_folders(ppfl, folder):
 
 def test_text_that_an_encoding_lacks_is_spelled_out(folder):
     write("c.toml", COMMON + labels("naïve –", "日本"))
-    for encoding in ("ascii", "latin-1"):
-        environment = {**os.environ, "PYTHONIOENCODING": encoding, "LANG": "C"}
-        command = [sys.executable, "-m", "ppfl", "compare", "c.toml", "--jobs", "1"]
-        done = subprocess.run(command, capture_output=True, env=environment, check=False)
-        assert done.returncode == 0, done.stderr
-        assert "\\u65e5\\u672c" in done.stdout.decode(encoding)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LANG": "C"}
+    command = [sys.executable, "-m", "ppfl", "compare", "c.toml", "--jobs", "1"]
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "\\u65e5\\u672c" in done.stdout.decode("ascii")
 
 
 def test_text_is_cut_to_what_an_encoding_has():

@@ -30,7 +30,8 @@ def test_a_folder_of_a_label_is_one_good_name_or_is_refused_with_the_label(label
     try:
         folder = folder_name(label)
     except SettingError as error:
-        assert repr(label)[:40] in str(error)
+        refused = str(error)
+        assert repr(label)[:40] in refused
         return
     assert checked_name(folder, "here") == folder
     assert (Path("runs") / folder).parent == Path("runs")
