@@ -47,6 +47,7 @@ UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # in no file in UTF-8, or in no na
 RAW = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 STYLING = re.compile(r"\x1b\[[\d;]*m|\x1b\[\?25[hl]|\x1b\[\d*[AK]|\x1b\[1A|\r")  # rich's own
 LONG = 10_000
+PLAIN = ("plain", "simple", "usual")  # so that there are some to learn with
 
 
 class Called(NamedTuple):
@@ -71,7 +72,7 @@ class Terminal(io.TextIOWrapper):
 
 def attack(count: int, random: Random, folder: Path) -> Iterator[Trial]:
     """`count` texts, in batches that share their runs."""
-    harmless = _kinds_of_pages(["plain one", "plain two", "plain three", "plain four"], random, folder / "harmless")
+    harmless = _kinds_of_pages(["a", "b", "c"], random, folder / "harmless")
     by = "Chromium" if browser.CHROMIUM else "Python's parser, as Chromium was absent"
     for start in range(0, count, BATCH):
         texts = [hostile_text(random, start + at) for at in range(min(BATCH, count - start))]
@@ -85,7 +86,8 @@ def attack(count: int, random: Random, folder: Path) -> Iterator[Trial]:
 
 def hostile_text(random: Random, number: int) -> str:
     """A text unlike any other, from pieces that something may obey."""
-    pieces = [random.choice(random.choice((MARKUP, TERMINAL, OTHER, BROKEN))) for _ in range(random.randint(1, 4))]
+    kinds = random.choices((MARKUP, TERMINAL, OTHER, BROKEN), (4, 4, 3, 1), k=random.randint(1, 4))
+    pieces = [random.choice(kind) for kind in kinds]
     if random.random() < 0.05:
         pieces.append("y" * LONG)
     random.shuffle(pieces)
@@ -103,7 +105,8 @@ class Batch:
         self._write_comparison()
         self._write_table()
 
-    def _write_clients(self, name: str, ids: Sequence[str]) -> None:
+    def _write_clients(self, name: str, texts: Sequence[str]) -> None:
+        ids = [*texts, *PLAIN]
         rng = np.random.default_rng(self.random.getrandbits(32))
         x = rng.normal(size=(12 * len(ids), 3)).astype("float32")
         clients = np.repeat(np.array(ids, dtype=object), 12).astype(str)
@@ -111,9 +114,9 @@ class Batch:
 
     def _write_comparison(self) -> None:
         texts, half_characters = self.texts, self.random.random() < 0.5
-        self._write_clients("data", [self.texts[at] for at in self.storable] or ["a", "b"])
+        self._write_clients("data", [texts[at] for at in self.storable])
         self.odd = [at for at, text in enumerate(texts) if half_characters or not re.search("[\ud800-\udfff]", text)]
-        self._write_clients("odd", [self.texts[at] for at in self.odd])
+        self._write_clients("odd", [texts[at] for at in self.odd])
         settings = {
             "name": "texts", "rounds": 1,
             "data": {"name": "npz", "file": "data.npz"}, "model": {"name": "linear"}, "population": {"k": 2},
@@ -126,7 +129,7 @@ class Batch:
     def _write_table(self) -> None:
         """Texts are clients, names of columns, levels of a column, and classes of the target."""
         rng = np.random.default_rng(self.random.getrandbits(32))
-        texts = [self.texts[at] for at in self.storable] or ["alone"]
+        texts = [*(self.texts[at] for at in self.storable), *PLAIN]
         rows = 8 * len(texts)
         self.client, self.target, *features = (f"{role}{text}" for role, text in zip("ctfgh", texts * 5, strict=False))
         columns: dict[str, object] = {name: rng.normal(size=rows) for name in features}
@@ -134,7 +137,7 @@ class Batch:
         classes = [f"k{text}" for text in texts[:3]] + ["other"]
         columns[self.target] = rng.choice(classes, rows)
         columns[self.client] = np.repeat(np.array(texts, dtype=object), 8)
-        named = texts[-1].replace("/", "")[:60]
+        named = texts[0].replace("/", "")[:60]
         self.table = self.folder / f"{named}.parquet"
         pd.DataFrame(columns).to_parquet(self.table)
 

@@ -113,6 +113,12 @@ def test_file_names_are_shown_visibly_and_fit_into_folders(ppfl, folder):
     assert [path.name for path in (folder / "runs").iterdir()] == ["glm-31mred"]
 
 
+def test_a_file_name_that_leaves_no_room_for_an_ending_is_refused(ppfl, folder):
+    done = ppfl("tune", write(f"{'n' * 248}.toml", COMMON))
+    assert done.code == 2
+    assert "at most 255; choose another with --out" in done.err
+
+
 def test_text_that_an_encoding_lacks_is_spelled_out(folder):
     write("c.toml", COMMON + labels("naïve –", "日本"))
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LANG": "C"}

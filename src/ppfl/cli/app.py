@@ -17,7 +17,7 @@ from ..paper import STUDIES, load_study, study_tables
 from ..runs import Interrupted, RunRecord, find_runs, load_experiment, load_run, package_version, run
 from ..runs.comparison import RunTask, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
 from ..runs.load import load_settings
-from ..runs.names import checked_name
+from ..runs.names import beside, checked_name
 from ..runs.storage import write_toml
 from ..runs.tuning import tune
 from ..server import is_first_process
@@ -146,7 +146,7 @@ def tune_command(
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="<FILE>-tuned.toml")] = None,
 ) -> None:
     """Find settings on validation data, with the same number of trials for every method."""
-    place = file.with_name(f"{file.stem}-tuned.toml") if out is None else out
+    place = beside(file, "-tuned.toml") if out is None else out
     if place.exists():
         raise SettingError(f"{place} exists; choose another --out, or move it away")
     experiments = load_comparison(file, settings or ())

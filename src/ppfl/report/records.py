@@ -84,7 +84,7 @@ def total(run: Run, key: str) -> float | None:
 
 def refused_updates(runs: Iterable[Run]) -> str:
     """How many updates were refused, and whose; empty if none was."""
-    refusals = [(str(id_), str(why)) for run in runs for row in run.metrics for id_, why in row.get("refusals") or ()]
+    refusals = [refusal for run in runs for row in run.metrics for refusal in _refusals(row)]
     if not refusals:
         return ""
     reasons = dict(refusals)
@@ -92,6 +92,13 @@ def refused_updates(runs: Iterable[Run]) -> str:
     named = [f"{count} of client {shorten(repr(id_), _MAX_ID_LENGTH)}" for id_, count in most[:_MOST_NAMED]]
     named += [f"{sum(count for _, count in most[_MOST_NAMED:])} of others"] if len(most) > _MOST_NAMED else []
     return f"updates refused: {', '.join(named)} ({reasons[most[0][0]]}); look at the data there"
+
+
+def _refusals(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Clients and reasons; a file may hold anything."""
+    found = row.get("refusals")
+    pairs = found if isinstance(found, list | tuple) else []
+    return [(str(pair[0]), str(pair[1])) for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
 
 
 def upload(run: Run) -> float | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -11,7 +13,8 @@ from pydantic import AfterValidator
 from ..core.errors import SettingError
 from .storage import PARTIAL
 
-MOST_BYTES = 200  # of 255 that file systems take: endings are added to names
+_LONGEST = 255  # bytes of a name, on all usual file systems
+MOST_BYTES = 200  # as endings are added
 _ALLOWED = "._+-"
 _EXPECTED = f"it names a folder: use letters, digits and {' '.join(_ALLOWED)}, with a letter or digit first"
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # in any folder of Windows
@@ -57,6 +60,14 @@ def folder_name(label: str, what: str = "method") -> str:
         return check_folder_name(folder.lstrip("+.-"))
     except ValueError as error:
         raise SettingError(f"{what} {_short(label)} would be written to folder {_short(folder)}; {error}") from None
+
+
+def beside(file: Path, ending: str) -> Path:
+    """A file with the name of another and this ending, in the same folder."""
+    name = f"{file.stem}{ending}"
+    if (size := len(os.fsencode(name))) > _LONGEST:
+        raise SettingError(f"{_short(name)} has {size} bytes, file names at most {_LONGEST}; choose another with --out")
+    return file.with_name(name)
 
 
 def same_folder_key(name: str) -> str:
