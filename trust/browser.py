@@ -30,17 +30,18 @@ class ShownPage(NamedTuple):
 def show(page: Path) -> ShownPage:
     """Open the page, let its scripts run, and read what is there then."""
     if CHROMIUM is None:
-        return _read(page.read_text(encoding="utf-8"), ())
+        return read(page.read_text(encoding="utf-8"))
     with TemporaryDirectory() as profile:
         log = Path(profile) / "requests.json"
         command = [CHROMIUM, *_OPTIONS, f"--user-data-dir={profile}", f"--log-net-log={log}", page.resolve().as_uri()]
         done = subprocess.run(command, capture_output=True, check=True, timeout=120)
         events = json.loads(log.read_text(encoding="utf-8"))["events"]
     asked = {str(event["params"].get("url", "")) for event in events if isinstance(event.get("params"), dict)}
-    return _read(done.stdout.decode(), tuple(sorted(url for url in asked if HOST in url)))
+    return read(done.stdout.decode(), tuple(sorted(url for url in asked if HOST in url)))
 
 
-def _read(html: str, requests: tuple[str, ...]) -> ShownPage:
+def read(html: str, requests: tuple[str, ...] = ()) -> ShownPage:
+    """What is there in a page or a drawing that no browser has seen."""
     reader = _Reader()
     reader.feed(html)
     reader.close()
