@@ -94,6 +94,17 @@ def test_hostile_labels_and_ids_are_shown_and_not_obeyed(ppfl, folder):
     assert not CONTROLS & {*trials.out, *trials.err}
 
 
+def test_a_hostile_folder_is_a_title_and_a_path_like_any_other(ppfl, folder):
+    out = "o\x1b]0;x\x07<script>"
+    done = ppfl("compare", write("c.toml", COMMON), "--out", out, "--jobs", 1)
+    assert done.code == 0
+    assert f"the report is {visible(out)}" in done.out
+    assert not CONTROLS & {*done.out, *done.err}
+    page = (folder / out / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert r"<title>Methods compared: o\x1b]0;x\x07&lt;script&gt;</title>" in page
+
+
 def test_usage_errors_repeat_arguments_visibly(ppfl, folder):
     for arguments in (["show", "a", "\x1b]0;x\x07"], ["\x1b]0;x\x07"], ["show", "--\x1b]0;x\x07"]):
         done = ppfl(*arguments)
