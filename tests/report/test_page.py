@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ppfl.core.errors import SettingError
+from ppfl.core.text import visible
 from ppfl.report import render, write_report
 from ppfl.report.detail_tables import MAX_CLIENTS
 from ppfl.report.methods import common_metric, rank_methods
@@ -65,6 +66,36 @@ def test_everything_from_data_is_escaped(make_run: Make) -> None:
         document.encode("utf-8")
     page, _ = render([run], "<h1>&")
     assert NASTY[0] in [content(row[0]) for row in table(page, 1)]
+
+
+INVISIBLE = ("a\u202eb", "\u2066c", "d\x9b31m", "e\x7f", "f\x00", "g\ud800", "h\u2028", "i\uffff", "j" * 10_000)
+
+
+def test_what_cannot_be_seen_is_written_out_and_what_is_long_is_kept(make_run: Make) -> None:
+    run = make_run("ppfl", clients=len(INVISIBLE), ids=INVISIBLE, k=2, groups=2)
+    for label in INVISIBLE:
+        for document in render([run], label, [label]):
+            parsed(document)
+            document.encode("utf-8")
+            assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\uffff]", document)
+        page, _ = render([run], label, [label])
+        shown = [content(row[0]) for row in table(page, 1)]
+        assert {visible(id_) for id_ in INVISIBLE} <= {*shown}
+        assert visible(label) in [content(row[0]) for row in table(page, 0)]
+
+
+def test_whose_updates_were_refused_is_said_in_the_table_and_the_text(make_run: Make) -> None:
+    clean, run = make_run("fedavg"), make_run("ppfl")
+    assert "refused" not in render([clean, run], "t")[0]
+    ids = [run.ids[at] for at in (0, 1, 1, 2, 3, 1)]
+    for row, id_ in zip(run.metrics, ids, strict=False):
+        row |= {"refused": 1, "refusals": [[id_, "too large"]]}
+    page, _ = render([clean, run], "t")
+    assert f"3 of client {run.ids[1]!r}, 1 of client" in " ".join(parsed(page).itertext())
+    assert ">refused</th>" in page
+    run.metrics[0] |= {"refusals": 7}
+    run.metrics[1] |= {"refusals": ["x", [1]]}
+    render([clean, run], "t")
 
 
 @pytest.mark.parametrize("clients", [1, 40, MAX_CLIENTS, 250])

@@ -6,7 +6,8 @@ import pytest
 
 from ppfl.core.errors import SettingError
 from ppfl.runs import load_experiment
-from ppfl.runs.comparison import folder_name, load_comparison, refuse_twice, run_tasks, tasks_of
+from ppfl.runs.comparison import load_comparison, refuse_twice, run_tasks, tasks_of
+from ppfl.runs.names import folder_name
 
 COMPARISON = """
 rounds = 3
@@ -106,6 +107,33 @@ def test_two_methods_of_one_name_are_refused(file: Path, tmp_path: Path) -> None
     refuse_twice(tasks)
     with pytest.raises(SettingError, match="a name of its own"):
         refuse_twice([*tasks, tasks[0]])
+
+
+@pytest.mark.parametrize("other", ["fedavg", "FedAvg!", "\uff26edAvg/", "Fed Avg"])
+def test_labels_with_one_folder_are_refused_and_both_are_named(file: Path, tmp_path: Path, other: str) -> None:
+    file.write_text(f"{COMPARISON}\n[methods.'{other}']\nalgorithm.name = 'local'")
+    comparison = load_comparison(file)
+    if folder_name(other).casefold() != "fedavg":
+        assert len(tasks_of(comparison, tmp_path, None)) == 8
+        return
+    with pytest.raises(SettingError, match=f"methods 'FedAvg' and '{other}' would share the folder"):
+        tasks_of(comparison, tmp_path, None)
+
+
+@pytest.mark.parametrize("label", ["..", ".", "///", "", "report.html", "x" * 300])
+def test_labels_without_a_folder_are_refused(file: Path, tmp_path: Path, label: str) -> None:
+    file.write_text(f"{COMPARISON}\n[methods.'{label}']\nalgorithm.name = 'local'")
+    with pytest.raises(SettingError, match="would be written to folder"):
+        tasks_of(load_comparison(file), tmp_path, None)
+
+
+def test_a_name_that_is_no_text_is_refused(file: Path) -> None:
+    for name in ("5", "[1]", "{ a = 1 }"):
+        with pytest.raises(SettingError, match="name"):
+            load_comparison(file, [f"name={name}"])
+    file.write_text(f"name = [1]\n{COMPARISON[: COMPARISON.index('[methods')]}")
+    with pytest.raises(SettingError, match="name is"):
+        load_comparison(file)
 
 
 def test_labels_become_folders() -> None:

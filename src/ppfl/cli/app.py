@@ -11,13 +11,13 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 from ..core.errors import PPFLError, RankError, SettingError
 from ..paper import STUDIES, load_study, study_tables
 from ..runs import Interrupted, RunRecord, find_runs, load_experiment, load_run, package_version, run
 from ..runs.comparison import RunTask, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
 from ..runs.load import load_settings
+from ..runs.names import beside, checked_name
 from ..runs.storage import write_toml
 from ..runs.tuning import tune
 from ..server import is_first_process
@@ -29,9 +29,11 @@ from .program import program
 from .progress import show_progress
 from .reproduce import refuse_missing_data, tasks_of_study, terminal_table, write_study
 from .run_tables import comparison_table, metrics_table, result_table, summary_line
+from .terminal import WIDE, PlainGroup, make_console, safe_output, say
 from .trials import print_trial, trials_table
 
 app = typer.Typer(
+    cls=PlainGroup,
     help="Population personalized federated learning: K shared models, and a membership for every client.",
     no_args_is_help=True,
     add_completion=False,
@@ -41,22 +43,22 @@ app = typer.Typer(
 
 STOPPED = 130  # 128 + SIGINT, as shells have it
 WIDEST = 200
-WIDE = 140  # columns, where no terminal says how many there are
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; bad input ends in one line and exit code 2, never in a traceback."""
-    try:
-        app(args=None if arguments is None else list(arguments))
-    except PPFLError as error:
-        if is_first_process() or isinstance(error, RankError):  # of many that fail alike, one says so
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    with safe_output():
+        try:
+            app(args=None if arguments is None else list(arguments))
+        except PPFLError as error:
+            if is_first_process() or isinstance(error, RankError):  # of many that fail alike, one says so
+                say(f"error: {' '.join(str(error).split())}", error=True)
+            sys.exit(2)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"ppfl {package_version('ppfl')}")
+        say(f"ppfl {package_version('ppfl')}")
         raise typer.Exit
 
 
@@ -100,8 +102,8 @@ def run_command(
         )
     if not quiet:
         seeds = [str(record.seed) for record in records]
-        Console().print(result_table(records, "seed", seeds, summarise=True))
-        print(f"runs are in {place}; look at one with: {program()} show {shlex.quote(str(records[0].folder))}")
+        make_console().print(result_table(records, "seed", seeds, summarise=True))
+        say(f"runs are in {place}; look at one with: {program()} show {shlex.quote(str(records[0].folder))}")
 
 
 @app.command("compare")
@@ -117,7 +119,8 @@ def compare_command(
     """Compare methods on the same data, seed by seed; finished runs are not run again."""
     from ..report import write_report  # here, as nothing else needs it
 
-    place = Path("runs") / load_settings(files[0])["name"] if out is None else out
+    name = checked_name(load_settings(files[0], settings or ())["name"], files[0])
+    place = Path("runs") / name if out is None else out
     tasks: list[RunTask] = []
     for file in files:
         tasks += tasks_of(load_comparison(file, settings or ()), place, file.parent)
@@ -128,8 +131,8 @@ def compare_command(
     folders, labels = [task.run_folder for task in tasks], [task.label for task in tasks]
     page = write_report(folders, place, f"Methods compared: {place.name}", labels)
     if not quiet:
-        Console(width=None if sys.stdout.isatty() else WIDE).print(comparison_table(records))
-        print(f"the report is {page}")
+        make_console(wide=WIDE).print(comparison_table(records))
+        say(f"the report is {page}")
 
 
 @app.command("tune")
@@ -143,15 +146,15 @@ def tune_command(
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="<FILE>-tuned.toml")] = None,
 ) -> None:
     """Find settings on validation data, with the same number of trials for every method."""
-    place = file.with_name(f"{file.stem}-tuned.toml") if out is None else out
+    place = beside(file, "-tuned.toml") if out is None else out
     if place.exists():
         raise SettingError(f"{place} exists; choose another --out, or move it away")
     experiments = load_comparison(file, settings or ())
     found = tune(experiments, file.parent, budget, rounds, on_trial=print_trial)
     best = {label: trials[0].changes for label, trials in found.items()}
     write_toml(place, tuned_settings(file, settings or (), best))
-    Console(width=None if sys.stdout.isatty() else WIDE).print(trials_table(found))
-    print(f"the best of each are in {place}; compare them with: {program()} compare {shlex.quote(str(place))}")
+    make_console(wide=WIDE).print(trials_table(found))
+    say(f"the best of each are in {place}; compare them with: {program()} compare {shlex.quote(str(place))}")
 
 
 @app.command("reproduce")
@@ -181,10 +184,10 @@ def reproduce_command(
         records = _run_cases(tasks, jobs, quiet=quiet)
     page = write_study(study, tasks, records, place, shlex.join(["ppfl", *command[1:]]))
     if not quiet:
-        console = Console(width=None if sys.stdout.isatty() else WIDEST)
+        console = make_console(wide=WIDEST)
         for table in study_tables(study, records):
             console.print(terminal_table(table))
-        print(f"written to {page}")
+        say(f"written to {page}")
 
 
 @app.command()
@@ -194,13 +197,13 @@ def show(
     """Show how a run went, and who the clients are."""
     folders = find_runs(path)
     record = load_run(folders[0])
-    console = Console()
-    print(summary_line(record))
+    console = make_console()
+    say(summary_line(record))
     console.print(metrics_table(record))
     if record.memberships is not None:
         console.print(membership_table(record, utf8=console.encoding.startswith("utf")))
     if others := [str(folder) for folder in folders[1:]]:
-        print(f"other runs here: {', '.join(others)}")
+        say(f"other runs here: {', '.join(others)}")
 
 
 @app.command("demo")
@@ -245,5 +248,5 @@ def _resumable(command: Sequence[str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         where = f" after round {stop.round} of {stop.rounds}" if isinstance(stop, Interrupted) else ""
-        print(f"stopped{where}; resume with: {shlex.join(command)}", file=sys.stderr)
+        say(f"stopped{where}; resume with: {shlex.join(command)}", error=True)
         raise typer.Exit(STOPPED) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,13 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from ..runs import RunFolder, metric_name
 from ..runs.comparison import RunTask
 from .run_tables import NOTHING, show_score
+from .terminal import make_console, say
 
 REFRESH = 1.0  # seconds
 TAIL = 1 << 16  # bytes to read from the end of a metrics file
@@ -58,7 +57,7 @@ def _parsed(line: bytes) -> dict[str, float] | None:
 @contextmanager
 def show_tasks(tasks: Sequence[RunTask], *, quiet: bool) -> Iterator[None]:
     """Show a live table while the tasks run, if the output is a terminal."""
-    console = Console(stderr=True)
+    console = make_console(error=True)
     if quiet or not console.is_terminal:
         yield
         return
@@ -82,7 +81,7 @@ def print_progress(task: RunTask) -> None:
     """Print one line for a finished run, where there is no live table."""
     found = progress_of(task.run_folder)
     score = f", {found.metric} {show_score(found.metric, found.score)}" if found.metric else ""
-    print(f"{task.label}, seed {task.seed}: round {found.round} of {task.experiment.rounds}{score}", file=sys.stderr)
+    say(f"{task.label}, seed {task.seed}: round {found.round} of {task.experiment.rounds}{score}", error=True)
 
 
 def live_table(tasks: Sequence[RunTask]) -> Table:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ..runs import Experiment, run
 from .program import program
 from .progress import show_progress
 from .run_tables import result_table
+from .terminal import make_console, say
 
 # half of the data are for testing, so that clients have few samples and can gain from each other
 _SETTINGS = {
@@ -43,8 +42,8 @@ def run_demo(out: Path, seed: int) -> None:
     for label, experiment in demo_experiments(seed).items():
         with show_progress(experiment, label=label) as on_round_end:
             records += run(experiment, out / experiment.algorithm.name, resume=True, on_round_end=on_round_end)
-    print("40 clients in 4 groups with different digits; no method knows the groups.")
-    Console().print(result_table(records, "method", list(_METHODS)))
+    say("40 clients in 4 groups with different digits; no method knows the groups.")
+    make_console().print(result_table(records, "method", list(_METHODS)))
     folders = [record.folder for record in records]
     page = write_report(folders, out, title="Who writes which digits: Local, FedAvg and PPFL")
-    print(f"the report is {page}; look at the memberships here with: {program()} show {folders[-1]}")
+    say(f"the report is {page}; look at the memberships here with: {program()} show {folders[-1]}")

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from ..core.errors import SettingError
 from ..data.table_readers import read_frame, stem
 from ..runs import package_version
+from ..runs.names import folder_name
 from ..runs.storage import make_folder, write_text
+from .terminal import WIDE, make_console, printable, say
 
 if TYPE_CHECKING:  # importing scikit-learn takes a second, which other commands need not wait for
     from ..glm.table import OnStep, TableFit
 
-DEFAULT_WIDTH = 140  # of the output if it does not go to a terminal
 PAGE = "report.html"
 
 
@@ -68,29 +68,29 @@ def glm_command(
     )  # fmt: skip
     with _show_steps(quiet=quiet) as on_step:
         fitted = fit_table(frame, settings, on_step)
-    folder = Path("runs") / f"glm-{stem(file)}" if out is None else out
+    folder = Path("runs") / folder_name(f"glm-{stem(file)}", "file") if out is None else out
     page = _write(fitted, folder, file, _command_line(context))
     if not quiet:
         _print(fitted, file)
-        print(f"the report is {page}; memberships.csv, coefficients.csv and result.json are in the same folder")
+        say(f"the report is {page}; memberships.csv, coefficients.csv and result.json are in the same folder")
 
 
 def _print(fitted: TableFit, file: Path) -> None:
     from .glm_tables import candidate_table, coefficient_table, membership_table, score_table, summary_lines
 
-    console = Console(width=None if sys.stdout.isatty() else DEFAULT_WIDTH)
+    console = make_console(wide=WIDE)
     for line in summary_lines(fitted, stem(file)):
-        console.print(line, markup=False, highlight=False)
+        console.print(line)
     parts = [candidate_table(fitted)] if len(fitted.candidates) > 1 else []
     parts.append(coefficient_table(fitted))
     parts += [membership_table(fitted)] if fitted.best.k > 1 else []
     parts += [score_table(fitted)] if fitted.scores else []
     for part in parts:
         console.print()
-        console.print(part.title, style="bold", markup=False, highlight=False)
+        console.print(part.title, style="bold")
         console.print(part.table)
         if part.note:
-            console.print(part.note, markup=False, highlight=False)
+            console.print(part.note)
     console.print()
 
 
@@ -150,14 +150,18 @@ def _parse_ks(text: str) -> list[int]:
 @contextmanager
 def _show_steps(*, quiet: bool) -> Iterator[OnStep | None]:
     """A status line on a terminal, else one line per step."""
-    console = Console(stderr=True)
+    console = make_console(error=True)
     if quiet:
         yield None
     elif console.is_terminal:
         with console.status("") as status:
-            yield lambda step, number, steps: status.update(f"fitting {step} ({number} of {steps})")
+            yield lambda *step: status.update(Text(printable(_step_line(*step))))
     else:
-        yield lambda step, number, steps: print(f"fitting {step} ({number} of {steps})", file=sys.stderr)
+        yield lambda *step: say(_step_line(*step), error=True)
+
+
+def _step_line(step: str, number: int, steps: int) -> str:
+    return f"fitting {step} ({number} of {steps})"
 
 
 def _command_line(context: typer.Context) -> str:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from ..glm.table import CLEAR, CoefficientRow, TableFit
 from ..report.effects import format_same_decimals
@@ -88,8 +87,8 @@ def coefficient_table(fitted: TableFit) -> PrintedTable:
         rows = [(row, bool(target.classes)) for row in terms.average if row.outcome == outcome]
         rows += [(row, False) for row in terms.coefficients if row.outcome == outcome]
         for i, (row, is_share) in enumerate(rows):
-            first = [Text("" if i else outcome)] if several else []
-            name = Text(row.name + (" (s)" if row.is_shared else ""))
+            first = ["" if i else outcome] if several else []
+            name = row.name + (" (s)" if row.is_shared else "")
             is_last = several and i == len(rows) - 1
             table.add_row(*first, name, *_format_row(row, is_share=is_share), end_section=is_last)
     return PrintedTable(f"Coefficients{of_what}", table, note)
@@ -117,7 +116,7 @@ def score_table(fitted: TableFit) -> PrintedTable:
 def _make_table(*names: str, left: int = 0) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for i, name in enumerate(names):
-        table.add_column(Text(name), justify="left" if i < left else "right", no_wrap=True)
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
     return table
 
 

@@ -41,7 +41,7 @@ def membership_table(record: RunRecord, *, utf8: bool = True) -> Table:
         cells = _cells(found[client, models], shades)
         if truth is not None:
             cells += [Text(), *_cells(truth[client, models], shades)]
-        table.add_row(Text(record.ids[client]), *cells)  # as Text, because an id may look like markup
+        table.add_row(record.ids[client], *cells)
     if len(shown) < len(clients):
         table.caption = f"{len(shown)} of {len(clients)} clients, taken evenly from all in this order"
     return table

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ..runs import Experiment, OnRoundEnd, metric_name
 from ..server import Record, RoundEnd
 from .run_tables import show_score
+from .terminal import make_console, printable, say
 
 LINES = 10  # printed in a run without a terminal
 SECONDS = 60.0  # between two lines at most, if a round ends
@@ -21,14 +20,15 @@ SECONDS = 60.0  # between two lines at most, if a round ends
 @contextmanager
 def show_progress(experiment: Experiment, *, label: str = "", quiet: bool = False) -> Iterator[OnRoundEnd | None]:
     """A callback that shows each round of the experiment on standard error."""
-    console = Console(stderr=True)
+    console = make_console(error=True)
     if quiet:
         yield None
     elif not console.is_terminal:
         yield _Lines(experiment, label)
     else:
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[news]}"), TimeRemainingColumn())
-        with Progress(TextColumn("{task.description}"), *columns, console=console, transient=True) as progress:
+        name, news = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[news]}"))
+        columns = (name, BarColumn(), MofNCompleteColumn(), news, TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
             yield _Bars(experiment, label, progress)
 
 
@@ -75,7 +75,7 @@ class _Lines:
         self.last = now
         done = round - self.first[seed]
         left = f", {(now - self.began) / done * (self.rounds - round):.0f} s left" if done else ""
-        print(f"{_describe(self.label, seed)}: round {round} of {self.rounds}, {news}{left}", file=sys.stderr)
+        say(f"{_describe(self.label, seed)}: round {round} of {self.rounds}, {news}{left}", error=True)
 
 
 class _News:
@@ -91,4 +91,4 @@ class _News:
 
 
 def _describe(label: str, seed: int) -> str:
-    return label or f"seed {seed}"
+    return printable(label) or f"seed {seed}"

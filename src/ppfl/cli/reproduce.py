@@ -11,14 +11,15 @@ from rich.table import Table
 from ..core.errors import DataError, SettingError
 from ..paper import Study, StudyTable, study_tables
 from ..runs import RunFolder, RunRecord
-from ..runs.comparison import RunTask, folder_name, tasks_of
+from ..runs.comparison import RunTask, tasks_of
+from ..runs.names import folder_name
 from ..runs.provenance import made_with
 from ..runs.storage import write_text
 
 
 def tasks_of_study(study: Study, out: Path) -> dict[str, list[RunTask]]:
     """The tasks of every case: one per method and seed, with one folder per case."""
-    return {case.name: tasks_of(case.experiments, out / folder_name(case.name), None) for case in study.cases}
+    return {case.name: tasks_of(case.experiments, out / folder_name(case.name, "case"), None) for case in study.cases}
 
 
 def refuse_missing_data(study: Study, tasks: dict[str, list[RunTask]]) -> None:
@@ -50,7 +51,7 @@ def write_study(
 
     pictures = []
     for case, of_case in tasks.items():
-        title, place = f"{study.title}: {case}", folder_name(case)
+        title, place = f"{study.title}: {case}", folder_name(case, "case")
         write_report([task.run_folder for task in of_case], out / place, title, [task.label for task in of_case])
         if study.runs == study.name:  # otherwise the curves belong to the other study
             pictures.append(out / f"{study.name}-{place}.svg")

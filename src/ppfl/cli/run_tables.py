@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ..report.records import refused_updates
 from ..runs import RunRecord, mean_and_sd
 
 NOTHING = "–"
@@ -40,7 +41,7 @@ def result_table(
 ) -> Table:
     """One row per run: scores of the state it returned, agreement with the truth, and cost; then mean and deviation."""
     columns = _result_columns(records)
-    table = _empty_table(heading, columns, _CAPTION)
+    table = _empty_table(heading, columns, _CAPTION, records)
     rows = [[column.value(record) for column in columns.values()] for record in records]
     for label, row in zip(labels, rows, strict=True):
         table.add_row(label, *(column.show(value) for column, value in zip(columns.values(), row, strict=True)))
@@ -55,15 +56,17 @@ def result_table(
 
 def comparison_table(records: Mapping[str, Sequence[RunRecord]]) -> Table:
     """One row per method: mean and standard deviation of the scores over seeds, and the mean cost of a seed."""
-    columns = _result_columns([run for runs in records.values() for run in runs])
-    table = _empty_table("method", columns, f"± standard deviation over seeds; {_CAPTION}; s: per seed")
+    everything = [run for runs in records.values() for run in runs]
+    columns = _result_columns(everything)
+    table = _empty_table("method", columns, f"± standard deviation over seeds; {_CAPTION}; s: per seed", everything)
     for label, runs in records.items():
         table.add_row(label, *(column.over_seeds(runs) for column in columns.values()))
     return table
 
 
-def _empty_table(heading: str, columns: Collection[str], caption: str) -> Table:
+def _empty_table(heading: str, columns: Collection[str], caption: str, records: Sequence[RunRecord]) -> Table:
     caption += _TRUTH if "off" in columns else ""
+    caption += f"; {refused}" if (refused := refused_updates(records)) else ""
     table = Table(box=SIMPLE_HEAD, caption=caption, caption_justify="left", padding=(0, 1, 0, 0))
     table.add_column(heading, no_wrap=True)
     for name in columns:
@@ -84,6 +87,8 @@ def _result_columns(records: Sequence[RunRecord]) -> dict[str, RunColumn]:
     if any(record.agreement for record in records):
         columns["grouped"] = RunColumn(lambda r: r.agreement and r.agreement.share, partial(show_score, "accuracy"))
         columns["off"] = RunColumn(lambda r: r.agreement and r.agreement.distance, _show_distance)
+    if any(record.total("refused") for record in records):
+        columns["refused"] = RunColumn(lambda r: r.total("refused"), "{:.3g}".format)
     return columns | {
         "s": RunColumn(lambda r: r.total("seconds"), "{:.1f}".format),
         "MB up": RunColumn(lambda r: r.total("bytes_up") / len(r.ids) / MB, "{:.3g}".format),
@@ -114,11 +119,10 @@ def summary_line(record: RunRecord) -> str:
     state = "finished" if record.finished else f"stopped or running, round {record.rounds_done} of {rounds}"
     data = record.experiment["data"]["name"]
     line = f"{record.name}: {record.method} on {data}, {len(record.ids)} clients, seed {record.seed}, {state}"
-    agreement = record.agreement
-    if agreement is None:
-        return line
-    share = show_score("accuracy", agreement.share)
-    return f"{line}; {share} of the clients in their true group, {agreement.distance:.3f} from the truth"
+    if (agreement := record.agreement) is not None:
+        share = show_score("accuracy", agreement.share)
+        line += f"; {share} of the clients in their true group, {agreement.distance:.3f} from the truth"
+    return f"{line}; {refused}" if (refused := refused_updates([record])) else line
 
 
 def show_score(metric: str, value: Any) -> str:

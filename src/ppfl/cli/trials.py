@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -10,12 +9,13 @@ from rich.table import Table
 
 from ..runs.tuning import Trial
 from .run_tables import show_score
+from .terminal import say
 
 
 def print_trial(label: str, trial: Trial) -> None:
     """Print one line for a finished trial."""
     score = show_score(trial.metric, trial.score)
-    print(f"{label}, {changed_settings(trial)}: validation {trial.metric} {score}", file=sys.stderr)
+    say(f"{label}, {changed_settings(trial)}: validation {trial.metric} {score}", error=True)
 
 
 def trials_table(found: Mapping[str, Sequence[Trial]]) -> Table:

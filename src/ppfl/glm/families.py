@@ -167,7 +167,7 @@ class PoissonFamily(_PositiveFamily):
         return y[:, None] * log_mean - _safe_exp(log_mean) - torch.lgamma(y + 1)[:, None]
 
     def deviance(self, mean: Tensor, y: Tensor) -> Tensor:
-        return 2 * (torch.xlogy(y, y / mean) - (y - mean))
+        return 2 * (torch.xlogy(y, y / mean.clamp_min(_TINY)) - (y - mean))
 
 
 class GammaFamily(_PositiveFamily):

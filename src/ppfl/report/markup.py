@@ -4,25 +4,24 @@ The types enforce this: children must be `Markup`, and mypy rejects a plain stri
 """
 
 import html
-import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import NewType
+
+from ppfl.core.text import visible
 
 Markup = NewType("Markup", str)
 
 # Only these may be written as <name/>: a browser would read <td/> as an opening tag.
 _EMPTY = frozenset({"meta", "rect", "circle", "line", "path"})
-# XML does not allow these characters, not even escaped, and lone surrogates cannot be written as UTF-8.
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def escape(text: object) -> Markup:
-    """Any value as escaped text.
+    """Any value as escaped text; what cannot be seen, which XML forbids in part, is written out.
 
     >>> escape('<b>&"x"')
     '&lt;b&gt;&amp;&quot;x&quot;'
     """
-    return Markup(html.escape(_FORBIDDEN.sub("\ufffd", str(text))))
+    return Markup(html.escape(visible(text)))
 
 
 def join(parts: Iterable[Markup], between: str = "") -> Markup:

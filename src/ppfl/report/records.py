@@ -1,13 +1,17 @@
 """Values that the report reads from a run. Every number may be missing or not finite."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, takewhile
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from .markup import shorten
 from .metric import Metric
+
+_MOST_NAMED, _MAX_ID_LENGTH = 3, 40
 
 
 class Run(Protocol):
@@ -76,6 +80,25 @@ def total(run: Run, key: str) -> float | None:
     """The sum over rounds, or None if nothing was recorded."""
     values = curve(run, key).values()
     return sum(values) if values else None
+
+
+def refused_updates(runs: Iterable[Run]) -> str:
+    """How many updates were refused, and whose; empty if none was."""
+    refusals = [refusal for run in runs for row in run.metrics for refusal in _refusals(row)]
+    if not refusals:
+        return ""
+    reasons = dict(refusals)
+    most = Counter(id_ for id_, _ in refusals).most_common()
+    named = [f"{count} of client {shorten(repr(id_), _MAX_ID_LENGTH)}" for id_, count in most[:_MOST_NAMED]]
+    named += [f"{sum(count for _, count in most[_MOST_NAMED:])} of others"] if len(most) > _MOST_NAMED else []
+    return f"updates refused: {', '.join(named)} ({reasons[most[0][0]]}); look at the data there"
+
+
+def _refusals(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Clients and reasons; a file may hold anything."""
+    found = row.get("refusals")
+    pairs = found if isinstance(found, list | tuple) else []
+    return [(str(pair[0]), str(pair[1])) for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
 
 
 def upload(run: Run) -> float | None:

@@ -75,11 +75,14 @@ def _columns(methods: Sequence[MethodRuns], metric: Metric) -> list[ResultColumn
     scale, unit = byte_unit([value for values in uploads for value in values])
     scaled = [[value / scale for value in values] for values in uploads]
     seconds = over_methods(partial(records.total, key="seconds"))
+    refused = over_methods(lambda run: records.total(run, "refused") or 0.0)
+    refused = refused if any(map(any, refused)) else []
     return [
         scores(metric.name, pooled, ""),
         scores("mean of clients", "every client counts the same", "_mean"),
         scores("worst tenth", "mean over the tenth of the clients with the worst scores", "_worst_tenth"),
         _truth_column(methods),
+        ResultColumn("refused", "updates that were left out", refused, "{:.3g}".format),
         ResultColumn(f"{unit} up", "sent by a client in a round, on average", scaled, "{:.3g}".format),
         ResultColumn("seconds", "time to train, all rounds together", seconds, _duration),
     ]

@@ -15,7 +15,7 @@ def summary(methods: Sequence[MethodRuns], metric: Metric, shown: SortedMembersh
     if shown is not None:
         run = next(method.first for method in methods if method.label == shown.label)
         sentences += [_kinds(shown), _truth(truth_agreement(run), shown)]
-    sentences.append(_unfinished(methods))
+    sentences += [_refused(methods), _unfinished(methods)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -117,6 +117,11 @@ def _truth(found: TruthAgreement | None, shown: SortedMemberships) -> str:
         right = round(found.value * len(shown.ids))
         return f"The true group is known here: {right} of {plural(len(shown.ids), 'client')} are in theirs."
     return f"The true mixtures are known here: the memberships overlap with them by {found.value:.0%}."
+
+
+def _refused(methods: Sequence[MethodRuns]) -> str:
+    found = records.refused_updates(run for method in methods for run in method.runs)
+    return f"{found[0].upper()}{found[1:]}." if found else ""
 
 
 def _unfinished(methods: Sequence[MethodRuns]) -> str:

@@ -21,6 +21,7 @@ from ..data import DataSettings, Federation
 from .experiment import Experiment
 from .explain import explain
 from .load import load_settings
+from .names import checked_name, folder_name, same_folder_key
 from .record import RunRecord, load_run
 from .run import run
 
@@ -50,7 +51,7 @@ def load_comparison(path: str | Path, overrides: Iterable[str] = ()) -> dict[str
 def experiments_of(settings: dict[str, Any], where: str) -> dict[str, Experiment]:
     """The experiments that a comparison's settings describe; errors name `where` the settings were found."""
     common = {key: value for key, value in settings.items() if key != "methods"}
-    methods = settings.get("methods", {settings["name"]: {}})
+    methods = settings["methods"] if "methods" in settings else {checked_name(settings.get("name"), where): {}}
     if not isinstance(methods, dict) or not methods or not all(isinstance(own, dict) for own in methods.values()):
         raise SettingError(f"{where}: methods is {methods!r}; write one table [methods.<name>] for each")
     return {label: _experiment(where, label, merged(common, own)) for label, own in methods.items()}
@@ -86,32 +87,33 @@ def merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def tasks_of(experiments: dict[str, Experiment], out: Path, base: Path | None) -> list[RunTask]:
-    """Seed by seed, so that a first table is complete early."""
+    """Seed by seed, so that a first table is complete early; refuses labels whose runs would share a folder."""
     seeds = dict.fromkeys(seed for experiment in experiments.values() for seed in experiment.seeds)
-    return [
+    tasks = [
         RunTask(label, experiment.for_seed(seed), base, out / folder_name(label))
         for seed in seeds
         for label, experiment in experiments.items()
         if seed in experiment.seeds
     ]
+    refuse_twice(tasks)
+    return tasks
 
 
 def refuse_twice(tasks: list[RunTask]) -> None:
-    """Refuse methods whose runs would go to the same folder."""
-    seen: set[Path] = set()
+    """Refuse methods whose runs would go to the same folder, on file systems that ignore case too."""
+    labels: dict[str, str] = {}
+    seen: set[tuple[str, int]] = set()
     for task in tasks:
-        if task.run_folder in seen:
+        key = same_folder_key(str(task.folder))
+        first = labels.setdefault(key, task.label)
+        if first != task.label:
+            raise SettingError(
+                f"methods {first!r} and {task.label!r} would share the folder {task.folder.name}; "
+                f"rename one, so that more than signs and capitals differ"
+            )
+        if (key, task.seed) in seen:
             raise SettingError(f"two methods are called {task.label!r}; give each a name of its own")
-        seen.add(task.run_folder)
-
-
-def folder_name(label: str) -> str:
-    """A label as a folder.
-
-    >>> folder_name("PPFL, mixed weights")
-    'PPFL-mixed-weights'
-    """
-    return "-".join("".join(letter if letter.isalnum() or letter in "._+" else " " for letter in label).split())
+        seen.add((key, task.seed))
 
 
 def run_tasks(

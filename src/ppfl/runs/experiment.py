@@ -16,6 +16,7 @@ from ..data import DataSettings, Federation
 from ..server import OutputRule, Watch
 from ..sites import ENGINES, Engine, Stacked, engine_by_name
 from .affinity_settings import AffinitySettings, AutoAffinity
+from .names import FolderName
 from .network_settings import ModelSettings, choose_loss
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -60,8 +61,7 @@ class WatchSettings(Settings):
 class Experiment(Settings):
     """All settings of a run. `load_experiment` reads one from a TOML file."""
 
-    # names a folder
-    name: Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]
+    name: FolderName
     rounds: PositiveInt
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
     engine: Annotated[str, AfterValidator(_OneOf(dict(ENGINES)))] = "stacked"

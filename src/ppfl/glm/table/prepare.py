@@ -16,6 +16,8 @@ from ..regression import PopulationClassifier, PopulationRegressor
 from .encoding import Encoding, choose_features
 from .target import Target
 
+SMALLEST, LARGEST = 1e-100, 1e100  # of a column's largest value
+
 
 @dataclass(frozen=True)
 class TableSettings:
@@ -91,12 +93,22 @@ def prepare_table(frame: Any, settings: TableSettings) -> PreparedTable:
     numbers = kept.select_dtypes("number")
     if infinite := [name for name in numbers if not bool(np.isfinite(np.array(numbers[name], dtype=float)).all())]:
         raise DataError(f"column {quoted(infinite)} has infinite values; correct them, or drop the rows")
+    _check_sizes(numbers)
     clients = as_ids(kept[settings.client].to_numpy())
     if (most := max(settings.ks)) > (count := len(np.unique(clients))):
         raise SettingError(f"k is {most} but there are {count} clients; set k to at most this number")
     target = Target.of(settings.target, kept[settings.target], settings.family)
     is_test = _hold_out(clients, target, settings)
     return PreparedTable(kept, clients, target, features.names, features.left_out, len(used) - len(kept), is_test)
+
+
+def _check_sizes(numbers: Any) -> None:
+    """Squares of numbers, and sums of these over all rows, must neither overflow nor vanish."""
+    for name in numbers:
+        largest = float(np.abs(np.array(numbers[name], dtype=float)).max())
+        if largest and not SMALLEST <= largest <= LARGEST:
+            expected = f"{SMALLEST:.0e} to {LARGEST:.0e}"
+            raise DataError(f"column {name!r} has values up to {largest:.3g}; expected {expected}: change its unit")
 
 
 def _hold_out(clients: Array, target: Target, settings: TableSettings) -> Array:

@@ -92,4 +92,6 @@ def _to_numbers(name: str, values: Any, family: str) -> Array:
         )
     numbers = np.array(values, dtype=np.float64)
     regression_family(family, None).check(torch.from_numpy(numbers))
+    if family == "poisson" and not numbers.any():
+        raise DataError(f"target {name!r} is 0 in every row; a Poisson model needs some positive counts")
     return numbers
