@@ -204,6 +204,8 @@ def _is_finite(file: Path) -> bool:
         return all(np.isfinite(array).all() for array in load_file(file).values() if array.dtype.kind == "f")
     if file.suffix == ".csv":
         return bool(np.isfinite(pd.read_csv(file).select_dtypes("number").to_numpy(dtype=float)).all())
+    if file.suffix == ".log":  # memberships, which are checked when they are read
+        return True
     text = file.read_text(encoding="utf-8")
     try:
         if file.suffix in (".json", ".jsonl"):

@@ -141,3 +141,14 @@ def test_a_broken_batch_is_refused(tmp_path, case):
     with pytest.raises(DataError, match="extract it again") as caught:
         read_cifar10_batch(write(tmp_path / "b", BROKEN[case]))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("attack", [b"r\xff\xff\xff\x7f", b"p99999999999\n", b")" + b"2\x86" * 60 + b"0"])
+def test_a_pickle_that_costs_more_than_it_is_long_is_refused(tmp_path, attack):
+    content = pickle.dumps(batch(), protocol=2)
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(content)
+    assert len(read_cifar10_batch(path)[1]) == 20
+    path.write_bytes(content[:-1] + attack + b".")
+    with pytest.raises(DataError, match="damaged"):
+        read_cifar10_batch(path)

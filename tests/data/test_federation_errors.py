@@ -6,6 +6,7 @@ import torch
 
 from ppfl.core.errors import DataError
 from ppfl.data import Federation, Samples, Truth
+from ppfl.data.limits import limited
 
 X, Y, C = np.zeros((6, 2), np.float32), [0, 1, 0, 1, 0, 1], ["a", "a", "a", "b", "b", "b"]
 OFFSETS = torch.tensor([0, 3, 6])
@@ -106,3 +107,29 @@ def test_a_client_of_one_class_is_fine():
 
 def test_one_class_is_fine_if_the_classes_are_given():
     assert arrays(y=[1] * 6, classes=("n", "y")).n_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "clients", "pattern"),
+    [
+        (torch.ones(4, 2, dtype=torch.complex64), [0, 1] * 2, [0, 1] * 2, "complex64"),
+        (torch.ones(4, 2).to_sparse(), [0, 1] * 2, [0, 1] * 2, "sparse"),
+        ([[1.0], [1.0, 2.0], [], []], [0, 1] * 2, [0, 1] * 2, "x is not an array"),
+        ([[10**400]] * 4, [0, 1] * 2, [0, 1] * 2, "x is not numeric"),
+        (torch.ones(4, 2), [0, 1] * 2, ["a", "a\0"] * 2, "NUL"),
+        (torch.ones(4, 2), [0, 1] * 2, ["a", "\ud800"] * 2, "surrogate"),
+        (torch.ones(4, 2), [0, 1] * 2, ["a", "b" * 10_000] * 2, "10000 characters"),
+        (torch.ones(4, 2), [0, 1e300] * 2, [0, 1] * 2, "NaN or infinity"),
+        (torch.ones(4, 2), [0, 2**62] * 2, [0, 1] * 2, "classes.*regression"),
+    ],
+)
+def test_what_cannot_be_a_sample_or_an_id_is_refused(x, y, clients, pattern):
+    with pytest.raises(DataError, match=pattern):
+        Federation.from_arrays(x, y, clients, test_fraction=0)
+
+
+def test_counting_many_labels_of_many_clients_is_refused():
+    f = Federation.from_arrays(torch.ones(40, 1), torch.arange(40), torch.arange(40), test_fraction=0)
+    assert f.label_counts().sum() == 40
+    with limited(bytes=1000), pytest.raises(DataError, match="40 clients in 40 classes"):
+        f.label_counts()

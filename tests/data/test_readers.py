@@ -4,6 +4,7 @@ import gzip
 import io
 import pickle
 import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from ppfl.core.errors import DataError
 from ppfl.data import build, read_cifar10, read_idx, read_mnist, read_npz
 from ppfl.data.cifar import read_cifar10_batch
+from ppfl.data.limits import limited
 from support import idx_bytes, write_mnist
 
 RNG = np.random.default_rng(0)
@@ -161,3 +163,121 @@ def test_real_femnist_writers_are_clients(real_data):
     f = read_npz(path).federation(name="femnist")
     assert (f.n_clients, f.n_classes) == (300, 62)
     assert len(f.train) + len(f.test) == 46_187
+
+
+def save_arrays(path, **changes):
+    arrays = {"x": np.ones((12, 2), np.float32), "y": np.arange(12) % 2, "client": np.arange(12) % 3}
+    np.savez_compressed(path, **(arrays | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    "x", [np.ones((12, 2), ">f4"), np.ones((12, 2), ">i2"), np.ones((12, 2), np.longdouble), np.ones((12, 2), ">f8")]
+)
+def test_every_byte_order_and_width_of_real_numbers_is_read(tmp_path, x):
+    f = read_npz(save_arrays(tmp_path / "a.npz", x=x, y=(np.arange(12) % 2).astype(">i4"))).federation(test_fraction=0)
+    assert torch.equal(f.train.x, torch.ones(12, 2))
+
+
+def test_client_ids_may_be_bytes_of_utf8_in_any_byte_order(tmp_path):
+    names = np.array(["ä", "b", "c"] * 4)
+    for client in (np.char.encode(names, "utf-8"), names.astype(">U1")):
+        f = read_npz(save_arrays(tmp_path / "a.npz", client=client)).federation(test_fraction=0)
+        assert f.ids == ("ä", "b", "c")
+
+
+SPOILED = {
+    "complex": ({"x": np.ones((12, 2), complex)}, "x is complex128"),
+    "complex targets": ({"y": np.ones(12, complex)}, "y is complex128"),
+    "bytes that are no text": ({"client": np.array([b"\xff"] * 12)}, "not UTF-8"),
+    "lone surrogate": ({"client": np.array(["\ud800"] * 12)}, "surrogate"),
+    "no features": ({"x": np.ones((12, 0))}, "no features"),
+    "many axes": ({"x": np.ones((12, *[1] * 30))}, "x has shape"),
+    "huge ids": ({"client": np.array([1e300, 1e301] * 6)}, "1e.300, too large"),
+    "one target per sample": ({"y": np.ones((12, 2))}, "y of shape"),
+    "fewer targets": ({"y": np.ones(11)}, "y of shape"),
+    "a class per integer": ({"y": np.array([0, 1_800_000_000] * 6)}, '1,800,000,001 classes.*task = "regression"'),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_arrays_that_cannot_be_samples_are_refused(tmp_path, case):
+    changes, pattern = SPOILED[case]
+    with pytest.raises(DataError, match=pattern):
+        read_npz(save_arrays(tmp_path / "a.npz", **changes)).federation()
+
+
+def test_an_archive_that_expands_beyond_the_limit_is_refused(tmp_path):
+    path = save_arrays(tmp_path / "a.npz", x=np.zeros((12, 100_000), np.float32))
+    assert path.stat().st_size < 100_000
+    assert read_npz(path).x.numel() == 1_200_000
+    with limited(bytes=1_000_000), pytest.raises(DataError, match="a.npz has at least .* set PPFL_LIMITS=bytes="):
+        read_npz(path)
+
+
+def with_header(shape, data=b""):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    return header.getvalue() + data
+
+
+def archive(path, content, packing=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "w", packing) as file:
+        for name in ("x", "y", "client"):
+            file.writestr(f"{name}.npy", content)
+    return path
+
+
+def test_a_header_that_lies_about_the_size_is_refused_before_memory_is_taken(tmp_path):
+    for shape, pattern in (((2**40, 2), "17,592,186,044,416"), ((2**20, 2), "expected 16777216"), ((2, 2), "expected")):
+        with pytest.raises(DataError, match=pattern):
+            read_npz(archive(tmp_path / "a.npz", with_header(shape, bytes(8))))
+
+
+def test_a_directory_that_lies_about_the_size_is_refused(tmp_path):
+    path = archive(tmp_path / "a.npz", with_header((1000, 10), bytes(80_000)))
+    content = bytearray(path.read_bytes())
+    size = struct.pack("<I", len(with_header((1000, 10), bytes(80_000))))
+    assert content.count(size) >= 3
+    path.write_bytes(bytes(content).replace(size, struct.pack("<I", 200)))
+    with pytest.raises(DataError, match="not a readable npz file"):
+        read_npz(path)
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_only_the_compression_that_numpy_writes_is_read(tmp_path, packing):
+    with pytest.raises(DataError, match="expected deflate"):
+        read_npz(archive(tmp_path / "a.npz", with_header((1, 1), bytes(8)), packing))
+
+
+def test_an_encrypted_archive_is_refused(tmp_path):
+    path = save_arrays(tmp_path / "a.npz")
+    content = bytearray(path.read_bytes())
+    at = content.index(b"PK\x01\x02")
+    while at >= 0:
+        content[at + 8] |= 1  # the mark of encryption in the directory
+        at = content.find(b"PK\x01\x02", at + 1)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="is encrypted"):
+        read_npz(path)
+
+
+def test_an_idx_file_with_many_axes_is_refused(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(struct.pack(">BBBB100I", 0, 0, 8, 100, *[1] * 100) + b"\0")
+    with pytest.raises(DataError, match="100 axes"):
+        read_idx(path)
+
+
+def test_an_idx_file_that_expands_beyond_the_limit_is_refused(tmp_path):
+    path = tmp_path / "file.gz"
+    path.write_bytes(gzip.compress(struct.pack(">BBBBI", 0, 0, 8, 1, 10**6) + bytes(10**6)))
+    assert read_idx(path).shape == (10**6,)
+    with limited(bytes=10**5), pytest.raises(DataError, match="PPFL_LIMITS=bytes="):
+        read_idx(path)
+
+
+def test_a_name_that_no_file_can_have_is_refused():
+    for name in ("x" * 5000, "a\0b", "\ud800"):
+        with pytest.raises(DataError, match="no file"):
+            read_npz(name)

@@ -172,3 +172,10 @@ def test_wrong_settings_are_refused(case):
     build, pattern = ERRORS[case]
     with pytest.raises(DataError, match=pattern):
         build()
+
+
+@pytest.mark.parametrize("draw", [synthetic_classification, synthetic_groups, synthetic_linear, logistic_population])
+@pytest.mark.parametrize("change", [{"n_clients": 10**12}, {"dim": 10**12}, {"test_points": 10**12}])
+def test_more_than_memory_holds_is_refused(draw, change):
+    with pytest.raises(DataError, match="more than the limit"):
+        draw(**change)

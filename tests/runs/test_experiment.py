@@ -10,7 +10,9 @@ from pydantic import ValidationError
 from ppfl.algorithms import METHODS, PPFL, FedAvg, FineTune
 from ppfl.core import SettingError
 from ppfl.core.affinity import Dense, Factored, Sparse, Uniform
+from ppfl.core.errors import AffinityError, ModelError
 from ppfl.data import synthetic_groups
+from ppfl.data.limits import limited
 from ppfl.runs import Experiment, load_experiment
 from ppfl.runs.affinity_settings import (
     AutoAffinity,
@@ -20,6 +22,7 @@ from ppfl.runs.affinity_settings import (
     NoAffinity,
     UniformAffinity,
 )
+from ppfl.runs.explain import explain
 from ppfl.server import Watch
 from ppfl.sites import Loop, Stacked
 
@@ -256,3 +259,101 @@ def test_the_usual_affinity_is_by_labels_where_there_are_labels_and_a_penalty():
     assert AutoAffinity().build(numbers, PPFL(penalty=1e-5)) is None
     assert AutoAffinity().build(labels, PPFL(penalty=0)) is None
     assert AutoAffinity().build(labels, FedAvg()) is None
+
+
+DEEP = {
+    "lists": "x = " + "[" * 20_000,
+    "tables": "x = " + "{a=" * 20_000,
+    "a key": "a" + ".a" * 20_000 + " = 1",
+    "a header": "[a" + ".a" * 20_000 + "]",
+    "closed lists": "x = " + "[" * 40 + "]" * 40,
+}
+
+
+@pytest.mark.parametrize("case", DEEP)
+def test_settings_nested_too_deep_are_refused(file, case):
+    file.write_text(DEEP[case])
+    with pytest.raises(SettingError, match="nested deeper than"):
+        load_experiment(file)
+
+
+@pytest.mark.parametrize("override", ["x=" + "[" * 20_000, "x=" + "{a=" * 20_000, "a" + ".a" * 20_000 + "=1"])
+def test_overrides_nested_too_deep_are_refused(file, override):
+    with pytest.raises(SettingError, match="nested deeper than"):
+        load_experiment(file, [override])
+
+
+def test_integers_of_thousands_of_digits_are_refused(file):
+    with pytest.raises(SettingError, match="digits"):
+        load_experiment(file, ["rounds=" + "9" * 5000])
+    file.write_text(TEXT.replace("rounds = 3", "rounds = " + "9" * 5000))
+    with pytest.raises(SettingError, match="digits"):
+        load_experiment(file)
+    with pytest.raises(SettingError, match="rounds is 9{100,200}[.]{3}; it should be less"):
+        load_experiment(write(file, TEXT), ["rounds=" + "9" * 4000])
+
+
+def write(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "algorithm.lr=1e300",
+        "algorithm.lr=1e-300",
+        "algorithm.penalty=1e300",
+        "algorithm.membership_lr=inf",
+        "algorithm.local_steps=1000000000000",
+        "algorithm.batch_size=1000000000000",
+        "rounds=1000000000000",
+        "seeds=[9223372036854775808]",
+        "chunk=1000000000000",
+        "population.k=1000000000000",
+        "model.hidden=[1000000000000]",
+        "data.partition.clients=1000000000000",
+        "data.seed=18446744073709551616",
+    ],
+)
+def test_numbers_that_would_overflow_are_refused(file, override):
+    key = override.partition("=")[0]
+    with pytest.raises(SettingError, match=f"{key}.* is .*should be"):
+        load_experiment(file, [override])
+
+
+@pytest.mark.parametrize("override", ["model.hidden=[1000000000]", "model.hidden=[1000000, 1000000]"])
+def test_a_network_that_does_not_fit_into_memory_is_refused(file, override):
+    experiment = load_experiment(file, [override])
+    with pytest.raises(ModelError, match="this network has .* parameters"):
+        experiment.build_population(synthetic_groups(), 0)
+
+
+def test_an_affinity_that_does_not_fit_into_memory_is_refused():
+    federation = synthetic_groups()
+    with limited(bytes=500), pytest.raises(AffinityError, match="12 clients take 576 bytes"):
+        FeatureAffinity().build(federation, PPFL())
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [{"name": "digits"}],
+        {"data": [{"name": "digits"}]},
+        {"data": {"name": ["digits"]}, "algorithm": {"name": {}}},
+        {1: 2, None: 3, "data": {1: {}}},
+        {"algorithm": [[[]]], "seeds": {"a": object()}},
+        {"name": "a", "rounds": 10**5000},
+        None,
+    ],
+)
+def test_any_wrong_table_is_explained(table):
+    with pytest.raises(ValidationError) as error:
+        Experiment.model_validate(table)
+    assert explain(error.value, table)
+
+
+def test_a_file_too_large_to_be_an_experiment_is_refused(file):
+    file.write_text("#" * 2_000_000)
+    with pytest.raises(SettingError, match="2,000,000 bytes"):
+        load_experiment(file)

@@ -36,10 +36,11 @@ from torch.nn.functional import one_hot
 from ..core.backends import Backend
 from ..core.models import Mixture, Models
 from ..core.params import Params
+from ..core.settings import NonNegative
 from .contract import EVERYONE, MethodDefaults, Plan, Problem, Rows, Sum, Total, Upload, Work, message, participants
 from .ifca import move_clusters, train_in_clusters
 from .local.batches import LocalData
-from .local.sgd import LEARNING_RATES, LocalTraining, NonNegative
+from .local.sgd import LEARNING_RATES, LocalTraining
 
 
 class CFLServer(NamedTuple):

@@ -15,11 +15,12 @@ from ..core.backends import Backend
 from ..core.models import Models
 from ..core.params import Params, expand
 from ..core.population import Population
+from ..core.settings import NonNegative
 from .contract import Work
 from .fedavg import FedAvg
 from .local.batches import LocalData
 from .local.own_model import OwnModel, as_state, models_of, no_model_yet, to_train
-from .local.sgd import LEARNING_RATES, NonNegative, descend, proximal
+from .local.sgd import LEARNING_RATES, descend, proximal
 
 
 class Ditto(FedAvg):

@@ -26,12 +26,13 @@ from ..core.errors import SettingError
 from ..core.models import Mixture, Models
 from ..core.params import Params, map_params, subtract_
 from ..core.population import Population
+from ..core.settings import NonNegative
 from ..core.simplex import entropy, uniform
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import NetworkServer, mean
 from .local.batches import LocalData
 from .local.model_losses import losses_of_models
-from .local.sgd import LocalTraining, NonNegative, descend
+from .local.sgd import LocalTraining, descend
 
 
 class MembershipClient(NamedTuple):

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 from ..core.backends import Backend
 from ..core.params import Params, expand, subtract_
+from ..core.settings import NonNegative
 from .contract import Sum, Upload, Work
 from .fedavg import FedAvg
 from .local.batches import LocalData
-from .local.sgd import LEARNING_RATES, NonNegative, descend, proximal
+from .local.sgd import LEARNING_RATES, descend, proximal
 
 
 class FedProx(FedAvg):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, model_validator
 from torch import Tensor
 
 from ..core.backends import Backend
@@ -21,13 +21,18 @@ from ..core.errors import SettingError
 from ..core.models import Mixture, Models, Networks
 from ..core.params import Params, map_params
 from ..core.population import Population
-from ..core.settings import Settings
+from ..core.settings import Positive, Repeats, RepeatsOrZero, Settings
 from ..core.trees import Tree
 from .contract import EVERYONE, Method, Plan, Problem, Rows, Total, Upload, Work, message
 from .fedavg import FedAvg
 from .local.batches import LocalData
 from .local.own_model import OwnModel, as_state, models_of, no_model_yet
-from .local.sgd import LEARNING_RATES, LocalTraining, Positive, TrainingLoss, train_networks
+from .local.sgd import (
+    LEARNING_RATES,
+    LocalTraining,
+    TrainingLoss,
+    train_networks,
+)
 from .registry import MethodByName
 
 
@@ -57,8 +62,8 @@ class FineTune(Settings):
 
     method: Annotated[Method, MethodByName(besides="finetune")] = FedAvg()
     lr: Positive | Literal["auto"] = "auto"  # "auto": the inner method's in its first round
-    steps: Annotated[int, Field(ge=0)] | None = None
-    epochs: Annotated[int, Field(ge=1)] | None = None
+    steps: RepeatsOrZero | None = None
+    epochs: Repeats | None = None
 
     @model_validator(mode="after")
     def _one_measure_of_local_work(self) -> FineTune:

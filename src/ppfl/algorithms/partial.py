@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import nn
 
 from ..core.backends import Backend, Batch
@@ -31,6 +31,7 @@ from ..core.models import Models, Networks, OneNetwork
 from ..core.network_parts import trains
 from ..core.params import Params, expand, map_params, subtract_
 from ..core.population import Population
+from ..core.settings import Repeats
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import NetworkServer, mean, one_model_only
 from .local.batches import LocalData
@@ -125,8 +126,8 @@ class FedAlt(FedSim):
     name: ClassVar[str] = "fedalt"
     title: ClassVar[str] = "FedAlt"
 
-    personal_epochs: Annotated[int, Field(ge=1)] | None = None  # neither: as much as on the shared part
-    personal_steps: Annotated[int, Field(ge=1)] | None = None
+    personal_epochs: Repeats | None = None  # neither: as much as on the shared part
+    personal_steps: Repeats | None = None
 
     @model_validator(mode="after")
     def _one_measure_of_personal_work(self) -> FedAlt:
@@ -148,7 +149,7 @@ class FedRep(FedSim):
     name: ClassVar[str] = "fedrep"
     title: ClassVar[str] = "FedRep"
 
-    head_epochs: Annotated[int, Field(ge=1)] = 10
+    head_epochs: Repeats = 10
 
     def train(self, backend: Backend, networks: Params, personal: Names, data: LocalData, lr: float) -> TrainingLoss:
         first = PersonalTraining.like(self, epochs=self.head_epochs, steps=None)

@@ -22,12 +22,18 @@ from ..core.backends import Backend
 from ..core.models import Models
 from ..core.params import Params, first_clients, map_params, subtract_
 from ..core.population import Population
+from ..core.settings import Positive, Repeats
 from .contract import Plan, Problem, Rows, Sum, Total, Upload, Work, message
 from .fedavg import FedAvg, NetworkServer
 from .local.batches import LocalData
 from .local.own_model import OwnModel, as_state, models_of, no_model_yet, to_train
 from .local.schedules import factor
-from .local.sgd import LEARNING_RATES, Positive, TrainingLoss, descend, proximal
+from .local.sgd import (
+    LEARNING_RATES,
+    TrainingLoss,
+    descend,
+    proximal,
+)
 
 
 @message
@@ -51,7 +57,7 @@ class PFedMe(FedAvg):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # fresh for every batch
     mu: Positive = 15.0  # the paper's lambda
     outer_lr: Positive = 0.005  # the paper's eta, of w_i
-    inner_steps: Annotated[int, Field(ge=1)] = 5  # the paper's K
+    inner_steps: Repeats = 5  # the paper's K
     beta: Positive = 1.0
 
     @model_validator(mode="after")

@@ -38,6 +38,7 @@ from ..core.models import Mixture, Models
 from ..core.objective import client_membership_gradient
 from ..core.params import Params, per_client
 from ..core.population import Population
+from ..core.settings import Count, NonNegative, Positive, RepeatsOrZero
 from ..core.simplex import inside, mirror_step, uniform
 from .contract import EVERYONE, MethodDefaults, Plan, Problem, Rows, Sum, Total, Upload, Work, message, participants
 from .fedavg import mean
@@ -47,8 +48,6 @@ from .local.schedules import factor
 from .local.sgd import (
     LEARNING_RATES,
     LocalTraining,
-    NonNegative,
-    Positive,
     TrainingLoss,
     part_of_start_left,
     train_mixed_weights,
@@ -94,13 +93,13 @@ class PPFL(MethodDefaults, LocalTraining):
     block_probability: Annotated[float, Field(gt=0, lt=1)] = 0.5  # rho_1, of the theta block in random order
     membership_lr: Positive = 0.5
     # None: 20 where outputs can be kept, so that they cost next to nothing, else 1. 0 freezes the memberships.
-    membership_steps: Annotated[int, Field(ge=0)] | None = None
-    membership_batch: Annotated[int, Field(ge=1)] | None = None  # None: the full gradient, sigma_2 = 0
+    membership_steps: RepeatsOrZero | None = None
+    membership_batch: Count | None = None  # None: the full gradient, sigma_2 = 0
     membership_scale: Literal["own", "weighted"] = "own"  # step eta / p_i, or eta as Eq. (16) is written
     membership_schedule: bool = False  # whether the membership step follows the schedule of lr
     penalty: NonNegative = 0.0  # lambda; it weighs a sum over all pairs, so it is strong where all are alike
     averaging: Literal["members", "everyone"] = "members"
-    warmup: Annotated[int, Field(ge=0)] = 5  # rounds (a tenth at most) in which lr rises and memberships wait
+    warmup: RepeatsOrZero = 5  # rounds (a tenth at most) in which lr rises and memberships wait
     start: Literal["gradients", "uniform"] = "gradients"  # "uniform" is the paper's: c_i = 1/K, theta_k all drawn
     share_memberships: bool = True  # False: they stay with the clients; only without a penalty between neighbours
     collapse: bool = True  # short cut 1 for mixed weights; False runs all K models, for checking

@@ -20,10 +20,11 @@ from ..core.backends import Backend, Batch
 from ..core.models import Models, OneNetwork
 from ..core.params import Params, expand, map_params, per_client, subtract_
 from ..core.population import Population
+from ..core.settings import Positive
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import mean, one_model_only
 from .local.batches import LocalData
-from .local.sgd import LocalTraining, Positive, descend
+from .local.sgd import LocalTraining, descend
 
 
 class ScaffoldServer(NamedTuple):

@@ -26,7 +26,7 @@ PAGE = "report.html"
 
 def glm_command(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="A table in csv (.gz too) or parquet.")],
+    file: Annotated[Path, typer.Argument(help="A table in csv (.gz, .bz2, .xz, .zst and .zip too) or parquet.")],
     client: Annotated[str, typer.Option(metavar="COLUMN", help="The client of every row.")],
     target: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.")],
     family: Annotated[
@@ -53,7 +53,7 @@ def glm_command(
     affinity: Annotated[str, typer.Option(help="Which clients are similar: uniform, features or labels.")] = "uniform",
     ridge: Annotated[float, typer.Option(help="L2 penalty on the coefficients of standardised columns.")] = 1.0,
     test_fraction: Annotated[float, typer.Option(help="Share of each client's rows to hold out.")] = 0.2,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     n_init: Annotated[int, typer.Option(help="Number of random starts; the best is used.")] = 8,
     out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="runs/glm-<FILE>")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,

@@ -1,6 +1,27 @@
-"""What all settings have in common."""
+"""What all settings have in common, and the ranges of their numbers.
 
-from pydantic import BaseModel, ConfigDict
+The ranges are far wider than what makes sense. Within them no size overflows an integer of 64 bits, and products of a
+few numbers stay finite in single precision.
+"""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def _not_tiny(value: float) -> float:
+    if value < 1e-12:
+        raise ValueError("it should be at least 1e-12")
+    return value
+
+
+Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False), AfterValidator(_not_tiny)]
+NonNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Count = Annotated[int, Field(gt=0, le=10**9)]
+CountOrZero = Annotated[int, Field(ge=0, le=10**9)]
+Repeats = Annotated[int, Field(gt=0, le=10**7)]  # of rounds, epochs or steps
+RepeatsOrZero = Annotated[int, Field(ge=0, le=10**7)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Settings(BaseModel):

@@ -1,6 +1,8 @@
 """Convert lists and numpy, pandas and torch arrays to the tensors and client ids of a federation."""
 
+import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -8,9 +10,13 @@ import torch
 from torch import Tensor
 
 from ppfl.core.errors import DataError
+from ppfl.data.limits import check_limit
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 LearningTask = Literal["auto", "classification", "regression"]
+_MOST_AXES = 8
+_LONGEST_NAME = 1000  # characters of a client id or a class
+_LAST_INTEGER = 2.0**63  # integers below it fit into int64
 
 
 class RowGroups(NamedTuple):
@@ -41,9 +47,16 @@ def as_features(x: Any, tokens: bool = False) -> Tensor:
     >>> as_features([[1, 2], [3, 4]]).dtype
     torch.float32
     """
-    values = x if isinstance(x, Tensor) else _as_tensor(np.asarray(x))
-    if values.ndim < 2:
-        raise DataError(f"x has shape {tuple(values.shape)}; expected (n, features): use x.reshape(-1, 1)")
+    values = x if isinstance(x, Tensor) else _as_tensor(_as_array(x, "x"))
+    shape = tuple(values.shape)
+    if not 2 <= len(shape) <= _MOST_AXES:
+        raise DataError(f"x has shape {shape}; expected (n, features): use x.reshape(-1, 1)")
+    if values.is_complex() or values.layout is not torch.strided:
+        raise DataError(f"x is {values.dtype} ({values.layout}); expected plain real numbers: convert it first")
+    width = math.prod(shape[1:])
+    if not width:
+        raise DataError(f"x has shape {shape}, so samples have no features; expected at least one: check the columns")
+    check_limit("features", width, f"x has {width:,} features")
     if tokens and values.is_floating_point():
         raise DataError(f"x is {values.dtype} but tokens are integers; pass integers, or tokens=False")
     return values.long() if tokens else values.float()
@@ -62,23 +75,23 @@ def as_targets(
     >>> as_targets([1, 0], task="regression")[0]
     tensor([1., 0.])
     """
-    array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    array = _as_array(y, "y")
+    if array.dtype.kind == "O" and array.ndim == 1:
+        _refuse_missing(array, "y")
+        array = _numbers_or_objects(array)
     if array.ndim != 1:
         raise DataError(f"y has shape {array.shape}; expected (n,), one target per sample: flatten it first")
-    if array.dtype.kind == "O":
-        _refuse_missing(array, "y")
-        array = np.asarray(array.tolist())  # converts numbers that are stored as objects
     names = tuple(classes) if classes is not None else None
     if array.dtype.kind not in "biuf":
-        if task == "regression":
+        if task == "regression" and len(array):
             raise DataError(f"y contains text ({str(array[0])!r}) but regression needs numbers; convert it")
-        return _codes(array.astype(str), names)
+        return _codes(_as_text(array, "y"), names)
     if task == "regression" or (task == "auto" and array.dtype.kind == "f"):
-        return torch.from_numpy(array.astype(np.float32)), None
+        return torch.from_numpy(_as_float32(array)), None
     if array.dtype.kind == "f" and not bool(np.all(array == np.floor(array))):
         bad = array[array != np.floor(array)][0]
         raise DataError(f"y contains {bad}, which is not a class label; use integers or strings, or regression")
-    return torch.from_numpy(array.astype(np.int64)), names
+    return torch.from_numpy(_as_int64(array, "y")), names
 
 
 def group_rows(clients: Any, ids: Sequence[Any] | None = None) -> RowGroups:
@@ -96,6 +109,7 @@ def group_rows(clients: Any, ids: Sequence[Any] | None = None) -> RowGroups:
     lengths = np.diff(run_starts, append=len(column))
     by_id = _stable_order(column[run_starts])
     id_starts = _changes(column[run_starts[by_id]])
+    check_limit("clients", len(id_starts), f"there are {len(id_starts):,} client ids", "check the client column, or ")
     found_ids = column[run_starts[by_id[id_starts]]].astype(np.str_).tolist()
     if ids is None:
         by_appearance = np.argsort(by_id[id_starts])
@@ -133,10 +147,10 @@ def as_mask(is_test: Any, n: int) -> Tensor:
     >>> as_mask([0, 1], 2)
     tensor([False,  True])
     """
-    mask = is_test.detach().cpu().numpy() if isinstance(is_test, Tensor) else np.asarray(is_test)
+    mask = _as_array(is_test, "is_test")
     if mask.shape != (n,):
         raise DataError(f"is_test has shape {mask.shape}; expected ({n},), one value per sample")
-    odd = [str(value) for value in set(mask.tolist()) - {0, 1}]  # in a set, False equals 0 and True equals 1
+    odd = [str(value) for value in mask.tolist() if not isinstance(value, int | float) or value not in (0, 1)]
     if odd:
         raise DataError(f"is_test contains {quoted(odd)}; expected true and false, or 1 and 0: convert it first")
     return torch.from_numpy(mask.astype(bool))
@@ -185,28 +199,94 @@ def _stable_order(values: np.ndarray[Any, Any]) -> _Ints:
 
 def _column(clients: Any) -> np.ndarray[Any, Any]:
     """Client ids as integers or strings. Integers stay integers, because comparing them is much faster."""
-    column = clients.detach().cpu().numpy() if isinstance(clients, Tensor) else np.asarray(clients)
+    column = _as_array(clients, "clients")
     if column.ndim != 1:
         raise DataError(f"clients has shape {column.shape}; expected one client id per sample, shape (n,)")
-    if column.dtype.kind in "iuU":
+    if column.dtype.kind in "iu":
         return column
     if column.dtype.kind == "O" and set(map(type, column)) == {str}:
-        return column.astype(np.str_)
+        return _as_text(column, "clients")
     if column.dtype.kind in "Of":
         _refuse_missing(column, "clients")
     if column.dtype.kind == "O":
-        return np.asarray([str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in column], np.str_)
+        whole = [str(int(v)) if isinstance(v, float) and v.is_integer() else v for v in column]
+        return _as_text(np.array([*whole, None], dtype=object)[:-1], "clients")  # None: no list becomes an axis
     if column.dtype.kind == "f":  # pandas turns integers into floats if some were missing
         if not bool(np.all(column == np.floor(column))):
             raise DataError(f"client ids are fractions ({column[0]}); expected strings or integers")
-        return column.astype(np.int64)
-    return column.astype(np.str_)
+        return _as_int64(column, "clients")
+    return _as_text(column, "clients")
+
+
+def _as_array(values: Any, what: str) -> np.ndarray[Any, Any]:
+    """A numpy array in the byte order of this machine."""
+    try:
+        if isinstance(values, Tensor):
+            return values.detach().cpu().numpy()
+        array = np.asarray(values)
+        if array.dtype.kind in "US" and not isinstance(values, np.ndarray):
+            array = np.asarray(values, dtype=object)  # arrays of text would drop NULs at the end
+    except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
+        raise DataError(f"{what} is not an array ({error}); give every row the same shape") from None
+    if array.dtype.kind in "cVmM" and what != "clients":
+        raise DataError(f"{what} is {array.dtype}; expected real numbers or text: convert it first")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _as_text(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, np.dtype[np.str_]]:
+    """Values as text that can be written to a file, and that stays as different as it was."""
+    texts: Any = array
+    if array.dtype.kind in "OS":
+        texts = [_decoded(value, what) for value in array.tolist()]
+        longest = max(map(len, texts), default=0)
+        if odd := next((text for text in texts if "\0" in text), None):
+            raise DataError(f"{what} has {odd!r}, with a NUL character in it; remove it, or number the values")
+    else:
+        longest = array.dtype.itemsize // 4 if array.dtype.kind == "U" else 0
+    if longest > _LONGEST_NAME:
+        raise DataError(f"{what} has a text of {longest} characters; expected at most {_LONGEST_NAME}: use short names")
+    size = 4 * longest * len(array)
+    check_limit("bytes", size, f"{what} would need {size:,} bytes as text", "use shorter names, or ")
+    text = np.ascontiguousarray(np.asarray(texts, dtype=np.str_))
+    codes = text.view(np.uint32) if text.itemsize else np.zeros(0, np.uint32)
+    if bool((((codes >= 0xD800) & (codes < 0xE000)) | (codes > 0x10FFFF)).any()):
+        raise DataError(f"{what} has text with half a character (a lone surrogate), which no file can hold; replace it")
+    return text
+
+
+def _decoded(value: Any, what: str) -> str:
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise DataError(f"{what} has the bytes {value[:20]!r}, which are not UTF-8; decode them first") from None
+
+
+def _as_int64(array: np.ndarray[Any, Any], what: str) -> _Ints:
+    if array.dtype.kind in "fu":
+        wide = array.astype(np.float64)
+        if (far := (wide >= _LAST_INTEGER) | (wide < -_LAST_INTEGER)).any():
+            raise DataError(f"{what} contains {array[far][0]}, too large for an integer of 64 bits; use text instead")
+    return array.astype(np.int64)
+
+
+def _as_float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and a federation refuses that
+        return array.astype(np.float32)
+
+
+def _numbers_or_objects(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Numbers that are stored as objects, as numbers; anything else as it is."""
+    numbers = _as_array(array.tolist(), "y")
+    return numbers if numbers.dtype.kind in "biuf" else array
 
 
 def _codes(
     values: np.ndarray[Any, np.dtype[np.str_]], classes: tuple[str, ...] | None
 ) -> tuple[Tensor, tuple[str, ...]]:
     found, inverse = np.unique(values, return_inverse=True)
+    check_limit("classes", len(found), f"y has {len(found):,} different texts", "check the target, or ")
     classes = classes if classes is not None else tuple(str(v) for v in found)
     unknown = sorted(set(found.tolist()) - set(classes))
     if unknown:
@@ -216,13 +296,14 @@ def _codes(
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    if array.dtype.kind not in "biuf":  # a table with float and boolean columns becomes an array of objects
-        try:
-            array = array.astype(np.float32)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"x is not numeric ({error}); encode text columns as numbers first") from None
-    if array.dtype == np.float64:
-        array = array.astype(np.float32)
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 4:
+        if array.dtype.kind in "iu":
+            array = _as_int64(array, "x")
+        else:  # a table with float and boolean columns becomes an array of objects
+            try:
+                array = _as_float32(array)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise DataError(f"x is not numeric ({error}); encode text columns as numbers first") from None
     # pandas may return read-only memory, which torch must not share
     return torch.from_numpy(np.asarray(array, order="C") if array.flags.writeable else array.copy())
 
@@ -232,6 +313,13 @@ def _refuse_missing(array: np.ndarray[Any, Any], what: str) -> None:
     if array.dtype.kind == "f":
         missing = int(np.isnan(array).sum())
     else:
-        missing = sum(v is None or type(v).__name__ in ("NAType", "NaTType") or bool(v != v) for v in array)
+        missing = sum(
+            v is None or type(v).__name__ in ("NAType", "NaTType") or (isinstance(v, float | np.floating) and v != v)
+            for v in array
+        )
     if missing:
         raise DataError(f"{what} has {missing} missing values; drop or fill those rows first")
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float | np.floating | Decimal) and value != value

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ppfl.core.errors import DataError
 from ppfl.data.arrays import quoted
+from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples
 from ppfl.data.truth import Truth
 
@@ -16,6 +17,8 @@ def check_ids(ids: tuple[str, ...], splits: Mapping[str, Samples]) -> None:
     """Client ids are unique strings, one for each slice of the samples."""
     if not all(issubclass(kind, str) for kind in set(map(type, ids))):
         raise DataError("client ids must be strings; use tuple(str(i) for i in ids)")
+    check_limit("clients", len(ids), f"there are {len(ids):,} clients")
+    check_text(ids, "client ids")
     if len(set(ids)) < len(ids):
         repeated = [name for name, times in Counter(ids).items() if times > 1]
         raise DataError(f"client ids {quoted(repeated)} occur twice; every client needs its own id")
@@ -24,6 +27,19 @@ def check_ids(ids: tuple[str, ...], splits: Mapping[str, Samples]) -> None:
             raise DataError(
                 f"{split} has {samples.n_clients} clients but there are {len(ids)} ids; give one id per client"
             )
+
+
+def check_text(names: tuple[str, ...], what: str) -> None:
+    """Names can be written to files."""
+    try:
+        "".join(names).encode()
+    except (UnicodeEncodeError, TypeError):
+        odd = [name for name in names if not isinstance(name, str) or not _is_unicode(name)]
+        raise DataError(f"{what} {odd[0]!r} cannot be written as UTF-8; replace the character, or use str") from None
+
+
+def _is_unicode(name: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def check_train(ids: tuple[str, ...], sizes: Tensor) -> None:

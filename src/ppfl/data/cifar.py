@@ -1,6 +1,8 @@
 """CIFAR-10 in its official format, a folder of Python pickles, read without running code from them."""
 
+import io
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ppfl.core.errors import DataError
-from ppfl.data.readers import existing_file, images_as_floats
+from ppfl.data.readers import images_as_floats
+from ppfl.data.streams import existing_file, open_bounded, reading
 
 _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
@@ -31,13 +34,10 @@ def read_cifar10(folder: str | Path) -> tuple[Tensor, Tensor]:
 def read_cifar10_batch(path: str | Path) -> tuple[Tensor, Tensor]:
     """One official batch file: images (n, 3, 32, 32) in [0, 1] and labels (n,)."""
     path = existing_file(path, "a CIFAR-10 batch such as data_batch_1")
-    try:
-        with path.open("rb") as file:
-            batch = _PlainUnpickler(file, encoding="bytes").load()
-    except DataError:
-        raise
-    except Exception as error:  # damaged pickles may raise any exception (see the documentation of pickle)
-        raise DataError(f"{path} is damaged or not a CIFAR-10 batch ({error!r}); extract it again") from error
+    with reading(path, "is damaged or not a CIFAR-10 batch", "extract it again"), open_bounded(path) as file:
+        content = file.read()
+        _check_memo(content)
+        batch = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
     data = batch.get(b"data") if isinstance(batch, dict) else None
     labels = batch.get(b"labels") if isinstance(batch, dict) else None
     if not isinstance(data, _ByteArray) or not isinstance(labels, list):
@@ -49,6 +49,26 @@ def read_cifar10_batch(path: str | Path) -> tuple[Tensor, Tensor]:
             f"labels from 0 to 9: extract it again"
         )
     return images_as_floats(pixels.reshape(-1, 3, 32, 32)), torch.tensor(labels, dtype=torch.int64)
+
+
+def _check_memo(content: bytes) -> None:
+    """Refuse what makes loading cost more than the file is long.
+
+    The memo of a pickle is an array, so that one high index takes all memory. Tuples that are used twice can be nested
+    into a key whose hash takes for ever.
+    """
+    count, last = 0, ""
+    tuples: set[int] = set()
+    for opcode, argument, _ in pickletools.genops(content):
+        name, at = opcode.name, count if argument is None else argument
+        if name == "DUP" or (name.endswith("GET") and int(at) in tuples):
+            raise pickle.UnpicklingError("values used twice")
+        if name == "MEMOIZE" or name.endswith("PUT"):
+            if not 0 <= int(at) <= len(content):
+                raise pickle.UnpicklingError(f"memo index {at}")
+            (tuples.add if last.startswith("TUPLE") else tuples.discard)(int(at))
+            count += 1
+        last = name
 
 
 class _ByteArray:

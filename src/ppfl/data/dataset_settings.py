@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 import torch
-from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter
+from pydantic import Field, TypeAdapter
 from pydantic import ValidationError as Invalid
 from torch import Tensor
 
 from ppfl.core.errors import DataError, SettingError
-from ppfl.core.settings import Settings
+from ppfl.core.settings import Count, Seed, Settings
 from ppfl.data.arrays import LearningTask
 from ppfl.data.cifar import read_cifar10
 from ppfl.data.domains import DOMAIN_SAMPLES, DOMAINS, Domain, digit_domains
@@ -31,7 +31,7 @@ CIFAR10_PIXELS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 class _HoldoutSettings(Settings):
     test_fraction: float = Field(0.2, ge=0, lt=1)
     validation_fraction: float = Field(0.0, ge=0, lt=1)
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
 
     def _split(self, **named: Any) -> dict[str, Any]:
         return {key: getattr(self, key) for key in _HoldoutSettings.model_fields} | named
@@ -51,7 +51,7 @@ class Digits(_HoldoutSettings):
 class _ImageSettings(_HoldoutSettings):
     folder: Path | None = None
     standardise: bool = True
-    samples: PositiveInt | None = None  # random subset taken before the partition; all images if not given
+    samples: Count | None = None  # random subset taken before the partition; all images if not given
 
     def _subset(self, x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
         if self.samples is None:
@@ -96,8 +96,8 @@ class DigitDomains(_HoldoutSettings):
     name: Literal["digit_domains"] = "digit_domains"
     folder: Path | None = None
     domains: tuple[Domain, ...] = Field(DOMAINS, min_length=1)
-    samples: PositiveInt = DOMAIN_SAMPLES
-    clients_per_domain: PositiveInt = 1
+    samples: Count = DOMAIN_SAMPLES
+    clients_per_domain: Count = 1
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative folder starts at `base`."""
@@ -182,9 +182,14 @@ def build(name: str, base: Path | None = None, **settings: Any) -> Federation:
 
 def _resolved(path: Path, base: Path | None) -> Path:
     """A path relative to the experiment file (or the working directory); if it does not exist there, in PPFL_DATA."""
-    near = path.expanduser() if base is None else base / path.expanduser()
-    far = Path(os.environ.get("PPFL_DATA") or near) / path.expanduser()
-    return far if far.exists() and not near.exists() else near
+    try:
+        path = path.expanduser()
+    except RuntimeError as error:
+        raise SettingError(f"{path} cannot be found ({error}); write the whole path") from None
+    near = path if base is None else base / path
+    far = Path(os.environ.get("PPFL_DATA") or near) / path
+    # os.path, because the methods of Path raise for names that no file can have
+    return far if os.path.exists(far) and not os.path.exists(near) else near  # noqa: PTH110
 
 
 def _folder(folder: Path | None, base: Path | None, name: str) -> Path:

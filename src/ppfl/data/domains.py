@@ -1,6 +1,8 @@
 """Digits from several domains, with the same labels but different images: covariate shift, Section O5.4."""
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -10,11 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ppfl.core.errors import DataError
+from ppfl.data.arrays import as_targets
 from ppfl.data.drawn_digits import SIZE, drawn_digits
 from ppfl.data.federation import Federation
 from ppfl.data.partitions import client_names
-from ppfl.data.readers import images_as_floats, one_line, read_mnist, read_npz, with_channels
+from ppfl.data.readers import images_as_floats, read_mnist, read_npz, with_channels
 from ppfl.data.samples import random_rows
+from ppfl.data.streams import check_size, open_bounded, reading
 from ppfl.data.truth import Truth
 
 Domain = Literal["svhn", "usps", "drawn", "mnist_m", "mnist"]
@@ -108,18 +112,17 @@ def _from_npz(paths: list[Path]) -> _DomainImages:
             f"{paths[0]} has samples of shape {tuple(pool.x.shape[1:])}; expected images (rows, columns), with 3 "
             f"colours last: reshape x"
         )
-    return _DomainImages(pool.x, torch.from_numpy(pool.y.astype(np.int64)))
+    return _DomainImages(pool.x, as_targets(pool.y, "classification")[0])
 
 
 def _from_mat(paths: list[Path]) -> _DomainImages:
     """The original SVHN file: the last axis is the image, and label 10 is the digit 0."""
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
-    try:
+    with reading(paths[0], "is damaged", "download it again"):
+        check_size(paths[0], sum(math.prod(map(int, shape)) for _, shape, _ in whosmat(paths[0])))
         content = loadmat(paths[0], variable_names=["X", "y"])
         x, y = np.moveaxis(content["X"], -1, 0), content["y"].ravel().astype(np.int64) % 10
-    except Exception as error:  # a damaged file may raise any exception
-        raise DataError(f"{paths[0]} is damaged ({one_line(error)}); download it again") from error
     if x.dtype != np.uint8 or x.shape != (len(y), 32, 32, 3):
         raise DataError(f"{paths[0]} has X of {x.dtype} {x.shape}; expected bytes (n, 32, 32, 3): download it again")
     return _DomainImages(x, torch.from_numpy(y))
@@ -129,12 +132,13 @@ def _from_svmlight(paths: list[Path]) -> _DomainImages:
     """USPS in the format of LIBSVM: 256 pixels in [-1, 1], and labels from 1."""
     from sklearn.datasets import load_svmlight_files
 
-    try:
-        x, y, more, labels = load_svmlight_files([str(path) for path in paths], n_features=256, dtype=np.float32)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{paths[0]} is damaged ({one_line(error)}); download it again") from error
-    pixels = torch.from_numpy(np.concatenate([x.toarray(), more.toarray()]).reshape(-1, 16, 16))
-    return _DomainImages((pixels + 1) / 2, torch.from_numpy(np.concatenate([y, labels]).astype(np.int64) - 1))
+    with reading(paths[0], "is damaged", "download it again"), ExitStack() as stack:
+        streams = [stack.enter_context(open_bounded(path)) for path in paths]
+        x, y, more, labels = load_svmlight_files(streams, n_features=256, dtype=np.float32)
+        check_size(paths[0], (x.shape[0] + more.shape[0]) * 256 * x.dtype.itemsize)
+        pixels = torch.from_numpy(np.concatenate([x.toarray(), more.toarray()]).reshape(-1, 16, 16))
+        digit = as_targets(np.concatenate([y, labels]), "classification")[0] - 1
+    return _DomainImages((pixels + 1) / 2, digit)
 
 
 _FILE_FORMATS: dict[str, dict[tuple[str, ...], Callable[[list[Path]], _DomainImages]]] = {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ppfl.core.draws import uniform
 from ppfl.core.errors import DataError
+from ppfl.data.limits import check_limit
 
 SIZE = 28  # pixels
 _HALF = 6.0  # a template covers [-6, 6] x [-6, 6]; in these units a digit is 4 wide and 6 high
@@ -59,6 +60,8 @@ def drawn_digits(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """
     if count < 1:
         raise DataError(f"{count} digits to draw; ask for at least 1")
+    size = count * 3 * SIZE * SIZE * torch.float32.itemsize
+    check_limit("bytes", size, f"{count:,} digits need {size:,} bytes", "draw fewer, or ")
     parts = [_drawn(at, seed) for at in torch.split(torch.arange(count), _CHUNK)]
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 

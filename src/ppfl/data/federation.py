@@ -14,6 +14,7 @@ from torch import Tensor
 from ppfl.core.errors import DataError
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, RowGroups, as_features, as_mask, as_targets, as_weights, group_rows, quoted
+from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples, held_out
 from ppfl.data.truth import Truth
 
@@ -49,7 +50,9 @@ class Federation:
             checks.check_finite(self.ids, split, samples)
         if self.classes is None and not self.train.y.is_floating_point():
             object.__setattr__(self, "classes", _find_classes(self.splits))
+        checks.check_text(self.features or (), "feature")
         if self.classes is not None:
+            checks.check_text(self.classes, "class")
             for split, samples in self.splits.items():
                 checks.check_labels(self.ids, split, samples, len(self.classes))
         if self.weights.numel() == 0:
@@ -170,6 +173,9 @@ class Federation:
         if self.n_classes is None:
             raise DataError(f"{self.name} has float targets, so no labels to count; use feature_means()")
         samples = self.split(split)
+        size = self.n_clients * self.n_classes * samples.y.itemsize
+        what = f"labels of {self.n_clients:,} clients in {self.n_classes:,} classes take {size:,} bytes to count"
+        check_limit("bytes", size, what, "use fewer classes or another affinity, or ")
         cells = samples.client_of() * self.n_classes + samples.y
         return torch.bincount(cells, minlength=self.n_clients * self.n_classes).reshape(self.n_clients, -1)
 
@@ -255,6 +261,8 @@ def _shares(train: Samples) -> Tensor:
 def _find_classes(splits: Mapping[str, Samples]) -> tuple[str, ...]:
     extremes = torch.stack([torch.stack(part.y.aminmax()) for part in splits.values() if len(part)])
     lowest, highest = int(extremes.min()), int(extremes.max())
+    advice = 'number the classes from 0, use task = "regression", or '
+    check_limit("classes", highest + 1, f"labels go up to {highest:,}, so there are {highest + 1:,} classes", advice)
     if lowest == highest:
         raise DataError(
             f"every label is {lowest}; classification needs two classes: check the target column, "

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from ppfl.core.settings import Settings
+from ppfl.core.settings import Count, CountOrZero, Positive, Settings
 from ppfl.data import partitions
 from ppfl.data.federation import Federation
 
-GroupSettings = tuple[tuple[int, ...], ...]
+GroupSettings = tuple[tuple[CountOrZero, ...], ...]
 
 
 class _Partition(Settings):
@@ -26,7 +26,7 @@ class LabelGroups(_Partition):
     _function = staticmethod(partitions.by_label_groups)
     name: Literal["label_groups"] = "label_groups"
     groups: GroupSettings = partitions.MNIST_GROUPS
-    clients: PositiveInt | tuple[PositiveInt, ...] = partitions.MNIST_CLIENTS
+    clients: Count | tuple[Count, ...] = partitions.MNIST_CLIENTS
 
 
 class DirichletSources(_Partition):
@@ -35,10 +35,10 @@ class DirichletSources(_Partition):
     _function = staticmethod(partitions.dirichlet_sources)
     name: Literal["dirichlet_sources"] = "dirichlet_sources"
     groups: GroupSettings = partitions.MNIST_GROUPS
-    clients: PositiveInt = 100
-    alpha: PositiveFloat = 0.5
+    clients: Count = 100
+    alpha: Positive = 0.5
     equal: bool = True
-    min_samples: PositiveInt = 10
+    min_samples: Count = 10
 
 
 class DirichletLabels(_Partition):
@@ -46,9 +46,9 @@ class DirichletLabels(_Partition):
 
     _function = staticmethod(partitions.dirichlet_labels)
     name: Literal["dirichlet_labels"] = "dirichlet_labels"
-    clients: PositiveInt = 100
-    alpha: PositiveFloat = 0.5
-    min_samples: PositiveInt = 10
+    clients: Count = 100
+    alpha: Positive = 0.5
+    min_samples: Count = 10
 
 
 class Iid(_Partition):
@@ -56,7 +56,7 @@ class Iid(_Partition):
 
     _function = staticmethod(partitions.iid)
     name: Literal["iid"] = "iid"
-    clients: PositiveInt = 100
+    clients: Count = 100
 
 
 PartitionSettings = Annotated[LabelGroups | DirichletSources | DirichletLabels | Iid, Field(discriminator="name")]

@@ -1,8 +1,7 @@
 """Readers of array files: idx (MNIST) and npz. Reading them cannot run code."""
 
-import gzip
+import math
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +12,12 @@ from torch import Tensor
 from ppfl.core.errors import DataError
 from ppfl.data.arrays import as_features
 from ppfl.data.federation import Federation
+from ppfl.data.streams import check_members, check_size, existing_file, open_bounded, reading
 
 _IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_MOST_AXES = 8
+_PIECE = 1 << 20  # bytes read at a time
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class Pool(NamedTuple):
@@ -39,14 +42,13 @@ def read_idx(path: str | Path) -> np.ndarray[Any, Any]:
     The header is two zero bytes, a type code, the number of axes, and the length of each axis (4 bytes, big-endian).
     """
     path = existing_file(path, "idx data such as train-images-idx3-ubyte.gz")
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged ({error}); download it again") from error
+    with reading(path, "is damaged", "download it again"), open_bounded(path) as file:
+        content = file.read()
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
         raise DataError(f"{path} is not an idx file (it starts with {content[:4]!r}); download it again")
     dtype, axes = np.dtype(_IDX_TYPES[content[2]]), content[3]
+    if axes > _MOST_AXES:
+        raise DataError(f"{path} has {axes} axes; expected at most {_MOST_AXES}: download it again")
     start = 4 + 4 * axes
     if len(content) < start:
         raise DataError(f"{path} ends within its header ({len(content)} bytes); download it again")
@@ -83,23 +85,55 @@ def read_npz(path: str | Path, tokens: bool = False) -> Pool:
     uint8 arrays are read as images: scaled to [0, 1], with a last axis of 3 colours moved before rows and columns.
     """
     path = existing_file(path, "a numpy archive with arrays x and y")
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path} is not a readable npz file ({one_line(error)}); save it with numpy.savez, without objects"
-        ) from error
-    if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
-        sizes = [len(arrays["y_train"]), len(arrays["y_test"])]
-        arrays["x"] = np.concatenate([arrays.pop("x_train"), arrays.pop("x_test")])
-        arrays["y"] = np.concatenate([arrays["y_train"], arrays["y_test"]])
-        arrays["is_test"] = np.repeat([False, True], sizes)
-    if not {"x", "y"} <= arrays.keys():
-        raise DataError(f"{path} contains {sorted(arrays)}; expected x, y and optionally client, is_test")
-    x = arrays["x"]
-    features = images_as_floats(x) if x.dtype == np.uint8 and not tokens else as_features(x, tokens)
-    return Pool(features, arrays["y"], arrays.get("client"), arrays.get("is_test"))
+    with reading(path, "is not a readable npz file", "save it with numpy.savez, without objects"):
+        arrays = _read_arrays(path)
+        if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
+            sizes = [len(arrays["y_train"]), len(arrays["y_test"])]
+            arrays["x"] = np.concatenate([arrays.pop("x_train"), arrays.pop("x_test")])
+            arrays["y"] = np.concatenate([arrays["y_train"], arrays["y_test"]])
+            arrays["is_test"] = np.repeat([False, True], sizes)
+        if not {"x", "y"} <= arrays.keys():
+            raise DataError(f"{path} contains {sorted(arrays)}; expected x, y and optionally client, is_test")
+        x, y = arrays["x"], arrays["y"]
+        if y.ndim != 1 or x.shape[:1] != y.shape:
+            raise DataError(
+                f"{path} has x of shape {x.shape} and y of shape {y.shape}; expected (n, features) and (n,)"
+            )
+        check_size(path, x.size * torch.float32.itemsize)
+        features = as_features(x, tokens)
+        if x.dtype == np.uint8 and not tokens:
+            features = _as_pixels(features)
+    return Pool(features, y, arrays.get("client"), arrays.get("is_test"))
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a numpy archive; what its directory and headers say is checked before memory is taken."""
+    with zipfile.ZipFile(path) as archive:
+        check_members(archive, path)
+        names = archive.namelist()
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise DataError(f"{path} has two arrays {repeated[0]!r}; save it again with numpy.savez")
+        return {name.removesuffix(".npy"): _read_array(archive, name, path) for name in names}
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, path: Path) -> np.ndarray[Any, Any]:
+    with archive.open(name) as stream:
+        version = np.lib.format.read_magic(stream)
+        if version not in _HEADERS:
+            raise DataError(f"{path} has {name!r} in npy version {version}; save plain arrays with numpy.savez")
+        shape, by_column, dtype = _HEADERS[version](stream)
+        if dtype.hasobject or dtype.kind == "V" or min(shape, default=0) < 0:
+            raise ValueError(f"{name} has shape {shape} and type {dtype}, expected plain numbers or text")
+        size = dtype.itemsize * math.prod(shape)
+        check_size(path, size)
+        content = bytearray(min(size, archive.getinfo(name).file_size))
+        view, filled = memoryview(content), 0
+        while piece := stream.read(min(_PIECE, len(content) - filled)):
+            view[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        if filled < size or stream.read(1):  # reading past the end also compares the checksum
+            raise ValueError(f"{name} has {filled} bytes, expected {size} for shape {shape}")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if by_column else "C")
 
 
 def images_as_floats(pixels: np.ndarray[Any, Any]) -> Tensor:
@@ -108,7 +142,11 @@ def images_as_floats(pixels: np.ndarray[Any, Any]) -> Tensor:
     >>> images_as_floats(np.full((2, 4, 4, 3), 255, np.uint8)).shape
     torch.Size([2, 3, 4, 4])
     """
-    x = torch.tensor(pixels).float().div_(255)
+    return _as_pixels(torch.tensor(pixels).float())
+
+
+def _as_pixels(x: Tensor) -> Tensor:
+    x = x.div_(255)
     return x.movedim(-1, 1).contiguous() if x.ndim == 4 and x.shape[-1] == 3 else x
 
 
@@ -125,14 +163,6 @@ def with_channels(x: Tensor) -> Tensor:
     return x[:, None] if x.ndim == 3 else x
 
 
-def existing_file(path: str | Path, what: str) -> Path:
-    """The path, if there is a file; otherwise an error that says what was expected."""
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"no file {path}; expected {what}: check the path, or set PPFL_DATA to your data folder")
-    return path
-
-
 def _mnist_file(folder: Path, stem: str, kind: str) -> Path:
     for place in (folder, folder / "raw", folder / "MNIST" / "raw"):
         for name in (f"{stem}-{kind}.gz", f"{stem}-{kind}", f"{stem}.{kind}", f"{stem}.{kind}.gz"):
@@ -142,12 +172,3 @@ def _mnist_file(folder: Path, stem: str, kind: str) -> Path:
         f"no {stem}-{kind}.gz in {folder}; get the four MNIST files, for instance with "
         f"torchvision.datasets.MNIST({str(folder)!r}, download=True), or set PPFL_DATA"
     )
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error in one line, to be quoted in one of our messages.
-
-    >>> one_line(ValueError("first\\nsecond"))
-    'first second'
-    """
-    return " ".join(str(error).split())

@@ -7,6 +7,7 @@ import torch
 
 from ppfl.core.errors import DataError
 from ppfl.data.federation import Federation
+from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples
 from ppfl.data.truth import Truth
 
@@ -37,6 +38,7 @@ def synthetic_classification(
     (2, torch.Size([4, 3]), torch.Size([3, 6]))
     """
     _check(n_clients=n_clients, dim=dim, sources=sources, min_size=min_size)
+    _check_memory(n_clients, dim, sources, min_size + test_points)
     if noise < 0 or alpha <= 0 or max_size < min_size:
         raise DataError(
             f"noise {noise}, alpha {alpha}, sizes {min_size}..{max_size}; expected noise >= 0, alpha > 0, min <= max"
@@ -46,6 +48,7 @@ def synthetic_classification(
     theta = _uniform(source_rng, sources, dim)
     mixtures = client_rng.dirichlet(np.full(sources, alpha), n_clients)
     sizes = np.minimum(min_size + client_rng.lognormal(4, 2, n_clients), max_size).astype(np.int64)
+    _check_memory(n_clients, dim, sources, int(sizes.mean()) + test_points)
 
     def draw(rng: np.random.Generator, sizes: _Ints) -> Samples:
         source = _categorical(rng, np.repeat(mixtures, sizes, axis=0))
@@ -96,6 +99,7 @@ def synthetic_groups(
     tensor([0, 1, 2, 0])
     """
     _check(n_clients=n_clients, groups=groups, samples=samples)
+    _check_memory(n_clients, dim, groups, samples + test_points)
     if dim < groups:
         raise DataError(f"{groups} orthogonal models need {groups} dimensions, found dim={dim}; raise dim")
     rng = np.random.default_rng(seed)
@@ -127,6 +131,7 @@ def synthetic_linear(
     True
     """
     _check(n_clients=n_clients, dim=dim, k=k, samples=samples)
+    _check_memory(n_clients, dim, k, samples + test_points)
     rng = np.random.default_rng(seed)
     theta = rng.standard_normal((k, dim), dtype=np.float32)
     memberships = rng.dirichlet(np.full(k, alpha), n_clients).astype(np.float32)
@@ -156,6 +161,7 @@ def logistic_population(
     (True, 'logistic: 30 clients, 300 train / 150 test samples (10-10 per client), x (20,), 2 classes, 5 true sources')
     """
     _check(n_clients=n_clients, samples=samples, dim=dim, k=k)
+    _check_memory(n_clients, dim, k, samples + test_points)
     if alpha <= 0 or scale < 0:
         raise DataError(f"alpha {alpha}, scale {scale}; expected alpha > 0, scale >= 0")
     model_rng, client_rng, *point_rngs = np.random.default_rng(seed).spawn(6)  # one random stream per part
@@ -219,3 +225,12 @@ def _check(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise DataError(f"{name} is {count}; a population needs at least 1")
+
+
+def _check_memory(n_clients: int, dim: int, sources: int, points: int) -> None:
+    """What is drawn fits into memory: the points, the memberships, the models."""
+    numbers = n_clients * points * (dim + 1) + 2 * n_clients * sources + (n_clients + sources) * dim
+    size = numbers * np.dtype(np.float32).itemsize
+    what = f"{n_clients:,} clients with {points:,} points of {dim:,} features need {size:,} bytes"
+    check_limit("clients", n_clients, f"there are {n_clients:,} clients")
+    check_limit("bytes", size, what, "draw less, or ")

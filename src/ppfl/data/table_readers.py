@@ -1,20 +1,27 @@
 """Readers of tables with a client column and a target column: csv and parquet."""
 
-import zlib
+import io
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from ppfl.core.errors import DataError
 from ppfl.data.arrays import LearningTask, quoted
 from ppfl.data.federation import Federation
-from ppfl.data.readers import existing_file, one_line
+from ppfl.data.limits import check_limit
+from ppfl.data.streams import check_size, existing_file, open_bounded, reading
+
+_ROWS_AT_A_TIME = 8192
 
 
 def read_csv(path: str | Path, client: str, target: str, **settings: Any) -> Federation:
-    """Clients from a csv file, which may be compressed (such as .gz); settings as for `from_table`.
+    """Clients from a csv file; settings as for `from_table`.
 
-    Client ids are read as text, so that 007 stays 007.
+    The file may be compressed as .gz, .bz2, .xz, .zst, or .zip with one file in it. Client ids are read as
+    text, so that 007 stays 007.
     """
     return from_table(_csv_frame(path, client), client, target, **{"name": stem(path), **settings})
 
@@ -55,17 +62,22 @@ def from_table(
     >>> f.ids, f.features, f.classes
     (('a', 'b'), ('price',), ('no', 'yes'))
     """
+    frame = with_text_names(frame)
     apart = [client, target, *drop] + ([is_test] if is_test else [])
-    features = [str(c) for c in frame.columns if c not in apart] if columns is None else list(columns)
+    features = [c for c in frame.columns if c not in apart] if columns is None else list(columns)
     absent = [c for c in [*apart, *features] if c not in frame.columns]
     if absent:
         raise DataError(f"no column {quoted(absent)}; the table has {quoted(list(frame.columns), most=12)}")
     if not features:
         raise DataError("no column is left for features; list some in columns, or drop fewer")
+    if len(set(features)) < len(features):
+        raise DataError(f"columns {quoted(features, 12)} name one of them twice; name each once")
     inputs = frame[features]
     _check_numeric(inputs)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and a federation refuses that
+        x = inputs.to_numpy(dtype="float32")
     return Federation.from_arrays(
-        inputs.to_numpy(dtype="float32"),
+        x,
         frame[target].to_numpy(),
         frame[client].to_numpy(),
         is_test=None if is_test is None else frame[is_test].to_numpy(),
@@ -79,9 +91,26 @@ def from_table(
     )
 
 
+def with_text_names(frame: Any) -> Any:
+    """The table with its column names as text, none of them twice.
+
+    >>> import pandas as pd
+    >>> list(with_text_names(pd.DataFrame({0: [1.0], "a": [2.0]})).columns)
+    ['0', 'a']
+    """
+    names = [str(name) for name in frame.columns]
+    if repeated := sorted(name for name, times in Counter(names).items() if times > 1):
+        raise DataError(f"the table has two columns {repeated[0]!r}; rename one of them")
+    return frame.set_axis(names, axis=1)
+
+
 def _check_numeric(inputs: Any) -> None:
-    is_numeric = _pandas().api.types.is_numeric_dtype
-    text = [c for c in inputs.columns if not is_numeric(inputs[c].dtype)]
+    types = _pandas().api.types
+    text = [
+        name
+        for name, dtype in inputs.dtypes.items()
+        if not types.is_numeric_dtype(dtype) or types.is_complex_dtype(dtype)
+    ]
     if text:
         raise DataError(
             f"columns {quoted(text)} are not numeric; list them in drop, or encode them first, "
@@ -97,19 +126,54 @@ def _check_numeric(inputs: Any) -> None:
 def _csv_frame(path: str | Path, client: str) -> Any:
     pandas = _pandas()
     path = existing_file(path, "a csv file")
-    try:
-        return pandas.read_csv(path, dtype={client: str}, skipinitialspace=True)
-    except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as csv ({one_line(error)}); check the file") from error
+    with reading(path, "cannot be read as csv", "check the file"):
+        _check_columns(path)
+        with open_bounded(path) as stream:
+            return pandas.read_csv(
+                _WithoutNul(stream, path), dtype={client: str}, skipinitialspace=True, low_memory=False
+            )
+
+
+def _check_columns(path: Path) -> None:
+    with open_bounded(path) as stream:
+        header = next((line for line in stream if line.strip()), b"")
+    count = header.count(b",") + 1
+    check_limit("features", count, f"{path} has {count:,} columns")
+
+
+class _WithoutNul(io.RawIOBase):
+    """A stream that contains no NUL: pandas drops what follows one in a cell, so that two ids could become one."""
+
+    def __init__(self, stream: IO[bytes], path: Path) -> None:
+        self._stream, self._path = stream, path
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        content = self._stream.read(size)
+        if b"\0" in content:
+            raise DataError(f"{self._path} contains NUL bytes, so it is not text in UTF-8; save it as csv again")
+        return content
 
 
 def _parquet_frame(path: str | Path) -> Any:
-    pandas = _pandas()
+    _pandas()
+    from pyarrow import Table
+    from pyarrow.parquet import ParquetFile
+
     path = existing_file(path, "a parquet file")
-    try:
-        return pandas.read_parquet(path)
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path} cannot be read as parquet ({one_line(error)}); check the file") from error
+    with reading(path, "cannot be read as parquet", "check the file"), ParquetFile(path) as file:
+        found = file.metadata
+        check_limit("features", found.num_columns, f"{path} has {found.num_columns:,} columns")
+        groups = [found.row_group(i).total_byte_size for i in range(found.num_row_groups)]
+        check_size(path, max(sum(groups), found.num_rows * found.num_columns))
+        batches, size = [], 0
+        for batch in file.iter_batches(_ROWS_AT_A_TIME):
+            size += batch.nbytes
+            check_size(path, size)  # a value that repeats takes little room in the file
+            batches.append(batch)
+        return Table.from_batches(batches, file.schema_arrow).to_pandas()
 
 
 def _pandas() -> Any:

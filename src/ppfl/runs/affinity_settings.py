@@ -2,13 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from ..algorithms.contract import Method
 from ..core import affinity
 from ..core.affinity import Affinity
-from ..core.settings import Settings
+from ..core.errors import AffinityError
+from ..core.settings import Count, Settings
 from ..data.federation import Federation
+from ..data.limits import check_limit
 
 
 class LabelAffinity(Settings):
@@ -28,6 +30,9 @@ class FeatureAffinity(Settings):
 
     def build(self, federation: Federation, method: Method) -> Affinity | None:
         """A dense W, (M, M)."""
+        size = federation.n_clients**2 * federation.weights.itemsize
+        what = f"similarities of {federation.n_clients:,} clients take {size:,} bytes"
+        check_limit("bytes", size, what, "use the affinity 'nearest' or 'labels', or ", AffinityError)
         return affinity.from_features(federation.feature_means(), federation.ids)
 
 
@@ -35,7 +40,7 @@ class NearestAffinity(Settings):
     """Each client with the few whose mean features are nearest."""
 
     name: Literal["nearest"] = "nearest"
-    neighbours: PositiveInt = 5
+    neighbours: Count = 5
 
     def build(self, federation: Federation, method: Method) -> Affinity | None:
         """A sparse W."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ..algorithms import Method
 from ..algorithms.registry import MethodByName
 from ..core.losses import LOSSES
 from ..core.mixing import MIXES
 from ..core.population import Population
-from ..core.settings import Settings
+from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
 from ..data import DataSettings, Federation
 from ..server import OutputRule, Watch
 from ..sites import ENGINES, Engine, Stacked, engine_by_name
@@ -37,7 +37,7 @@ class _OneOf:
 class PopulationSettings(Settings):
     """`[population]`: how many canonical models, of which part of the network, mixed how."""
 
-    k: PositiveInt = 1
+    k: Annotated[int, Field(gt=0, le=10_000)] = 1
     mix: Annotated[str, AfterValidator(_OneOf(dict(MIXES)))] = "outputs"
     canonical: str | tuple[str, ...] = "all"
     loss: Annotated[str, AfterValidator(_OneOf(dict(LOSSES)))] | None = None  # None: by the kind of targets
@@ -46,11 +46,11 @@ class PopulationSettings(Settings):
 class WatchSettings(Settings):
     """`[watch]`: what is measured on the way, and which state is returned."""
 
-    every: PositiveInt = 1
+    every: Count = 1
     objective: bool = False
     stationarity: bool = False
     output: OutputRule = "last"
-    smoothness: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] = (0.0, 0.0)
+    smoothness: tuple[NonNegative, NonNegative] = (0.0, 0.0)
     report_clients: bool = True  # scores and memberships client by client; false: sums over clients alone
 
     def build(self) -> Watch:
@@ -62,11 +62,11 @@ class Experiment(Settings):
     """All settings of a run. `load_experiment` reads one from a TOML file."""
 
     name: FolderName
-    rounds: PositiveInt
-    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0,)
+    rounds: Repeats
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
     engine: Annotated[str, AfterValidator(_OneOf(dict(ENGINES)))] = "stacked"
-    chunk: PositiveInt | None = None  # clients side by side, and ...
-    threads: PositiveInt | None = None  # ... how many such chunks at a time; None: what is fastest here
+    chunk: Count | None = None  # clients side by side, and ...
+    threads: Count | None = None  # ... how many such chunks at a time; None: what is fastest here
     device: str = "cpu"
     # of the clients, kept out of training and scored in the end, before and after they adapt
     newcomers: Share = 0.0
@@ -100,5 +100,5 @@ class Experiment(Settings):
         """The population, its initial values drawn from the seed."""
         settings = self.population
         loss = choose_loss(settings.loss, federation)
-        net = self.model.build(federation, seed, loss)
+        net = self.model.build(federation, seed, loss, copies=settings.k)
         return Population(net, k=settings.k, canonical=settings.canonical, mix=settings.mix, loss=loss)

@@ -14,6 +14,7 @@ from ..algorithms.registry import MethodByName
 from .experiment import Experiment
 
 Location = Sequence[int | str]
+_LONGEST = 200  # characters of a value that are shown
 
 
 def explain(error: ValidationError, found: Mapping[str, Any]) -> str:
@@ -37,7 +38,7 @@ def _locate(location: Location, found: Any) -> tuple[str, Any]:
             found, tagged = found.get(part), False
         elif isinstance(found, dict):
             tagged = True  # the variant the table names; what follows is a key of it
-        elif isinstance(found, list) and isinstance(part, int):
+        elif isinstance(found, list | tuple) and isinstance(part, int):
             parts.append(str(part))
             found = found[part] if part < len(found) else None
     return ".".join(parts), found
@@ -45,9 +46,8 @@ def _locate(location: Location, found: Any) -> tuple[str, Any]:
 
 def _unknown(key: str, value: Any, location: Location, fault: Any) -> str:
     allowed = _keys_at(location[:-1])
-    return (
-        f"unknown key {key!r} (found {value!r}); {_near(str(location[-1]), allowed)}keys here are {', '.join(allowed)}"
-    )
+    near = _near(str(location[-1]), allowed)
+    return f"unknown key {_shown(key)} (found {_shown(value)}); {near}keys here are {', '.join(allowed)}"
 
 
 def _missing(key: str, value: Any, location: Location, fault: Any) -> str:
@@ -62,19 +62,21 @@ def _missing(key: str, value: Any, location: Location, fault: Any) -> str:
 
 
 def _unnamed(key: str, value: Any, location: Location, fault: Any) -> str:
-    return f"[{key}] has no name (found {value!r}); set name to one of {', '.join(map(repr, _names_at(location)))}"
+    return (
+        f"[{key}] has no name (found {_shown(value)}); set name to one of {', '.join(map(repr, _names_at(location)))}"
+    )
 
 
 def _misnamed(key: str, value: Any, location: Location, fault: Any) -> str:
     names, tag = _names_at(location), str(fault["ctx"]["tag"])
-    return f"{key}.name is {tag!r}; {_near(tag, names)}use one of {', '.join(map(repr, names))}"
+    return f"{key}.name is {_shown(tag)}; {_near(tag, names)}use one of {', '.join(map(repr, names))}"
 
 
 def _wrong(key: str, value: Any, expectations: Iterable[str]) -> str:
     expected = ", or ".join(dict.fromkeys(expectations))
     if isinstance(value, dict):
         return f"[{key}]: {expected}" if key else expected
-    return f"{key} is {value!r}; {expected}" if key else expected
+    return f"{key} is {_shown(value)}; {expected}" if key else expected
 
 
 def _expectation(fault: Any) -> str:
@@ -88,6 +90,19 @@ _EXPLANATIONS = {
     "union_tag_not_found": _unnamed,
     "union_tag_invalid": _misnamed,
 }
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, not too long.
+
+    >>> _shown(0.5), len(_shown("x" * 1000))
+    ('0.5', 203)
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # too many digits, or nested too deep
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _near(name: str, known: Iterable[str]) -> str:

@@ -13,13 +13,14 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from ..core.errors import ModelError
 from ..core.losses import Loss, cross_entropy, loss_by_name, squared
-from ..core.settings import Settings
+from ..core.settings import Count, Settings
 from ..data.federation import Federation
+from ..data.limits import check_limit
 
 Shape = tuple[int, ...]
 
@@ -44,12 +45,26 @@ def count_outputs(loss: Loss, federation: Federation) -> int:
 
 
 class _Network(Settings):
-    def build(self, federation: Federation, seed: int, loss: Loss) -> nn.Module:
-        """The network for these data, its initial values drawn from the seed."""
+    def build(self, federation: Federation, seed: int, loss: Loss, copies: int = 1) -> nn.Module:
+        """The network for these data, its initial values drawn from the seed; `copies` of it must fit into memory."""
         shape, outputs = tuple(federation.train.x.shape[1:]), count_outputs(loss, federation)
+        parameters = self._count_parameters(shape, outputs)
+        size = parameters * copies * torch.float32.itemsize
+        what = f"this network has {parameters:,} parameters; {copies} of it take {size:,} bytes"
+        check_limit("bytes", size, what, "make the layers under [model] or population.k smaller, or ", ModelError)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.layers(shape, outputs)
+
+    def _count_parameters(self, shape: Shape, outputs: int) -> int:
+        """Without taking memory for them."""
+        try:
+            with torch.device("meta"):
+                return sum(p.numel() for p in self.layers(shape, outputs).parameters())
+        except (RuntimeError, OverflowError) as error:
+            raise ModelError(
+                f"a layer is too large for samples of shape {shape} and {outputs} outputs; make the layers smaller"
+            ) from error
 
     @abstractmethod
     def layers(self, shape: Shape, outputs: int) -> nn.Module:
@@ -71,14 +86,14 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, int) else value
 
 
-Widths = Annotated[tuple[PositiveInt, ...], BeforeValidator(_listed), Field(min_length=1)]
+Widths = Annotated[tuple[Count, ...], BeforeValidator(_listed), Field(max_length=1000)]
 
 
 class Perceptron(_Network):
     """Hidden layers with ReLU."""
 
     name: Literal["perceptron"] = "perceptron"
-    hidden: Widths = (32,)
+    hidden: Annotated[Widths, Field(min_length=1)] = (32,)
 
     def layers(self, shape: Shape, outputs: int) -> nn.Module:
         """Hidden layers on the flat sample."""
@@ -99,9 +114,9 @@ class Cnn(_Network):
     """
 
     name: Literal["cnn"] = "cnn"
-    channels: Widths = (16, 32)
-    hidden: Annotated[tuple[PositiveInt, ...], BeforeValidator(_listed)] = ()
-    groups: PositiveInt = 4
+    channels: Annotated[Widths, Field(min_length=1)] = (16, 32)
+    hidden: Widths = ()
+    groups: Count = 4
 
     @model_validator(mode="after")
     def _groups_divide_channels(self) -> Cnn:

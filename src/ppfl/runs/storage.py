@@ -28,8 +28,8 @@ Metadata = dict[str, Any]
 
 PARTIAL = ".partial"
 _ON_SIMPLEX = ("membership", "memberships")  # leaves whose rows must be on the simplex
-_HEADER, _CHECKSUM = "ppfl", "checksum"
-_ZEROS = b"0" * 8
+_HEADER = "ppfl"  # the one key of a safetensors file's metadata: with two, their order would differ by process
+_ZEROS = "0" * 8  # where the checksum goes; a space and the metadata as JSON follow
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def save_tree(path: Path, tree: Tree, metadata: Metadata) -> None:
     tensors, about = _storable(named_leaves(tree)), json.dumps(metadata)
     with beside(path) as partial, ThreadPoolExecutor(1) as other:
         checksum = other.submit(checksum_of_tensors, tensors, about)  # takes no time while the disk is written to
-        save_file(tensors, partial, {_HEADER: about, _CHECKSUM: _ZEROS.decode()})
+        save_file(tensors, partial, {_HEADER: f"{_ZEROS} {about}"})
         _fill_in(partial, checksum.result().encode())
         partial.chmod(
             path.parent.stat().st_mode & 0o666
@@ -83,7 +83,8 @@ def _fill_in(path: Path, checksum: bytes) -> None:
     """Put the checksum into the header of a safetensors file: its length in 8 bytes, then JSON."""
     with path.open("r+b") as file:
         header = file.read(8 + int.from_bytes(file.read(8), "little"))
-        file.seek(8 + header.index(b'"%s":"%s"' % (_CHECKSUM.encode(), _ZEROS)) + len(_CHECKSUM) + 4)
+        start = f'"{_HEADER}":"'.encode()
+        file.seek(8 + header.index(start + _ZEROS.encode()) + len(start))
         file.write(checksum)
 
 
@@ -107,16 +108,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Metadata]:
     """All tensors of a file and its metadata; finite, and memberships on the simplex."""
     try:
         with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            metadata = json.loads(about[_HEADER])
+            found, about = _split_header(file.metadata())
+            metadata = json.loads(about)
             # memory of torch's own: aligned as in a run that never stopped, and no longer tied to the file
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}; check the folder") from None
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from None
-    found, expected = about.get(_CHECKSUM), checksum_of_tensors(tensors, about[_HEADER])
-    if found != expected:
+    if found != (expected := checksum_of_tensors(tensors, about)):
         raise damaged(path, f"has changed since it was written: its checksum is {found} but its content has {expected}")
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
@@ -129,11 +129,17 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Metadata]:
     return tensors, metadata
 
 
+def _split_header(metadata: Mapping[str, str] | None) -> tuple[str, str]:
+    """The checksum, and the metadata as JSON."""
+    checksum, _, about = (metadata or {})[_HEADER].partition(" ")
+    return checksum, about
+
+
 def read_metadata(path: Path) -> Metadata:
     """The metadata of a file alone, without its tensors and unchecked."""
     try:
         with safe_open(path, framework="pt") as file:
-            return dict(json.loads((file.metadata() or {})[_HEADER]))
+            return dict(json.loads(_split_header(file.metadata())[1]))
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from None
 

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from ...core.backends import Batch
 from ...core.draws import hashed, shuffles
+from ...core.errors import SettingError
 from ...core.workspace import Workspace
 from ...data import Samples
+from ...data.limits import check_limit
 
 
 class Draws(NamedTuple):
@@ -106,6 +108,11 @@ class LocalData:
         """
         if purpose is None:
             return None
+        size = len(self.sizes) * epochs * int(self.sizes[0]) * self.start.itemsize
+        what = (
+            f"{epochs:,} passes over {int(self.sizes[0]):,} samples of {len(self.sizes):,} clients need {size:,} bytes"
+        )
+        check_limit("bytes", size, what, "use fewer local epochs or steps, or ", SettingError)
         state = hashed(self._draws.seed, purpose, self._draws.round, self.keys)
         visits = self.start[:, None, None].repeat(1, epochs, int(self.sizes[0]))
         for which in similar_sizes(self.sizes):  # rectangles of little padding

@@ -12,13 +12,9 @@ from torch import Tensor
 from ...core.backends import Backend, Batch
 from ...core.errors import SettingError
 from ...core.params import Params, first_clients, per_client, subtract_
-from ...core.settings import Settings
+from ...core.settings import Count, NonNegative, Positive, Repeats, Settings
 from .batches import LocalData
 from .schedules import ScheduleName, factor
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
 
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
@@ -31,9 +27,9 @@ class LocalTraining(Settings):
     lr: Positive | Literal["auto"] = "auto"  # "auto": found by short trials on training loss before the run
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NonNegative = 0.0
-    batch_size: Annotated[int, Field(ge=1)] | None = 128  # None: a client's whole data, the exact gradient
-    local_epochs: Annotated[int, Field(ge=1)] | None = None
-    local_steps: Annotated[int, Field(ge=1)] | None = None
+    batch_size: Count | None = 128  # None: a client's whole data, the exact gradient
+    local_epochs: Repeats | None = None
+    local_steps: Repeats | None = None
     schedule: ScheduleName = "step"
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
 

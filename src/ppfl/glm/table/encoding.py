@@ -13,12 +13,14 @@ import numpy as np
 
 from ...core.errors import DataError
 from ...data.arrays import quoted
+from ...data.limits import check_limit
 from ..client_ids import Array
 from ..standardize import INTERCEPT
 
 OTHER = "other"
 RARE = 5  # a level with fewer rows becomes `other`
 MOST_LEVELS = 20  # a text column with more levels is used only if it is named
+_NOT_PLAIN = (bytes, list, tuple, dict, set, np.ndarray)
 _ROW_NUMBERS = ("rownames", "index", "unnamed: 0", "")  # as R and pandas write them
 
 
@@ -49,10 +51,13 @@ class EncodedColumn(NamedTuple):
         """(n, terms)."""
         if not self.levels:
             return np.array(values, dtype=np.float64)[:, None]
+        size = len(values) * len(self.levels) * 8
+        what = f"column {self.name!r} has {len(self.levels):,} levels, which take {size:,} bytes"
+        check_limit("bytes", size, what, "leave it out, or ")
         position = {level: i for i, level in enumerate(self.levels)}
         unknown = position.get(OTHER, 0)
         codes = np.array([position.get(value, unknown) for value in values.astype(str)], dtype=np.int64)
-        return np.asarray(np.eye(len(self.levels))[codes][:, 1:])
+        return np.asarray(codes[:, None] == np.arange(1, len(self.levels)), dtype=np.float64)
 
 
 class Encoding(NamedTuple):
@@ -99,7 +104,7 @@ class ChosenColumns(NamedTuple):
 
 def choose_features(frame: Any, excluded: Sequence[str], wanted: Sequence[str]) -> ChosenColumns:
     """The wanted columns, or if none is named, all useful columns except those in `excluded`."""
-    present = [str(name) for name in frame.columns]
+    present = list(frame.columns)
     if absent := [name for name in (*excluded, *wanted) if name not in present]:
         raise DataError(f"no column {quoted(absent)}; the table has {quoted(present, most=12)}")
     if both := [name for name in wanted if name in excluded]:
@@ -118,9 +123,16 @@ def is_text(values: Any) -> bool:
     return not is_numeric_dtype(values.dtype)
 
 
+def is_plain(values: Any) -> bool:
+    """Whether a column holds numbers and text, rather than lists or bytes as parquet files may have them."""
+    return values.dtype.kind != "O" or not any(isinstance(value, _NOT_PLAIN) for value in values)
+
+
 def _reason_to_leave_out(name: str, values: Any) -> str:
     """Why a column is not used unless it is named; empty for a useful column."""
     known = values.dropna()
+    if not is_plain(known):
+        return "lists or bytes"
     distinct = known.nunique()
     if distinct < 2:
         return "one value"

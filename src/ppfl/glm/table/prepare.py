@@ -11,9 +11,10 @@ import numpy as np
 from ...core.errors import DataError, SettingError
 from ...data.arrays import as_ids, group_rows, quoted
 from ...data.samples import held_out
+from ...data.table_readers import with_text_names
 from ..client_ids import Array
 from ..regression import PopulationClassifier, PopulationRegressor
-from .encoding import Encoding, choose_features
+from .encoding import Encoding, choose_features, is_plain
 from .target import Target
 
 SMALLEST, LARGEST = 1e-100, 1e100  # of a column's largest value
@@ -82,6 +83,7 @@ class PreparedTable(NamedTuple):
 
 def prepare_table(frame: Any, settings: TableSettings) -> PreparedTable:
     """Check a table, and take the wanted columns and all rows without missing values."""
+    frame = with_text_names(frame)
     excluded = (settings.client, settings.target)
     features = choose_features(frame, excluded, settings.columns)
     if not features.names:
@@ -90,6 +92,10 @@ def prepare_table(frame: Any, settings: TableSettings) -> PreparedTable:
     kept = used.dropna()
     if kept.empty:
         raise DataError(f"none of {len(frame)} rows has a value in each of {quoted(list(used.columns), 12)}; fill some")
+    if odd := [name for name, dtype in kept.dtypes.items() if dtype.kind == "c"]:
+        raise DataError(f"column {quoted(odd)} has complex numbers; use their real and imaginary parts as two columns")
+    if odd := [name for name in kept.columns if not is_plain(kept[name])]:
+        raise DataError(f"column {quoted(odd)} has lists or bytes; expected numbers or text: convert it first")
     numbers = kept.select_dtypes("number")
     if infinite := [name for name in numbers if not bool(np.isfinite(np.array(numbers[name], dtype=float)).all())]:
         raise DataError(f"column {quoted(infinite)} has infinite values; correct them, or drop the rows")

@@ -1,0 +1,58 @@
+"""A small part of the fuzzing campaign: hostile files and settings end in a valid object or in an error of ours."""
+
+from random import Random
+
+import fuzz
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pandas")
+pytest.importorskip("pyarrow")
+
+
+@pytest.mark.parametrize("make", [fuzz.files, fuzz.settings])
+def test_hostile_inputs_end_in_a_valid_object_or_an_error_of_ours(tmp_path, monkeypatch, make):
+    monkeypatch.setenv("PPFL_LIMITS", fuzz.SMALL)
+    with fuzz.alarms():
+        for number in range(120):
+            name, use, content = make(Random(number), tmp_path)
+            failure = fuzz.survives(use)
+            assert failure is None, f"{name} from {number}, {content[:200]!r}: {failure}"
+
+
+def test_a_batch_reports_every_input_and_its_figures(tmp_path):
+    trials = list(fuzz.attack(1, Random(0), tmp_path))
+    assert len(trials) == 1
+    assert all(trial.failure is None and trial.figures["peak MB"] > 0 for trial in trials)
+
+
+def test_a_traceback_and_a_message_of_several_lines_are_failures():
+    def fails():
+        raise KeyError("x")
+
+    assert "KeyError" in fuzz.survives(fails)
+    assert fuzz.survives(dict) is None
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(fuzz.NUMBERS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(fuzz.KEYS), inner, max_size=3),
+    max_leaves=8,
+)
+TABLES = ["data", "model", "population", "algorithm", "affinity", "watch"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from([*TABLES, "name", "rounds", "seeds"]), VALUES), st.integers(0, 2**32))
+def test_tables_of_any_values_are_checked_or_explained(changes, seed):
+    changes |= {"data": {"name": "nowhere"}} if "data" not in changes else {}
+    assert fuzz.survives(lambda: fuzz.check_and_build(fuzz.experiment(Random(seed)) | changes)) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=40))
+def test_any_text_after_set_is_a_setting_or_an_error_of_ours(text):
+    from ppfl.runs.load import set_by_text
+
+    assert fuzz.survives(lambda: set_by_text({"data": {}, "rounds": 1}, text)) is None
