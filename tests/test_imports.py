@@ -20,7 +20,7 @@ LAYERS = (  # each part may import those before its line
 BELOW = {part: {below for layer in LAYERS[:at] for below in layer} for at, layer in enumerate(LAYERS) for part in layer}
 BELOW["data"] = {"core"}
 BELOW["core"] = set()
-ANYTHING = {"__init__", "__main__"}  # of the package itself
+ANYTHING = {"__init__", "__main__", "exports"}  # of the package itself
 BEHIND_ONE_DOOR = {"flwr": "federation", "plotly": "report", "typer": "cli", "rich": "cli"}
 
 SAME_MODULE_NAME = {

@@ -29,6 +29,7 @@ from .program import program
 from .progress import show_progress
 from .reproduce import refuse_missing_data, tasks_of_study, terminal_table, write_study
 from .run_tables import comparison_table, metrics_table, result_table, summary_line
+from .stop_signals import exit_code
 from .terminal import WIDE, PlainGroup, make_console, safe_output, say
 from .trials import print_trial, trials_table
 
@@ -41,12 +42,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-STOPPED = 130  # 128 + SIGINT, as shells have it
 WIDEST = 200
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; bad input ends in one line and exit code 2, never in a traceback."""
+def run_command_line(arguments: Sequence[str] | None) -> None:
+    """Bad input ends in one line and exit code 2, never in a traceback."""
     with safe_output():
         try:
             app(args=None if arguments is None else list(arguments))
@@ -243,10 +243,11 @@ def _run_live(tasks: list[RunTask], jobs: int | None, *, quiet: bool) -> dict[st
 
 @contextmanager
 def _resumable(command: Sequence[str]) -> Iterator[None]:
-    """Ctrl-C ends in one line that says how to go on."""
+    """Ctrl-C and SIGTERM end in one line that says how to go on."""
     try:
         yield
     except KeyboardInterrupt as stop:
-        where = f" after round {stop.round} of {stop.rounds}" if isinstance(stop, Interrupted) else ""
-        say(f"stopped{where}; resume with: {shlex.join(command)}", error=True)
-        raise typer.Exit(STOPPED) from None
+        if is_first_process():
+            where = f" after round {stop.round} of {stop.rounds}" if isinstance(stop, Interrupted) else ""
+            say(f"stopped{where}; resume with: {shlex.join(command)}", error=True)
+        raise typer.Exit(exit_code()) from None

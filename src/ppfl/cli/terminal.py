@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
 from ..core.text import visible
+from .stop_signals import exit_code
 
 WIDE = 140  # columns, where no terminal says how many there are
 _ASCII_SIGNS = str.maketrans({"–": "-", "±": "+/-", "…": "...", "×": "x"})
@@ -73,7 +75,7 @@ def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 class PlainGroup(TyperGroup):
-    """Commands whose usage errors, which repeat arguments, are visible text too."""
+    """Commands that end in one line when they are stopped, and whose usage errors are visible text too."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _visible_usage_errors():
@@ -81,7 +83,11 @@ class PlainGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with _visible_usage_errors():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                say("stopped", error=True)
+                raise typer.Exit(exit_code()) from None
 
 
 @contextmanager

@@ -25,6 +25,10 @@ class RankError(PPFLError):
     """A process of a distributed run has ended, so the others cannot continue."""
 
 
+class LostWorkerError(PPFLError):
+    """A worker process that died before it had finished its task."""
+
+
 class CheckpointError(PPFLError):
     """A run folder or checkpoint that is incomplete, damaged or from another experiment."""
 

@@ -6,9 +6,8 @@ keys of a method's own table replace it.
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from .experiment import Experiment
 from .explain import explain
 from .load import load_settings
 from .names import checked_name, folder_name, same_folder_key
+from .processes import ProcessPool
 from .record import RunRecord, load_run
 from .run import run
 
@@ -121,11 +121,12 @@ def run_tasks(
 ) -> dict[str, list[RunRecord]]:
     """Run what is not finished, `jobs` at a time; a failed run does not stop the others and is reported at the end."""
     failed = {}
-    for task, error in _finished(tasks, jobs):
-        if error is not None:
-            failed[task] = error
-        elif on_done is not None:
-            on_done(task)
+    with closing(_finished(tasks, jobs)) as finished:  # so that an interrupt here stops the workers at once
+        for task, error in finished:
+            if error is not None:
+                failed[task] = error
+            elif on_done is not None:
+                on_done(task)
     if failed:
         task, error = next(iter(failed.items()))
         raise SettingError(
@@ -137,23 +138,15 @@ def run_tasks(
     return records
 
 
-def _finished(tasks: list[RunTask], jobs: int) -> Iterator[tuple[RunTask, PPFLError | None]]:
+def _finished(tasks: list[RunTask], jobs: int) -> Generator[tuple[RunTask, PPFLError | None]]:
     """Tasks as they end, each with what went wrong."""
     if jobs == 1:
         for task in tasks:
             yield task, _attempt(task)
         _data.cache_clear()
         return
-    cores = max(1, torch.get_num_threads() // jobs)
-    context = multiprocessing.get_context("spawn")  # a fork would copy threads that hold locks
-    with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(cores,)) as pool:
-        running: dict[Future[PPFLError | None], RunTask] = {pool.submit(_attempt, task): task for task in tasks}
-        try:
-            for done in as_completed(running):
-                yield running[done], done.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    with ProcessPool(jobs, _attempt, threads=max(1, torch.get_num_threads() // jobs)) as pool:
+        yield from pool.run(tasks)
 
 
 def _attempt(task: RunTask) -> PPFLError | None:

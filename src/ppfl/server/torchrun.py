@@ -25,6 +25,7 @@ from ..core.trees import named_leaves, with_leaves
 from ..sites import Describe, Reply, Request, Site
 from ..sites.messages import combine
 from ..sites.wire import build, describe, parse
+from .parent import end_with_parent
 from .transports import make_roster, named_rows, route
 
 Answer = TypeVar("Answer")
@@ -55,6 +56,7 @@ class TorchRanks(Ranks):
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=timeout)
             atexit.register(_leave)
+            end_with_parent()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(device)
         self.bytes_carried = 0

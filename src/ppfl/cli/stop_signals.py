@@ -1,0 +1,45 @@
+"""Ctrl-C and SIGTERM: both stop a command in the same way, each with an exit code of its own.
+
+Imported before torch, so that a command can be stopped while it starts.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import NoReturn
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_last = signal.SIGINT
+
+
+def leave_on_signals() -> None:
+    """Where there is nothing to save, while modules are imported and after the work is done: go at once."""
+    for number in _SIGNALS:
+        _handle(number, _leave)
+
+
+def interrupt_on_signals() -> None:
+    """While a command works: a KeyboardInterrupt, on which runs save themselves."""
+    for number in _SIGNALS:
+        _handle(number, _interrupt)
+
+
+def exit_code() -> int:
+    """Of a command that was stopped: 128 + the signal, as shells have it."""
+    return 128 + _last
+
+
+def _handle(number: int, handler: Callable[[int, object], NoReturn]) -> None:
+    if signal.getsignal(number) != signal.SIG_IGN:  # as in a background job of a shell
+        signal.signal(number, handler)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    os.write(2, b"stopped\n")
+    os._exit(128 + number)
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    global _last
+    _last = signal.Signals(number)
+    raise KeyboardInterrupt
