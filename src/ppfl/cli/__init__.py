@@ -2,23 +2,30 @@
 
 from collections.abc import Sequence
 
-from .stop_signals import interrupt_on_signals, leave_on_signals
+from .stop_signals import interrupt_on_signals, leave, leave_on_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; without arguments, as the program that was typed."""
-    as_program = arguments is None
-    if as_program:
-        leave_on_signals()
+    """Run the command line, by default with the arguments of this program, which then can be stopped by signals."""
+    if arguments is None:
+        _run_program()
+    else:
+        from .app import run_command_line
+
+        run_command_line(arguments)
+
+
+def _run_program() -> None:
+    leave_on_signals()
     from .app import run_command_line  # takes seconds, as torch is imported
 
-    if as_program:
-        interrupt_on_signals()
     try:
-        run_command_line(arguments)
+        interrupt_on_signals()
+        run_command_line(None)
+    except KeyboardInterrupt:  # before a command began, or after its end
+        leave()
     finally:
-        if as_program:
-            leave_on_signals()
+        leave_on_signals()
 
 
 __all__ = ["main"]

@@ -19,7 +19,7 @@ def leave_on_signals() -> None:
 
 
 def interrupt_on_signals() -> None:
-    """While a command works: a KeyboardInterrupt, on which runs save themselves."""
+    """While a command works: a KeyboardInterrupt, on which runs save themselves. A second signal ends them at once."""
     for number in _SIGNALS:
         _handle(number, _interrupt)
 
@@ -29,12 +29,17 @@ def exit_code() -> int:
     return 128 + _last
 
 
+def leave() -> NoReturn:
+    """End a program that was stopped, where nothing is left to say or to save."""
+    _leave(_last)
+
+
 def _handle(number: int, handler: Callable[[int, object], NoReturn]) -> None:
     if signal.getsignal(number) != signal.SIG_IGN:  # as in a background job of a shell
         signal.signal(number, handler)
 
 
-def _leave(number: int, frame: object) -> NoReturn:
+def _leave(number: int, frame: object = None) -> NoReturn:
     os.write(2, b"stopped\n")
     os._exit(128 + number)
 
@@ -42,4 +47,5 @@ def _leave(number: int, frame: object) -> NoReturn:
 def _interrupt(number: int, frame: object) -> NoReturn:
     global _last
     _last = signal.Signals(number)
+    leave_on_signals()
     raise KeyboardInterrupt
