@@ -21,7 +21,8 @@ check: $(READY_FOR_TESTS)  ## style and types
 bench: $(READY_FOR_TESTS)  ## speed against a plain PyTorch loop and the matmul limit
 	$(BIN)/python bench/bench.py
 
-trust: $(READY_FOR_TESTS)  ## attack it: kills, damaged files, full disks, hostile input; takes about an hour
+trust: $(READY_FOR_TESTS)  ## attack it: kills, damaged files, full disks, hostile input; takes about half an hour
+	-$(PIP) atheris==3.0.0  # a fuzzer guided by coverage; it has no package for some versions of Python
 	$(BIN)/python trust/trust.py
 
 $(READY): requirements.txt pyproject.toml
