@@ -50,7 +50,7 @@ def test_start_values_hold_what_is_trained_and_nothing_else() -> None:
         models = population.initial_models(0, distinct=distinct)
         assert models.keys() == TRAINED and models["body.2.weight"].shape == (5, 5)
     numbers = {name: p.numel() for name, p in net.named_parameters() if name in TRAINED}
-    assert Population(net, k=1).bytes_of_local_run() == 8 * sum(numbers.values())
+    assert Population(net, k=1).bytes_of_local_run == 8 * sum(numbers.values())
 
 
 def test_other_start_values_leave_constants_alone() -> None:

@@ -11,7 +11,7 @@ from ppfl.core.trees import bytes_of
 from ppfl.core.workspace import Workspace
 from ppfl.data import Federation
 from ppfl.server import evaluate
-from ppfl.sites import Loop, Stacked
+from ppfl.sites import Loop, Stacked, engines
 from ppfl.sites.engines import balanced, chunks_of_similar_size, even_chunk
 from support import make_federation, make_net
 from training import run
@@ -125,6 +125,19 @@ def test_shares_of_the_work_are_balanced_and_complete() -> None:
     assert sorted(at for share in shares for at in share) == list(range(len(work)))
     loads = [sum(work[at] for at in share) for share in shares]
     assert max(loads) - min(loads) <= max(work)
+
+
+@pytest.mark.parametrize(("most", "parts"), [(1, 2), (100, 1)])
+def test_a_round_that_fits_into_one_chunk_is_not_divided_among_threads(monkeypatch, most: int, parts: int) -> None:
+    monkeypatch.setattr(engines, "SMALL_MODEL", 0)
+    monkeypatch.setattr(engines, "fitting_chunk", lambda *_: most)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    federation, engine = make_federation(), Stacked()
+    backend = engine.backend(Population(make_net(), k=1), federation.train, federation.n_classes)
+    worked = engine.run(list, federation.train.sizes, None, backend, federation.train)
+    assert len(worked) == parts
+    everyone = torch.cat([chunk for chunks in worked for chunk in chunks])
+    assert sorted(everyone.tolist()) == list(range(federation.n_clients))
 
 
 def test_a_tensor_that_leaves_in_two_places_is_counted_once() -> None:

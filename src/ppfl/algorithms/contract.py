@@ -294,4 +294,4 @@ def participants(problem: Problem, fraction: float, round: int) -> Who:
     if count >= problem.n_clients:
         return EVERYONE
     draws = hashed(problem.seed, "participants", round, problem.roster.keys)
-    return tuple(problem.roster.ids[at] for at in draws.argsort()[:count].sort().values.tolist())
+    return tuple(problem.roster.ids[at] for at in sorted(draws.topk(count, largest=False).indices.tolist()))

@@ -5,6 +5,7 @@ on the engine or on the number of workers. The hash is splitmix64, vectorised.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -17,9 +18,11 @@ Key = int | str | Tensor
 
 _GAMMA, _FIRST, _SECOND = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _30, _27, _31 = map(np.uint64, (30, 27, 31))
+_LOW_64 = (1 << 64) - 1
 _PART = 1 << 15
 
 
+@lru_cache(maxsize=256)  # the purposes of draws are few, and asked for in every round
 def name_key(name: str) -> int:
     """A stable 63-bit key for a client id or for the purpose of a draw.
 
@@ -50,14 +53,20 @@ def hashed(*keys: Key, after: Tensor | None = None) -> Tensor:
     >>> bool(hashed(1, 2, 3) == hashed(3, after=hashed(1, 2)))
     True
     """
-    state = torch.zeros((), dtype=torch.int64) if after is None else after
-    device = state.device
+    state: int | Tensor = 0 if after is None else after
+    device = torch.device("cpu") if after is None else after.device
     for key in keys:
         if isinstance(key, Tensor):
             device, key = key.device, key.cpu()
-        state = (state ^ (name_key(key) if isinstance(key, str) else key)).contiguous()
-        _splitmix(state)
-    return state.to(device)
+        elif isinstance(key, str):
+            key = name_key(key)
+        mixed = state ^ key
+        if isinstance(mixed, int):  # plain numbers are much faster than tensors of one
+            state = _splitmix_number(mixed)
+        else:
+            state = mixed.contiguous()
+            _splitmix(state)
+    return (torch.tensor(state) if isinstance(state, int) else state).to(device)
 
 
 def uniform(*keys: Key) -> Tensor:
@@ -88,6 +97,15 @@ def shuffles(draws: Tensor, sizes: Tensor) -> Tensor:
     keys.bitwise_or_(position)  # also for positions beyond the size, so that each row is a permutation of range(N)
     keys.numpy().sort(axis=-1)
     return keys.bitwise_and_(low)
+
+
+def _splitmix_number(state: int) -> int:
+    """`_splitmix` of one number, signed as in int64."""
+    z = (state + int(_GAMMA)) & _LOW_64
+    z = (z ^ z >> 30) * int(_FIRST) & _LOW_64
+    z = (z ^ z >> 27) * int(_SECOND) & _LOW_64
+    z ^= z >> 31
+    return z - (1 << 64) if z >> 63 else z
 
 
 def _splitmix(state: Tensor) -> None:

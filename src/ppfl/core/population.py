@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -98,6 +99,7 @@ class Population:
             (canonical if name in self.canonical_names else common)[name] = leaf
         return common, canonical
 
+    @cached_property
     def bytes_of_local_run(self) -> int:
         """Parameters that a client moves in a local run, in bytes: one model's where K collapse to it."""
         copies = 1 if self.collapses else self.k

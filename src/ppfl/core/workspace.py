@@ -29,20 +29,18 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[Kind, list[Tensor]] = {}
+        self._buffers: dict[Kind, list[_Buffer]] = {}
         self._in_use: dict[Kind, int] = {}
 
     def empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A tensor of this shape with any values, in use until its frame is left."""
-        kind, size = (like.dtype, like.device), math.prod(shape)
+        kind = like.dtype, like.device
         at = self._in_use.get(kind, 0)
+        self._in_use[kind] = at + 1
         buffers = self._buffers.setdefault(kind, [])
         if at == len(buffers):
-            buffers.append(like.new_empty(size))
-        elif buffers[at].numel() < size:
-            buffers[at] = like.new_empty(size)
-        self._in_use[kind] = at + 1
-        return buffers[at][:size].view(shape)
+            buffers.append(_Buffer())
+        return buffers[at].shaped(shape, like)
 
     def empty_like(self, params: Params) -> Params:
         """Tensors of the same shapes with any values."""
@@ -63,3 +61,19 @@ class Workspace:
             yield
         finally:
             self._in_use = before
+
+
+class _Buffer:
+    """Memory that grows. Most rounds ask for the shape of the round before, so that view is kept."""
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+        self._view: Tensor | None = None
+
+    def shaped(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        if self._view is None or self._view.shape != shape:
+            size = math.prod(shape)
+            if self._memory is None or self._memory.numel() < size:
+                self._memory = like.new_empty(size)
+            self._view = self._memory[:size].view(shape)
+        return self._view

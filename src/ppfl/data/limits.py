@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -70,6 +71,7 @@ def _rounded_up(size: int) -> str:
     return f"{size // 10**zeros + 1}e{zeros}" if zeros else str(size)
 
 
+@lru_cache(maxsize=1)  # asked for in every round
 def _parsed(text: str) -> Limits:
     pairs = [part.partition("=")[::2] for part in text.split(",") if part.strip()]
     return _validated({name.strip(): _number(value) for name, value in pairs})

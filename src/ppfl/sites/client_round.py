@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -107,6 +108,11 @@ def refuse_sum(name: str, sum_: Sum, clients: int) -> None:
             )
 
 
+def _weighted_sums(weight: Tensor, leaf: Tensor) -> Tensor:
+    """sum_i weight_ir leaf_i, (r, ...), for weights (C, r) of a leaf (C, ...)."""
+    return (weight.T @ leaf.reshape(len(leaf), -1)).view(weight.shape[1], *leaf.shape[1:])
+
+
 class Tally:
     """What the uploads of some of a round's clients add up to. One thread's own; threads' are joined at the end."""
 
@@ -142,10 +148,10 @@ class Tally:
         """sum_i p_i weight_i ⊗ value_i over a chunk."""
         refuse_sum(name, sum_, len(p))
         weight = p[:, None] if sum_.weight is None else p[:, None] * sum_.weight  # (C, r)
-        if name not in self.totals:
-            zeros = tree_map(lambda leaf: leaf.new_zeros(weight.shape[1], *leaf.shape[1:]), sum_.value)
-            self.totals[name] = Total(weight.new_zeros(weight.shape[1]), zeros)
-        total = self.totals[name]
+        total = self.totals.get(name)
+        if total is None:
+            self.totals[name] = Total(weight.sum(dim=0), tree_map(partial(_weighted_sums, weight), sum_.value))
+            return
         total.weight.add_(weight.sum(dim=0))
         for onto, leaf in zip(tree_leaves(total.value), tree_leaves(sum_.value), strict=True):
             onto.view(len(onto), -1).addmm_(weight.T, leaf.reshape(len(leaf), -1))

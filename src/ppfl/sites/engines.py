@@ -61,7 +61,7 @@ class Stacked:
     """Clients of similar size side by side.
 
     chunk: how many, or (None) as many as the working set allows. threads: chunks at a time, each on a core of its own;
-    or (None) as many as torch may use cores, where models are large enough to gain from it.
+    or (None) as many as torch may use cores, where models and rounds are large enough to gain from it.
     """
 
     name = "stacked"
@@ -80,13 +80,15 @@ class Stacked:
     def run(
         self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples
     ) -> list[Result]:
-        threads = self._threads_for(backend.population, samples)
-        batch = min(batch_size or int(sizes.max()), int(sizes.max()))
-        size = self.chunk or even_chunk(len(sizes), threads, fitting_chunk(backend, samples, batch))
-        chunks = chunks_of_similar_size(sizes, batch, size)
+        threads, largest = self._threads_for(backend.population, samples), int(sizes.max())
+        batch = min(batch_size or largest, largest)
+        most = self.chunk or fitting_chunk(backend, samples, batch)
+        # a round that fits into one chunk is short: threads would wait for each other's Python
+        parts = 1 if self.threads is None and len(sizes) <= most else threads
+        chunks = chunks_of_similar_size(sizes, batch, self.chunk or even_chunk(len(sizes), parts, most))
         if self._pool is None or self._pool.threads != threads:
             self._pool = WorkerPool(threads)
-        shares = balanced([int(sizes[chunk].sum()) for chunk in chunks], threads)
+        shares = balanced([int(sizes[chunk].sum()) for chunk in chunks], parts)
         return self._pool.run(work, [[chunks[at] for at in share] for share in shares if share])
 
     def _threads_for(self, population: Population, samples: Samples) -> int:
@@ -94,7 +96,7 @@ class Stacked:
             return 1
         if self.threads is not None:
             return self.threads
-        return torch.get_num_threads() if population.bytes_of_local_run() >= SMALL_MODEL else 1
+        return torch.get_num_threads() if population.bytes_of_local_run >= SMALL_MODEL else 1
 
 
 ENGINES: dict[str, type[Loop] | type[Stacked]] = {engine.name: engine for engine in (Loop, Stacked)}
@@ -114,7 +116,7 @@ def fitting_chunk(backend: Backend, samples: Samples, batch: int) -> int:
     if backend.clients.one_by_one:
         return 1
     sample = samples.x[:1].numel() * samples.x.element_size()
-    return max(1, WORKING_SET // (2 * backend.population.bytes_of_local_run() + sample * batch))
+    return max(1, WORKING_SET // (2 * backend.population.bytes_of_local_run + sample * batch))
 
 
 def even_chunk(clients: int, threads: int, most: int) -> int:

@@ -92,7 +92,7 @@ def _blocks(
     """Blocks of clients of similar size, with the models and the samples that belong to them."""
     sizes = samples.cpu_sizes
     sample = samples.x[:1].numel() * samples.x.element_size()
-    per_client = int(sizes.max()) * sample + backend.population.bytes_of_local_run()
+    per_client = int(sizes.max()) * sample + backend.population.bytes_of_local_run
     pieces = max(1, min(samples.n_clients, samples.n_clients * per_client // BLOCK_BYTES))
     for piece in sizes.argsort(descending=True, stable=True).tensor_split(pieces):
         who = piece[sizes[piece] > 0]

@@ -7,8 +7,10 @@ reported with the client's name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -41,8 +43,8 @@ class FiniteUploads:
     """Refuses what is not finite."""
 
     def refuse(self, norms: Norms) -> dict[int, str]:
-        finite = norms.upload.isfinite() & norms.rest.isfinite()
-        return dict.fromkeys((~finite).nonzero().flatten().tolist(), "its update is not finite")
+        finite = np.isfinite(norms.upload.numpy()) & np.isfinite(norms.rest.numpy())
+        return dict.fromkeys(np.flatnonzero(~finite).tolist(), "its update is not finite")
 
 
 class BoundedUploads:
@@ -55,27 +57,36 @@ class BoundedUploads:
     """
 
     def refuse(self, norms: Norms) -> dict[int, str]:
-        here = norms.upload.isfinite()
-        now = norms.compared[here]
-        pools = [now, norms.earlier] if len(now) >= FEWEST else [torch.cat([norms.earlier, now])]
-        bounds = [bound for pool in pools if (bound := _bound(pool)) is not None]
-        if not bounds:
+        compared, earlier = norms.compared.numpy(), norms.earlier.numpy()
+        here = np.isfinite(compared[:, 0])
+        now = compared[here]
+        pools = [now, earlier] if len(now) >= FEWEST else [np.concatenate([earlier, now])]
+        large, bounded = here, False
+        for pool in pools:
+            if large.any() and (bound := _bound(pool)) is not None:  # after the first pool hardly ever one is left
+                large, bounded = large & (compared > bound).all(axis=1), True
+        if not bounded:
             return {}
-        large = (norms.compared > torch.stack(bounds).amax(0)).all(dim=1) & here
-        usual = float(now.median(0).values[0]) if len(now) >= FEWEST else float(pools[0].median(0).values[0])
         return {
-            at: f"its update has norm {float(norms.upload[at]):.3g}, most have {usual:.3g}"
-            for at in large.nonzero().flatten().tolist()
+            at: f"its update has norm {compared[at, 0]:.3g}, most have {_at(MEDIAN, np.sort(pools[0][:, 0])):.3g}"
+            for at in np.flatnonzero(large).tolist()
         }
 
 
-def _bound(pool: Tensor) -> Tensor | None:
-    """(2,): above it a norm is too large, given those of a pool (N, 2); None where there are too few of them."""
+def _bound(pool: npt.NDArray[np.float64]) -> list[float] | None:
+    """Two numbers: above them norms are too large, given those of a pool (N, 2); None where there are too few."""
     if len(pool) < FEWEST:
         return None
-    ordered = pool.sort(dim=0).values
-    median, upper = (ordered[int(share * (len(pool) - 1))] for share in (MEDIAN, UPPER))  # (2,)
-    return TIMES * upper * (upper / median) if bool((median > 0).all()) else None
+    ordered = np.sort(pool, axis=0)
+    medians, uppers = (_at(share, ordered).tolist() for share in (MEDIAN, UPPER))
+    if min(medians) <= 0:
+        return None
+    return [TIMES * upper * (upper / median) for median, upper in zip(medians, uppers, strict=True)]
+
+
+def _at(share: float, ordered: npt.NDArray[np.float64]) -> Any:
+    """The number, or the row, that this share of the others comes before."""
+    return ordered[int(share * (len(ordered) - 1))]
 
 
 def default_filters() -> tuple[Filter, ...]:
@@ -96,6 +107,6 @@ def row_norms(tensors: Sequence[Tensor], clients: int) -> Tensor:
     floats = [t for t in tensors if t.is_floating_point() and t.numel()]
     if not floats:
         return torch.zeros(clients, dtype=torch.float64)
-    parts = [torch.linalg.vector_norm(t.flatten(1) if t.dim() > 1 else t[:, None], dim=1) for t in floats]
+    parts = [torch.linalg.vector_norm(t.reshape(clients, -1), dim=1) for t in floats]
     norms: Tensor = torch.linalg.vector_norm(torch.stack(parts).double(), dim=0).cpu()
     return norms

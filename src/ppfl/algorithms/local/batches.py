@@ -8,8 +8,11 @@ on (seed, round, client id) only, so every engine and every chunking draws the s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,6 +22,8 @@ from ...core.errors import SettingError
 from ...core.workspace import Workspace
 from ...data import Samples
 from ...data.limits import check_limit
+
+Integers = npt.NDArray[np.int64]  # which samples: numpy takes a fraction of torch's time for so few numbers
 
 
 class Draws(NamedTuple):
@@ -49,8 +54,15 @@ class LocalData:
         self.samples, self.space, self._clients, self._draws = samples, space, clients, draws
         self.start = samples.starts[clients]  # (C,); indices are made on the CPU, data stay where they are
         self.sizes = samples.cpu_sizes[clients]  # (C,)
-        assert bool((self.sizes.diff() <= 0).all()), "the clients of a chunk come largest first"
-        self._side_by_side = bool((self.sizes == self.sizes[0]).all() and (self.start.diff() == self.sizes[0]).all())
+        self._starts, self._sizes = self.start.numpy(), self.sizes.numpy()
+        self._largest = int(self._sizes[0])
+        assert (self._sizes[1:] <= self._sizes[:-1]).all(), "the clients of a chunk come largest first"
+
+    @cached_property
+    def _side_by_side(self) -> bool:
+        """Whether the data of these clients are one block, the same number of samples each."""
+        gaps = self._starts[1:] - self._starts[:-1]
+        return int(self._sizes[-1]) == self._largest and bool((gaps == self._largest).all())
 
     def groups(self) -> list[tuple[slice, LocalData]]:
         """The clients in groups of similar size, for passes over all samples with little padding."""
@@ -64,31 +76,31 @@ class LocalData:
         """How many steps each client takes, (C,): so many epochs, or so many steps."""
         if epochs is None:
             return torch.full_like(self.sizes, steps or 0)
-        size = batch_size or int(self.sizes.max())
+        size = batch_size or self._largest
         return (self.sizes + size - 1) // size * epochs
 
     def steps(
         self, batch_size: int | None, epochs: int | None = None, steps: int | None = None, purpose: str = "theta"
     ) -> Iterator[Batch]:
         """One batch per local step: `epochs` passes over each client's data, or `steps` steps each."""
-        size = batch_size or int(self.sizes.max())
-        per_epoch = (self.sizes + size - 1) // size
-        todo = self.count_steps(batch_size, epochs, steps)
+        size = batch_size or self._largest
+        per_epoch = (self._sizes + size - 1) // size
+        todo = self.count_steps(batch_size, epochs, steps).numpy()
         passes = int(((todo + per_epoch - 1) // per_epoch).max())
         visits = self._visits(passes, None if batch_size is None else purpose)
         seed, round, draws_masks = self._draws
         masks = hashed(seed, "dropout", purpose, round, self.keys) if draws_masks else None
         inputs = _Inputs(self.samples.x, self.space)
         for step in range(int(todo[0])):
-            n = int((todo > step).sum())
+            n = int(np.count_nonzero(todo > step))
             at = step % per_epoch[:n] * size
-            real = (self.sizes[:n] - at).clamp_max_(size)
+            real = np.minimum(self._sizes[:n] - at, size)
             if visits is None:
-                where = _rectangle(self.start[:n] + at, real)
+                where = _rectangle(self._starts[:n] + at, real)
             elif passes == 1:  # all are at the same place
                 where = visits[:n, 0, step * size : step * size + int(real.max())]
             else:
-                epochs_before = torch.arange(n) * passes + step // per_epoch[:n]
+                epochs_before = np.arange(n) * passes + step // per_epoch[:n]
                 where = visits.reshape(-1)[_rectangle(epochs_before * visits.shape[2] + at, real)]
             keys = None if masks is None else hashed(step, after=masks[:n].clone()).to(self.samples.x.device)
             yield self._batch(inputs, where, real, keys, whole=batch_size is None)
@@ -96,39 +108,41 @@ class LocalData:
     def everything(self, block: int = 2048) -> Iterator[Batch]:
         """All samples of every client, in blocks of at most `block` samples per client; dropout is off."""
         inputs = _Inputs(self.samples.x, self.space)
-        for first in range(0, int(self.sizes[0]), block):
-            n = int((self.sizes > first).sum())
-            real = (self.sizes[:n] - first).clamp_max_(block)
-            where = _rectangle(self.start[:n] + first, real)
-            yield self._batch(inputs, where, real, None, whole=int(real[0]) == int(self.sizes[0]))
+        for first in range(0, self._largest, block):
+            n = int(np.count_nonzero(self._sizes > first))
+            real = np.minimum(self._sizes[:n] - first, block)
+            where = _rectangle(self._starts[:n] + first, real)
+            yield self._batch(inputs, where, real, None, whole=int(real[0]) == self._largest)
 
-    def _visits(self, epochs: int, purpose: str | None) -> Tensor | None:
+    def _visits(self, epochs: int, purpose: str | None) -> Integers | None:
         """(C, epochs, N): rows of the data in the order they are visited, one of the client's own where it has no more;
         None where whole batches are visited as they lie.
         """
         if purpose is None:
             return None
-        size = len(self.sizes) * epochs * int(self.sizes[0]) * self.start.itemsize
-        what = (
-            f"{epochs:,} passes over {int(self.sizes[0]):,} samples of {len(self.sizes):,} clients need {size:,} bytes"
-        )
+        clients, longest = len(self._sizes), self._largest
+        size = clients * epochs * longest * self._starts.itemsize
+        what = f"{epochs:,} passes over {longest:,} samples of {clients:,} clients need {size:,} bytes"
         check_limit("bytes", size, what, "use fewer local epochs or steps, or ", SettingError)
         state = hashed(self._draws.seed, purpose, self._draws.round, self.keys)
-        visits = self.start[:, None, None].repeat(1, epochs, int(self.sizes[0]))
+        visits = np.empty((clients, epochs, longest), np.int64)
+        visits[:] = self._starts[:, None, None]
         for which in similar_sizes(self.sizes):  # rectangles of little padding
-            longest, sizes = int(self.sizes[which.start]), self.sizes[which]
+            longest, sizes = int(self._sizes[which.start]), self.sizes[which]
             draws = hashed(torch.arange(epochs)[:, None], torch.arange(longest), after=state[which, None, None])
-            visits[which, :, :longest] += shuffles(draws, sizes).clamp_max_(sizes[:, None, None] - 1)
+            orders = shuffles(draws, sizes).numpy()
+            visits[which, :, :longest] += np.minimum(orders, self._sizes[which, None, None] - 1, out=orders)
         return visits
 
-    def _batch(self, inputs: _Inputs, where: Tensor, real: Tensor, keys: Tensor | None, whole: bool) -> Batch:
+    def _batch(self, inputs: _Inputs, rows: Integers, real: Integers, keys: Tensor | None, whole: bool) -> Batch:
         """The samples at these rows (C, B), of which the first `real` (C,) of each client are no padding."""
         x = self.samples.x
-        count = real.to(x.dtype if x.is_floating_point() else torch.float32)
-        share = (torch.arange(where.shape[1]) < real[:, None]) / count[:, None]
-        where = where.to(x.device)
-        gathered = inputs.view(int(self.start[0]), where) if whole and self._side_by_side else inputs.copy(where)
-        return Batch(gathered, self.samples.y[where], share.to(x.device), count.to(x.device), where, keys)
+        count = real.astype(np.float64 if x.dtype == torch.float64 else np.float32)
+        share = np.divide(np.arange(rows.shape[1]) < real[:, None], count[:, None], dtype=count.dtype)
+        where = torch.from_numpy(rows).to(x.device)
+        gathered = inputs.view(int(self._starts[0]), where) if whole and self._side_by_side else inputs.copy(where)
+        as_weights = (torch.from_numpy(share).to(x.device), torch.from_numpy(count).to(x.device))
+        return Batch(gathered, self.samples.y[where], *as_weights, where, keys)
 
 
 class _Inputs:
@@ -151,11 +165,11 @@ class _Inputs:
         return self.x[first : first + where.numel()].view(*where.shape, *self.x.shape[1:])
 
 
-def _rectangle(first: Tensor, real: Tensor) -> Tensor:
+def _rectangle(first: Integers, real: Integers) -> Integers:
     """(C, B): `real` (C,) positions from `first` (C,) on, and the last of them again where others have more."""
-    width = int(real.max())
-    position = first[:, None] + torch.arange(width)
-    return position if int(real.min()) == width else position.clamp_max_((first + real - 1)[:, None])
+    position: Integers = first[:, None] + np.arange(real.max())
+    np.minimum(position, (first + real - 1)[:, None], out=position)
+    return position
 
 
 def similar_sizes(sizes: Tensor, most: int | None = None) -> list[slice]:
@@ -164,9 +178,9 @@ def similar_sizes(sizes: Tensor, most: int | None = None) -> list[slice]:
     >>> [sizes[run].tolist() for sizes in [torch.tensor([100, 90, 60, 4, 3])] for run in similar_sizes(sizes, most=2)]
     [[100, 90], [60], [4, 3]]
     """
-    runs, first, most = [], 0, most or len(sizes)
-    while first < len(sizes):
-        alike = int((2 * sizes[first : first + most] >= sizes[first]).sum())
+    runs, first, most, all_ = [], 0, most or len(sizes), sizes.numpy()
+    while first < len(all_):
+        alike = int(np.count_nonzero(2 * all_[first : first + most] >= all_[first]))
         runs.append(slice(first, first + alike))
         first += alike
     return runs
