@@ -56,6 +56,8 @@ class Population:
         self.net: nn.Module = keyed.cpu()  # start values are drawn there, whatever device the data are on
         self.loss = loss_by_name(loss) if isinstance(loss, str) else loss
         self.mix: Mix = MIXES[mix]
+        if mix == "predictions":
+            self.loss.check_mixing()
         trained = [name for name, p in self.net.named_parameters() if p.requires_grad]
         if not trained:
             raise ModelError("the network has no parameters to train; give it at least one with requires_grad=True")

@@ -68,7 +68,7 @@ def as_targets(
     """Targets as int64 labels or float32 values, and the names of the classes if they are known.
 
     "auto" treats integers, booleans and strings as labels and floats as values to predict. A string becomes its
-    position in `classes` (by default, the sorted strings that occur).
+    position in `classes` (by default, the sorted strings that occur). A sample may have several targets, (n, ...).
 
     >>> as_targets(["no", "yes", "no"])
     (tensor([0, 1, 0]), ('no', 'yes'))
@@ -79,13 +79,18 @@ def as_targets(
     if array.dtype.kind == "O" and array.ndim == 1:
         _refuse_missing(array, "y")
         array = _numbers_or_objects(array)
-    if array.ndim != 1:
-        raise DataError(f"y has shape {array.shape}; expected (n,), one target per sample: flatten it first")
+    if array.ndim == 2 and array.shape[1] == 1:  # a column of a table
+        array = array[:, 0]
+    width = math.prod(array.shape[1:])
+    if not 1 <= array.ndim <= _MOST_AXES or not width:
+        raise DataError(f"y has shape {array.shape}; expected (n,), or (n, ...) for several values per sample")
+    check_limit("features", width, f"y has {width:,} values per sample")
     names = tuple(classes) if classes is not None else None
     if array.dtype.kind not in "biuf":
         if task == "regression" and len(array):
-            raise DataError(f"y contains text ({str(array[0])!r}) but regression needs numbers; convert it")
-        return _codes(_as_text(array, "y"), names)
+            raise DataError(f"y contains text ({str(array.flat[0])!r}) but regression needs numbers; convert it")
+        codes, names = _codes(_as_text(array.reshape(-1), "y"), names)
+        return codes.reshape(array.shape), names
     if task == "regression" or (task == "auto" and array.dtype.kind == "f"):
         return torch.from_numpy(_as_float32(array)), None
     if array.dtype.kind == "f" and not bool(np.all(array == np.floor(array))):

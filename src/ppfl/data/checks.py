@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ppfl.core.errors import DataError
+from ppfl.core.losses import IGNORED
 from ppfl.data.arrays import quoted
 from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples
@@ -55,15 +56,17 @@ def check_alike(splits: Mapping[str, Samples]) -> None:
     """All splits have the same shape and type of samples, so that a model fits all of them."""
     train = splits["train"]
     for split, samples in splits.items():
-        found, expected = ((tuple(s.x.shape[1:]), s.x.dtype, s.y.is_floating_point()) for s in (samples, train))
+        found, expected = (
+            (tuple(s.x.shape[1:]), s.x.dtype, tuple(s.y.shape[1:]), s.y.is_floating_point()) for s in (samples, train)
+        )
         if found != expected:
             raise DataError(
                 f"{split} samples are {_kind(*found)} but train samples are {_kind(*expected)}; use one form for all"
             )
 
 
-def _kind(shape: tuple[int, ...], dtype: torch.dtype, real: bool) -> str:
-    return f"{dtype} {shape} with {'float targets' if real else 'labels'}"
+def _kind(shape: tuple[int, ...], dtype: torch.dtype, target: tuple[int, ...], real: bool) -> str:
+    return f"{dtype} {shape} with {'float targets' if real else 'labels'}{f' {target}' if target else ''}"
 
 
 def check_finite(ids: tuple[str, ...], split: str, samples: Samples) -> None:
@@ -87,11 +90,14 @@ def check_labels(ids: tuple[str, ...], split: str, samples: Samples, n_classes: 
     """Labels are whole numbers from 0 to n_classes - 1."""
     if samples.y.is_floating_point():
         raise DataError(f"{split} y is {samples.y.dtype} but classes are given; labels must be integers: use y.long()")
-    lowest, highest = samples.y.aminmax() if len(samples) else (0, 0)
+    lowest, highest = samples.label_range()
     if lowest < 0 or highest >= n_classes:
-        at = int(((samples.y < 0) | (samples.y >= n_classes)).nonzero()[0])
+        wrong = (samples.y < 0) | (samples.y >= n_classes)
+        if samples.y.ndim > 1:
+            wrong &= samples.y != IGNORED
+        at, *_ = where = tuple(wrong.nonzero()[0].tolist())
         raise DataError(
-            f"{split} label {int(samples.y[at])} of client {ids[int(samples.client_of()[at])]!r} is outside "
+            f"{split} label {int(samples.y[where])} of client {ids[int(samples.client_of()[at])]!r} is outside "
             f"0..{n_classes - 1}; number the classes from 0, or use float targets for regression"
         )
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ppfl.core.errors import DataError
+from ppfl.core.losses import IGNORED
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, RowGroups, as_features, as_mask, as_targets, as_weights, group_rows, quoted
 from ppfl.data.limits import check_limit
@@ -169,14 +170,15 @@ class Federation:
         return self.splits[name]
 
     def label_counts(self, split: Split = "train") -> Tensor:
-        """Number of samples of each class that each client has (M, classes), int64."""
+        """How often each client has each class (M, classes), int64."""
         if self.n_classes is None:
             raise DataError(f"{self.name} has float targets, so no labels to count; use feature_means()")
         samples = self.split(split)
         size = self.n_clients * self.n_classes * samples.y.itemsize
         what = f"labels of {self.n_clients:,} clients in {self.n_classes:,} classes take {size:,} bytes to count"
         check_limit("bytes", size, what, "use fewer classes or another affinity, or ")
-        cells = samples.client_of() * self.n_classes + samples.y
+        cells = samples.client_of() * self.n_classes + samples.y.movedim(0, -1)
+        cells = cells.flatten() if samples.y.ndim == 1 else cells[samples.y.movedim(0, -1) != IGNORED]
         return torch.bincount(cells, minlength=self.n_clients * self.n_classes).reshape(self.n_clients, -1)
 
     def feature_means(self) -> Tensor:
@@ -238,6 +240,7 @@ class Federation:
         counts = " / ".join(f"{len(samples)} {split}" for split, samples in self.splits.items())
         sizes = self.train.sizes
         kind = "real targets" if self.n_classes is None else f"{self.n_classes} classes"
+        kind = kind if self.train.y.ndim == 1 else f"y {tuple(self.train.y.shape[1:])}, {kind}"
         shape = tuple(self.train.x.shape[1:])
         known = f", {self.truth.memberships.shape[1]} true sources" if self.truth else ""
         return (
@@ -259,8 +262,8 @@ def _shares(train: Samples) -> Tensor:
 
 
 def _find_classes(splits: Mapping[str, Samples]) -> tuple[str, ...]:
-    extremes = torch.stack([torch.stack(part.y.aminmax()) for part in splits.values() if len(part)])
-    lowest, highest = int(extremes.min()), int(extremes.max())
+    ranges = [part.label_range() for part in splits.values() if len(part)]
+    lowest, highest = min(low for low, _ in ranges), max(high for _, high in ranges)
     advice = 'number the classes from 0, use task = "regression", or '
     check_limit("classes", highest + 1, f"labels go up to {highest:,}, so there are {highest + 1:,} classes", advice)
     if lowest == highest:

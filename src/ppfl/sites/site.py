@@ -88,6 +88,7 @@ class Site:
         facts = {
             "sample_shape": list(federation.train.x.shape[1:]),
             "sample_dtype": str(federation.train.x.dtype),
+            "target_shape": list(federation.train.y.shape[1:]),
             "n_classes": federation.n_classes,
             "splits": sorted(federation.splits),
         }
