@@ -18,6 +18,7 @@ from .core.population import Population
 from .core.trees import with_leaves
 from .data import Federation
 from .data.federation import Split
+from .data.inputs import scaled
 from .server import (
     Evaluation,
     InProcess,
@@ -75,7 +76,7 @@ class Fitted:
         """Mean predictions (B, ...) of a client's own model on x (B, ...)."""
         models = self.models([client])
         with torch.no_grad():
-            return self.backend.predict(models.hardened() if hard else models, x[None])[0]
+            return self.backend.predict(models.hardened() if hard else models, scaled(x)[None])[0]
 
     def evaluate(
         self, federation: Federation, split: Split = "test", *, hard: bool = False, metrics: Metrics = ()

@@ -9,6 +9,7 @@ from torch import Tensor
 from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
 from ppfl.data.arrays import quoted
+from ppfl.data.inputs import MappedRows
 from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples
 from ppfl.data.truth import Truth
@@ -71,7 +72,12 @@ def _kind(shape: tuple[int, ...], dtype: torch.dtype, target: tuple[int, ...], r
 
 def check_finite(ids: tuple[str, ...], split: str, samples: Samples) -> None:
     """No value is NaN or infinite; one such value would spoil every shared model in one round."""
-    for field, values in (("x", samples.x), ("y", samples.y)):
+    if isinstance(samples.x, MappedRows):
+        _check_mapped(ids, split, samples, samples.x)
+    fields = {"x": samples.x, "y": samples.y}
+    for field, values in fields.items():
+        if isinstance(values, MappedRows):
+            continue
         # aminmax propagates NaN and needs no memory; isfinite would allocate a quarter of the size of the data
         if not values.is_floating_point() or values.numel() == 0:
             continue
@@ -84,6 +90,18 @@ def check_finite(ids: tuple[str, ...], split: str, samples: Samples) -> None:
             f"{split} {field} has NaN or infinity in {int(bad.sum())} samples, {int(counts[worst])} of them "
             f"of client {ids[worst]!r}; drop or fill them first"
         )
+
+
+def _check_mapped(ids: tuple[str, ...], split: str, samples: Samples, x: MappedRows) -> None:
+    """Block by block, as the file may be larger than memory."""
+    if not x.is_floating_point():
+        return
+    for block in x.blocks():
+        bad = ~x[block].flatten(1).isfinite().all(1)
+        if bool(bad.any()):
+            at = block.start + int(bad.nonzero()[0])
+            client = ids[int(samples.client_of()[at])]
+            raise DataError(f"{split} x has NaN or infinity in row {int(x.rows[at])} of client {client!r}; replace it")
 
 
 def check_labels(ids: tuple[str, ...], split: str, samples: Samples, n_classes: int) -> None:

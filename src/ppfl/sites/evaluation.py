@@ -84,7 +84,7 @@ def _blocks(
 ) -> Iterator[tuple[Tensor, Models, Iterator[Batch]]]:
     """Blocks of clients of similar size, with the models and the samples that belong to them."""
     sizes = samples.cpu_sizes
-    sample = samples.x[:1].numel() * samples.x.element_size()
+    sample = samples.bytes_per_sample
     per_client = int(sizes.max()) * sample + backend.population.bytes_of_local_run()
     pieces = max(1, min(samples.n_clients, samples.n_clients * per_client // BLOCK_BYTES))
     for piece in sizes.argsort(descending=True, stable=True).tensor_split(pieces):
