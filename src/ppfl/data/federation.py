@@ -19,7 +19,7 @@ from ppfl.data.columns import column, features_of
 from ppfl.data.inputs import MappedRows, row_blocks, scaled
 from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples, held_out
-from ppfl.data.torch_datasets import datasets_by_client, join_parts, read_items
+from ppfl.data.torch_datasets import read_clients, read_items
 from ppfl.data.truth import Truth
 
 _FIELDS = ("x", "y", "offsets")
@@ -149,18 +149,8 @@ class Federation:
         """
         if clients is not None:
             return cls.from_arrays(*read_items(datasets, "the dataset"), clients, **settings)
-        trained, tested = datasets_by_client(datasets), datasets_by_client({} if test is None else test)
-        if unknown := sorted(set(tested) - set(trained)):
-            raise DataError(f"clients {quoted(unknown)} have a dataset for testing and none for training; add it")
-        pieces = [(name, read_items(one, f"the dataset of client {name!r}"), False) for name, one in trained.items()]
-        pieces += [(name, read_items(one, f"the test set of client {name!r}"), True) for name, one in tested.items()]
-        if not pieces:
-            raise DataError("there is no dataset; give one for each client")
-        sizes = [len(y) for _, (_, y), _ in pieces]
-        x, y = (join_parts(pair[at] for _, pair, _ in pieces) for at in (0, 1))
-        ids = [name for (name, _, _), size in zip(pieces, sizes, strict=True) for _ in range(size)]
-        marks = [mark for (_, _, mark), size in zip(pieces, sizes, strict=True) for _ in range(size)]
-        return cls.from_arrays(x, y, ids, **{"is_test": marks if tested else None, **settings})
+        x, y, ids, is_test = read_clients(datasets, test)
+        return cls.from_arrays(x, y, ids, **{"is_test": is_test, **settings})
 
     @classmethod
     def from_columns(

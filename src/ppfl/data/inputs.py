@@ -28,15 +28,21 @@ def scaled(x: Tensor) -> Tensor:
 class MappedRows:
     """Rows of a tensor whose memory is a file: they are read when a batch needs them, and never copied as a whole.
 
-    To group, to select and to hold out rows is to choose row numbers.
+    To group, to select and to hold out rows is to choose row numbers. Arrays of np.load(..., mmap_mode="r") become such
+    rows by themselves; torch does not say which tensors are files, so these are given as MappedRows(tensor).
 
     >>> rows = MappedRows(torch.arange(12.0).reshape(6, 2), torch.tensor([4, 0]))
     >>> len(rows), tuple(rows.shape), rows[:1]
     (2, (2, 2), tensor([[8., 9.]]))
     """
 
-    def __init__(self, values: Tensor, rows: Tensor) -> None:
-        self.values, self.rows = values, rows
+    def __init__(self, values: Tensor, rows: Tensor | None = None) -> None:
+        if values.dtype not in _MAPPED_TYPES:
+            raise DataError(
+                f"x is {values.dtype} in a file; to be used without a copy it must be float32, int64 for tokens, or "
+                f"uint8 for images: write it so, or read it whole with np.array(x)"
+            )
+        self.values, self.rows = values, torch.arange(len(values)) if rows is None else rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -97,20 +103,10 @@ def row_blocks(n: int) -> list[slice]:
 
 
 def mapped_rows(x: Any) -> MappedRows | None:
-    """All rows of an array or tensor whose memory is a file; None if it is in memory."""
-    if isinstance(x, Tensor):
-        plain = x.device.type == "cpu" and x.layout is torch.strided
-        values = x if plain and x.untyped_storage().filename is not None else None
-    else:
-        values = _tensor_of_map(x) if isinstance(x, np.ndarray) and _is_mapped(x) else None
-    if values is None:
-        return None
-    if values.dtype not in _MAPPED_TYPES:
-        raise DataError(
-            f"x is {values.dtype} in a file; to be used without a copy it must be float32, int64 for tokens, or uint8 "
-            f"for images: write it so, or read it whole with np.array(x)"
-        )
-    return MappedRows(values, torch.arange(len(values)))
+    """All rows of an array whose memory is a file; None if it is in memory."""
+    if isinstance(x, MappedRows):
+        return x
+    return MappedRows(_tensor_of_map(x)) if isinstance(x, np.ndarray) and _is_mapped(x) else None
 
 
 def _is_mapped(array: np.ndarray[Any, Any]) -> bool:

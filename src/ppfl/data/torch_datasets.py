@@ -11,11 +11,26 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from ppfl.core.errors import DataError
-from ppfl.data.arrays import as_ids
+from ppfl.data.arrays import as_ids, quoted
 from ppfl.data.ragged import is_ragged
 
 
-def datasets_by_client(datasets: Any) -> dict[str, Any]:
+def read_clients(datasets: Any, test: Any = None) -> tuple[Any, Any, list[str], list[bool] | None]:
+    """Inputs, targets, client ids and marks of test items, of one dataset per client; no marks without `test`."""
+    trained, tested = _by_client(datasets), _by_client({} if test is None else test)
+    if unknown := sorted(set(tested) - set(trained)):
+        raise DataError(f"clients {quoted(unknown)} have a dataset for testing and none for training; add it")
+    pieces = [(name, read_items(one, f"the dataset of client {name!r}"), False) for name, one in trained.items()]
+    pieces += [(name, read_items(one, f"the test set of client {name!r}"), True) for name, one in tested.items()]
+    if not pieces:
+        raise DataError("there is no dataset; give one for each client")
+    x, y = (_join_parts(pair[at] for _, pair, _ in pieces) for at in (0, 1))
+    ids = [name for name, (_, y), _ in pieces for _ in range(len(y))]
+    marks = [mark for _, (_, y), mark in pieces for _ in range(len(y))]
+    return x, y, ids, marks if tested else None
+
+
+def _by_client(datasets: Any) -> dict[str, Any]:
     """Datasets by client id; those of a list are named by their position, "0", "1" and so on."""
     if isinstance(datasets, Mapping):
         names = as_ids(list(datasets)).tolist()
@@ -59,7 +74,7 @@ def read_items(dataset: Any, what: str) -> tuple[Any, Any]:
     return _joined([x for x, _ in pairs], f"{what} x"), _joined([y for _, y in pairs], f"{what} y")
 
 
-def join_parts(parts: Iterable[Any]) -> Any:
+def _join_parts(parts: Iterable[Any]) -> Any:
     """What several datasets hold, one after the other; a list where their rows have different lengths."""
     found = list(parts)
     if all(isinstance(part, Tensor) for part in found):
