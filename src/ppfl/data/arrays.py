@@ -91,6 +91,11 @@ def refuse_datasets(x: Any) -> None:
             f"this is a {type(x).__name__}, and arrays are expected here; use Federation.from_datasets, "
             f"with one dataset per client, or one dataset and clients=..."
         )
+    if isinstance(x, Mapping):
+        raise DataError(
+            "x is a dict; a sample has one input tensor: join several inputs to one, and take them apart in the "
+            "network, or use Federation.from_columns for columns by name"
+        )
 
 
 def as_targets(
