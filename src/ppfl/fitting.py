@@ -18,6 +18,7 @@ from .core.population import Population
 from .core.trees import with_leaves
 from .data import Federation
 from .data.federation import Split
+from .data.inputs import scaled
 from .server import (
     Evaluation,
     InProcess,
@@ -32,7 +33,7 @@ from .server import (
 )  # fmt: skip
 from .server.evaluation import read_evaluation
 from .server.loop import MAIN, setup_sites
-from .sites import Engine, Evaluate, Restore, Site, engine_by_name
+from .sites import Engine, Evaluate, Metrics, Restore, Site, as_metrics, engine_by_name
 
 
 @dataclass(frozen=True)
@@ -75,17 +76,24 @@ class Fitted:
         """Mean predictions (B, ...) of a client's own model on x (B, ...)."""
         models = self.models([client])
         with torch.no_grad():
-            return self.backend.predict(models.hardened() if hard else models, x[None])[0]
+            return self.backend.predict(models.hardened() if hard else models, scaled(x)[None])[0]
 
-    def evaluate(self, federation: Federation, split: Split = "test", *, hard: bool = False) -> Evaluation:
-        """Every client's own model on its own data, found by its id; rows in the order of the federation."""
+    def evaluate(
+        self, federation: Federation, split: Split = "test", *, hard: bool = False, metrics: Metrics = ()
+    ) -> Evaluation:
+        """Every client's own model on its own data, found by its id; rows in the order of the federation.
+
+        metrics: functions (prediction, target) -> number or objects of torchmetrics, by name or as a list.
+        """
         federation.split(split)
-        transport = InProcess(Site(federation, self.problem.population, self.engine))
+        chosen = as_metrics(metrics)
+        transport = InProcess(Site(federation, self.problem.population, self.engine, metrics=chosen))
         self._positions(federation.ids)
         setup_sites(self.method, self.problem, transport)
         shared, own = self.method.send(self.problem, self.state.server, federation.ids, None)
-        _, reply = transport.ask([Restore(MAIN, 0, self.clients), Evaluate(MAIN, (split,), shared, own, hard=hard)])
-        return read_evaluation(reply, (split,), transport).splits[split]
+        asked = Evaluate(MAIN, (split,), shared, own, hard=hard, metrics=tuple(chosen))
+        _, reply = transport.ask([Restore(MAIN, 0, self.clients), asked])
+        return read_evaluation(reply, (split,), transport, chosen).splits[split]
 
     def _positions(self, clients: Sequence[str]) -> Tensor:
         unknown = [client for client in clients if client not in self.problem.roster.position]
@@ -121,7 +129,7 @@ def fit(
     method = PPFL() if method is None else method
     if not isinstance(rounds, int) or rounds < 1:
         raise SettingError(f"rounds is {rounds}; train for at least one round")
-    site = Site(federation, population, engine)
+    site = Site(federation, population, engine, metrics=watch.known_metrics)
     transport = InProcess(site)
     problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
     method = choose_lr(method, problem, transport)

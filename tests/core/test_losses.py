@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ppfl.core.errors import DataError, ModelError
-from ppfl.core.losses import LOSSES, Loss, cross_entropy, log_mix, logistic, loss_by_name, poisson, squared
+from ppfl.core.links import log_mix
+from ppfl.core.losses import IGNORED, LOSSES, Loss, cross_entropy, logistic, loss_by_name, multilabel, poisson, squared
 
 law = settings(deadline=None, max_examples=20)
 seeds = st.integers(0, 2**31)
@@ -38,6 +39,10 @@ class Kind(NamedTuple):
             "numbers": torch.randn(B, generator=g, dtype=torch.float64),
             "vectors": torch.randn(B, 3, generator=g, dtype=torch.float64),
             "counts": torch.randint(0, 9, (B,), generator=g),
+            "sequences": torch.randint(0, 4, (B, 3), generator=g),
+            "padded": torch.randint(0, 4, (B, 3), generator=g).index_fill(1, torch.tensor([2]), IGNORED),
+            "several": torch.randint(0, 2, (B, 3), generator=g),
+            "partly known": torch.randint(0, 2, (B, 3), generator=g).double().index_fill(1, torch.tensor([0]), IGNORED),
         }[self.targets]
         return outputs, c, y
 
@@ -52,12 +57,23 @@ KINDS = [
     Kind(squared, (3,), "vectors"),
     Kind(poisson, (), "counts"),
     Kind(poisson, (1,), "counts"),
+    Kind(cross_entropy, (3, 4), "sequences"),
+    Kind(cross_entropy, (3, 4), "padded"),
+    Kind(multilabel, (3,), "several"),
+    Kind(multilabel, (3,), "partly known"),
 ]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.loss.name}-{kind.targets}-{kind.shape}")
 
 
 def plainly(loss: Loss, prediction: Tensor, y: Tensor) -> Tensor:
     """The negative log-likelihood of a mean prediction, written without regard to overflow."""
+    if y.dim() == 2 and loss in (cross_entropy, multilabel):  # label by label, the mean of those that count
+        means = []
+        for of_sample, labels in zip(prediction, y.long(), strict=True):
+            pairs = [(p, label) for p, label in zip(of_sample, labels, strict=True) if label != IGNORED]
+            right = [p[label] if loss is cross_entropy else p if label else 1 - p for p, label in pairs]
+            means.append(-torch.stack(right).log().mean())
+        return torch.stack(means)
     if loss is cross_entropy:
         return -prediction[torch.arange(B), y].log()
     y, prediction = y.reshape(B, -1).double(), prediction.reshape(B, -1)
@@ -193,6 +209,20 @@ def test_log_mix_of_zero_probabilities_is_minus_infinity():
     assert log_mix(torch.full((2,), -torch.inf), torch.tensor([0.5, 0.5])) == -torch.inf
 
 
+@every_kind
+@law
+@given(seeds, widths)
+def test_slopes_of_many_clients_are_those_of_autograd(kind, seed, k):
+    drawn = [kind.draw(seed + i, k) for i in range(3)]
+    outputs = torch.stack([outputs for outputs, _, _ in drawn])  # (C, K, B, ...)
+    outputs, y = outputs.reshape(3, k, B, *(kind.shape or (1,))), torch.stack([y for _, _, y in drawn])
+    found, losses = kind.loss.model_slopes(outputs.movedim(2, -1).contiguous(), y)
+    per_sample = vmap(vmap(kind.loss.per_sample, (0, None)))
+    torch.testing.assert_close(losses, per_sample(outputs, y))
+    expected = grad(lambda outputs: per_sample(outputs, y).sum())(outputs)
+    torch.testing.assert_close(found.movedim(-1, 2), expected)
+
+
 # ── scores ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -250,7 +280,11 @@ def test_valid_targets_are_accepted(kind):
     ("loss", "y", "outputs", "found"),
     [
         (cross_entropy, torch.tensor([0.0, 1.0]), None, "expected integer labels"),
-        (cross_entropy, torch.tensor([[0], [1]]), None, "expected integer labels"),
+        (cross_entropy, torch.tensor([[0, 1], [-1, 0]]), None, "target[1, 0] is -1, which is not in 0 to"),
+        (cross_entropy, torch.tensor([[0, 1], [IGNORED, IGNORED]]), None, "target[1] has no label but -100"),
+        (cross_entropy, torch.tensor([0, IGNORED]), None, "target[1] is -100, which is not in 0 to"),
+        (multilabel, torch.tensor([[0, 2]]), None, "target[0, 1] is 2, which is not 0 or 1"),
+        (multilabel, torch.tensor([[0, 1]]), 3, "a sample has 2 labels but the model 3 outputs"),
         (cross_entropy, torch.tensor([0, -1]), None, "target[1] is -1, which is not in 0 to"),
         (cross_entropy, torch.tensor([0, 3, 4]), 4, "target[2] is 4, which is not in 0 to 3"),
         (logistic, torch.tensor([0, 1, 2]), None, "target[2] is 2, which is not 0 or 1"),

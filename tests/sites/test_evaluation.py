@@ -14,7 +14,8 @@ from ppfl.data import Samples
 from ppfl.server import Evaluation, Watch, begin, evaluate, make_problem, train_and_measure
 from ppfl.server.evaluation import summary
 from ppfl.sites import Evaluate, Train
-from ppfl.sites.evaluation import BINS, ClientScores, bin_of, score_sums
+from ppfl.sites.evaluation import ClientScores, score_sums
+from ppfl.sites.histogram import BINS, bin_of
 from support import make_federation, make_linear, make_net
 from training import BytesTransport, connect, run
 

@@ -1,7 +1,7 @@
 """The paper as pure functions: memberships on the simplex, affinities between clients, losses, populations of
 canonical models and how they mix, and the objective. Imports torch and nothing else of ours."""
 
-from . import affinity, simplex
+from . import affinity, links, simplex
 from .errors import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError, WriteError
 from .losses import LOSSES, Loss, loss_by_name
 from .mixing import MIXES
@@ -22,6 +22,7 @@ __all__ = [
     "SettingError",
     "WriteError",
     "affinity",
+    "links",
     "loss_by_name",
     "simplex",
 ]

@@ -36,10 +36,10 @@ class Mix(Protocol):
     def losses(self, loss: Loss, ran: Tensor, c: Tensor, y: Tensor) -> Tensor: ...
     def predictions(self, loss: Loss, ran: Tensor, c: Tensor) -> Tensor: ...
     def slopes(self, loss: Loss, outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """d loss / d outputs of many clients' outputs (C, K, out, B), a column a sample, and the losses (C, B)."""
+        """d loss / d outputs of many clients' outputs (C, K, ..., B), samples last, and the losses (C, B)."""
 
     def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
-        """sum_n share_n loss_n of every client as a function of c alone, from kept outputs (C, K, out, N)."""
+        """sum_n share_n loss_n of every client as a function of c alone, from kept outputs (C, K, ..., N)."""
 
 
 class OneOutput:
@@ -66,7 +66,7 @@ class Outputs(OneOutput):
     def slopes(self, loss: Loss, outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         mixed = torch.bmm(c[:, None], outputs.flatten(2)).reshape(len(c), *outputs.shape[2:])
         slope, losses = loss.slopes(mixed, y)
-        return c[:, :, None, None] * slope[:, None], losses
+        return c.reshape(*c.shape, *[1] * (outputs.dim() - 2)) * slope[:, None], losses
 
     def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
         flat = outputs.flatten(2)  # (C, K, out N): the mix is linear in it, so two products make a step
@@ -74,7 +74,7 @@ class Outputs(OneOutput):
         def at(c: Tensor) -> tuple[Tensor, Tensor]:
             mixed = torch.bmm(c[:, None], flat).reshape(len(c), *outputs.shape[2:])
             slope, losses = loss.slopes(mixed, y)
-            row = slope.mul_(share[:, None]).reshape(len(c), 1, -1)
+            row = slope.mul_(share.reshape(len(c), *[1] * (slope.dim() - 2), -1)).reshape(len(c), 1, -1)
             return torch.bmm(row, flat.transpose(1, 2)).squeeze(1), (losses * share).sum(dim=1)
 
         return at
@@ -98,26 +98,26 @@ class Predictions:
         return weighted_sum(c, loss.inverse_link(ran))
 
     def slopes(self, loss: Loss, outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if isinstance(loss, Classification):  # each model by itself, times its part in the likelihood of the label
+        if _one_likelihood(loss, y):  # each model by itself, times its part in the likelihood of the label
             slopes, losses = loss.model_slopes(outputs, y)
             joint = c.log()[:, :, None] - losses
             return slopes.mul_(joint.softmax(1)[:, :, None]), -joint.logsumexp(1)
 
         def of_client(outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            losses = loss.mixed(outputs.transpose(1, 2), c, y)
+            losses = loss.mixed(outputs.movedim(-1, 1), c, y)
             return losses.sum(), losses
 
         slopes, (_, losses) = vmap(grad_and_value(of_client, has_aux=True))(outputs, c, y)
         return slopes, losses
 
     def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
-        if isinstance(loss, Classification):
+        if _one_likelihood(loss, y):
             _, losses = loss.model_slopes(outputs, y)
             top = -losses.amin(dim=1)
             return self._from_likelihoods((-losses - top[:, None]).exp(), top, share)
 
         def one(c: Tensor, outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
-            return (loss.mixed(outputs.transpose(1, 2), c, y) * share).sum()
+            return (loss.mixed(outputs.movedim(-1, 1), c, y) * share).sum()
 
         return lambda c: vmap(grad_and_value(one))(c, outputs, y, share)
 
@@ -131,6 +131,11 @@ class Predictions:
             return -slopes, -(share * (mixed.log() + log_top)).sum(dim=1)
 
         return at
+
+
+def _one_likelihood(loss: Loss, y: Tensor) -> bool:
+    """Whether the loss of a sample is -log of one likelihood, which then mixes by itself: one label, y (C, B)."""
+    return isinstance(loss, Classification) and y.dim() == 2
 
 
 _ENTERS_BEFORE = "mixed weights have no outputs to mix: c enters before the network runs"

@@ -93,12 +93,18 @@ def refuse_outputs(loss: Loss, output: Any, y: Tensor, n_classes: int | None) ->
     try:
         losses = loss.per_sample(output, y)
         found = f"losses of shape {tuple(losses.shape)}"
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
         losses, found = None, str(error).splitlines()[0]
     if losses is None or losses.shape != y.shape[:1]:
         raise ModelError(
             f"the {loss.name} loss cannot be taken of outputs {tuple(output.shape)} and targets {tuple(y.shape)}: "
             f"{found}; it must give one loss per sample, ({len(y)},)"
+        )
+    alone = torch.cat([loss.per_sample(output[i : i + 1], y[i : i + 1]) for i in range(len(y))])
+    if not torch.allclose(alone, losses, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise ModelError(
+            f"the loss {loss.name} of a sample depends on others of its batch ({float(losses[0]):.4g} with another, "
+            f"{float(alone[0]):.4g} alone); return losses that each depend on one sample"
         )
 
 

@@ -12,8 +12,9 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from .criteria import LossFunction, as_loss
 from .errors import ModelError
-from .losses import Loss, loss_by_name
+from .losses import Loss
 from .mixing import MIXES, Mix
 from .network_parts import are_affine, canonical_modules, is_in_module
 from .params import Params
@@ -25,6 +26,7 @@ class Population:
 
     canonical: "all" (whole networks are mixed), the name of a submodule, or several names.
     mix: "outputs" (Fig. 2a), "predictions" (Eq. 7, after the inverse link) or "weights" (Fig. 2b).
+    loss: a name, a criterion such as nn.HuberLoss(), a function (output, target) -> losses (B,), or a `Loss`.
 
     Parameters with `requires_grad=False` and buffers are constants: they are not trained, not copied for each client
     and not sent. Dropout layers draw masks that depend on seed, round, client and step alone.
@@ -42,21 +44,21 @@ class Population:
         k: int,
         canonical: str | Sequence[str] = "all",
         mix: str = "outputs",
-        loss: str | Loss = "cross_entropy",
+        loss: str | Loss | nn.Module | LossFunction = "cross_entropy",
     ) -> None:
         if k < 1:
             raise ModelError(f"k is {k}; a population has at least one canonical model: set k >= 1")
         if mix not in MIXES:
             raise ModelError(f"mix is {mix!r}; it must be one of {', '.join(map(repr, MIXES))}")
-        if not isinstance(loss, str | Loss):
-            raise ModelError(f"loss is {loss!r}; give the name of a loss, or an object of a subclass of ppfl.core.Loss")
         refuse_running_statistics(net)
         refuse_hidden_randomness(net)
         self.k = k
         keyed, self.mask_keys = with_keyed_dropout(net)
         self.net: nn.Module = keyed.cpu()  # start values are drawn there, whatever device the data are on
-        self.loss = loss_by_name(loss) if isinstance(loss, str) else loss
+        self.loss = as_loss(loss)
         self.mix: Mix = MIXES[mix]
+        if mix == "predictions":
+            self.loss.check_mixing()
         trained = [name for name, p in self.net.named_parameters() if p.requires_grad]
         if not trained:
             raise ModelError("the network has no parameters to train; give it at least one with requires_grad=True")

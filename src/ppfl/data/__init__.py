@@ -7,6 +7,7 @@ from ppfl.data.dataset_settings import DATASETS, DataSettings, build
 from ppfl.data.domains import DOMAINS, digit_domains
 from ppfl.data.drawn_digits import drawn_digits
 from ppfl.data.federation import Federation
+from ppfl.data.inputs import MappedRows
 from ppfl.data.partition_settings import PartitionSettings
 from ppfl.data.partitions import (
     CIFAR10_CLASSES,
@@ -43,6 +44,7 @@ __all__ = [
     "MNIST_GROUPS",
     "DataSettings",
     "Federation",
+    "MappedRows",
     "PartitionSettings",
     "Pool",
     "Samples",

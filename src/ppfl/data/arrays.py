@@ -8,9 +8,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from ppfl.core.errors import DataError
+from ppfl.core.losses import IGNORED
+from ppfl.data.inputs import Inputs, mapped_rows
 from ppfl.data.limits import check_limit
+from ppfl.data.ragged import is_ragged, pad_rows
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 LearningTask = Literal["auto", "classification", "regression"]
@@ -36,30 +40,62 @@ class RowGroups(NamedTuple):
         order = keep.nonzero().flatten() if self.order is None else self.order[keep]
         return RowGroups(self.ids, order, torch.cat([keep.new_zeros(1), keep]).cumsum(0)[self.offsets])
 
-    def take(self, values: Tensor) -> Tensor:
+    def take(self, values: Inputs) -> Inputs:
         """The rows of values (n, ...) in the order of the groups; not copied if they are already in that order."""
         return values.contiguous() if self.order is None else values.index_select(0, self.order.to(values.device))
 
 
-def as_features(x: Any, tokens: bool = False) -> Tensor:
-    """Features as float32, or tokens as int64.
+def as_features(x: Any, tokens: bool = False, pad: int = 0) -> Inputs:
+    """Features as float32, tokens as int64, images (n, ..., rows, columns) of bytes as uint8; files stay files.
+
+    Rows of whole numbers of different lengths are tokens, and get `pad` after their end.
 
     >>> as_features([[1, 2], [3, 4]]).dtype
     torch.float32
+    >>> as_features([[5, 2], [3]])
+    tensor([[5, 2],
+            [3, 0]])
     """
+    refuse_datasets(x)
+    if is_ragged(x):
+        x, tokens = pad_rows(x, pad, "x"), True
+    if (mapped := mapped_rows(x)) is not None:
+        _check_width(mapped.shape)
+        return mapped
     values = x if isinstance(x, Tensor) else _as_tensor(_as_array(x, "x"))
-    shape = tuple(values.shape)
-    if not 2 <= len(shape) <= _MOST_AXES:
-        raise DataError(f"x has shape {shape}; expected (n, features): use x.reshape(-1, 1)")
+    _check_width(values.shape)
     if values.is_complex() or values.layout is not torch.strided:
         raise DataError(f"x is {values.dtype} ({values.layout}); expected plain real numbers: convert it first")
-    width = math.prod(shape[1:])
-    if not width:
-        raise DataError(f"x has shape {shape}, so samples have no features; expected at least one: check the columns")
-    check_limit("features", width, f"x has {width:,} features")
     if tokens and values.is_floating_point():
         raise DataError(f"x is {values.dtype} but tokens are integers; pass integers, or tokens=False")
+    if values.dtype == torch.uint8 and values.dim() > 2 and not tokens:
+        return values
     return values.long() if tokens else values.float()
+
+
+def _check_width(shape: tuple[int, ...]) -> None:
+    if not 2 <= len(shape) <= _MOST_AXES:
+        raise DataError(f"x has shape {tuple(shape)}; expected (n, features): use x.reshape(-1, 1)")
+    width = math.prod(shape[1:])
+    if not width:
+        raise DataError(
+            f"x has shape {tuple(shape)}, so samples have no features; expected at least one: check the columns"
+        )
+    check_limit("features", width, f"x has {width:,} features")
+
+
+def refuse_datasets(x: Any) -> None:
+    """Refuse a dataset where an array is expected; numpy would read it without end."""
+    if isinstance(x, Dataset | DataLoader):
+        raise DataError(
+            f"this is a {type(x).__name__}, and arrays are expected here; use Federation.from_datasets, "
+            f"with one dataset per client, or one dataset and clients=..."
+        )
+    if isinstance(x, Mapping):
+        raise DataError(
+            "x is a dict; a sample has one input tensor: join several inputs to one, and take them apart in the "
+            "network, or use Federation.from_columns for columns by name"
+        )
 
 
 def as_targets(
@@ -68,24 +104,31 @@ def as_targets(
     """Targets as int64 labels or float32 values, and the names of the classes if they are known.
 
     "auto" treats integers, booleans and strings as labels and floats as values to predict. A string becomes its
-    position in `classes` (by default, the sorted strings that occur).
+    position in `classes` (by default, the sorted strings that occur). A sample may have several targets, (n, ...).
+    Rows of labels of different lengths are padded with IGNORED.
 
     >>> as_targets(["no", "yes", "no"])
     (tensor([0, 1, 0]), ('no', 'yes'))
     >>> as_targets([1, 0], task="regression")[0]
     tensor([1., 0.])
     """
-    array = _as_array(y, "y")
+    refuse_datasets(y)
+    array = _as_array(pad_rows(y, IGNORED, "y") if is_ragged(y) and not _has_text(y) else y, "y")
     if array.dtype.kind == "O" and array.ndim == 1:
         _refuse_missing(array, "y")
         array = _numbers_or_objects(array)
-    if array.ndim != 1:
-        raise DataError(f"y has shape {array.shape}; expected (n,), one target per sample: flatten it first")
+    if array.ndim == 2 and array.shape[1] == 1:  # a column of a table
+        array = array[:, 0]
+    width = math.prod(array.shape[1:])
+    if not 1 <= array.ndim <= _MOST_AXES or not width:
+        raise DataError(f"y has shape {array.shape}; expected (n,), or (n, ...) for several values per sample")
+    check_limit("features", width, f"y has {width:,} values per sample")
     names = tuple(classes) if classes is not None else None
     if array.dtype.kind not in "biuf":
         if task == "regression" and len(array):
-            raise DataError(f"y contains text ({str(array[0])!r}) but regression needs numbers; convert it")
-        return _codes(_as_text(array, "y"), names)
+            raise DataError(f"y contains text ({str(array.flat[0])!r}) but regression needs numbers; convert it")
+        codes, names = _codes(_as_text(array.reshape(-1), "y"), names)
+        return codes.reshape(array.shape), names
     if task == "regression" or (task == "auto" and array.dtype.kind == "f"):
         return torch.from_numpy(_as_float32(array)), None
     if array.dtype.kind == "f" and not bool(np.all(array == np.floor(array))):
@@ -319,6 +362,10 @@ def _refuse_missing(array: np.ndarray[Any, Any], what: str) -> None:
         )
     if missing:
         raise DataError(f"{what} has {missing} missing values; drop or fill those rows first")
+
+
+def _has_text(rows: Any) -> bool:
+    return any(isinstance(value, str) for row in rows for value in row)
 
 
 def _is_nan(value: Any) -> bool:

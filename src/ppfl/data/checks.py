@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from ppfl.core.errors import DataError
+from ppfl.core.losses import IGNORED
 from ppfl.data.arrays import quoted
+from ppfl.data.inputs import MappedRows
 from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples
 from ppfl.data.truth import Truth
@@ -55,20 +57,27 @@ def check_alike(splits: Mapping[str, Samples]) -> None:
     """All splits have the same shape and type of samples, so that a model fits all of them."""
     train = splits["train"]
     for split, samples in splits.items():
-        found, expected = ((tuple(s.x.shape[1:]), s.x.dtype, s.y.is_floating_point()) for s in (samples, train))
+        found, expected = (
+            (tuple(s.x.shape[1:]), s.x.dtype, tuple(s.y.shape[1:]), s.y.is_floating_point()) for s in (samples, train)
+        )
         if found != expected:
             raise DataError(
                 f"{split} samples are {_kind(*found)} but train samples are {_kind(*expected)}; use one form for all"
             )
 
 
-def _kind(shape: tuple[int, ...], dtype: torch.dtype, real: bool) -> str:
-    return f"{dtype} {shape} with {'float targets' if real else 'labels'}"
+def _kind(shape: tuple[int, ...], dtype: torch.dtype, target: tuple[int, ...], real: bool) -> str:
+    return f"{dtype} {shape} with {'float targets' if real else 'labels'}{f' {target}' if target else ''}"
 
 
 def check_finite(ids: tuple[str, ...], split: str, samples: Samples) -> None:
     """No value is NaN or infinite; one such value would spoil every shared model in one round."""
-    for field, values in (("x", samples.x), ("y", samples.y)):
+    if isinstance(samples.x, MappedRows):
+        _check_mapped(ids, split, samples, samples.x)
+    fields = {"x": samples.x, "y": samples.y}
+    for field, values in fields.items():
+        if isinstance(values, MappedRows):
+            continue
         # aminmax propagates NaN and needs no memory; isfinite would allocate a quarter of the size of the data
         if not values.is_floating_point() or values.numel() == 0:
             continue
@@ -83,15 +92,30 @@ def check_finite(ids: tuple[str, ...], split: str, samples: Samples) -> None:
         )
 
 
+def _check_mapped(ids: tuple[str, ...], split: str, samples: Samples, x: MappedRows) -> None:
+    """Block by block, as the file may be larger than memory."""
+    if not x.is_floating_point():
+        return
+    for block in x.blocks():
+        bad = ~x[block].flatten(1).isfinite().all(1)
+        if bool(bad.any()):
+            at = block.start + int(bad.nonzero()[0])
+            client = ids[int(samples.client_of()[at])]
+            raise DataError(f"{split} x has NaN or infinity in row {int(x.rows[at])} of client {client!r}; replace it")
+
+
 def check_labels(ids: tuple[str, ...], split: str, samples: Samples, n_classes: int) -> None:
     """Labels are whole numbers from 0 to n_classes - 1."""
     if samples.y.is_floating_point():
         raise DataError(f"{split} y is {samples.y.dtype} but classes are given; labels must be integers: use y.long()")
-    lowest, highest = samples.y.aminmax() if len(samples) else (0, 0)
+    lowest, highest = samples.label_range()
     if lowest < 0 or highest >= n_classes:
-        at = int(((samples.y < 0) | (samples.y >= n_classes)).nonzero()[0])
+        wrong = (samples.y < 0) | (samples.y >= n_classes)
+        if samples.y.ndim > 1:
+            wrong &= samples.y != IGNORED
+        at, *_ = where = tuple(wrong.nonzero()[0].tolist())
         raise DataError(
-            f"{split} label {int(samples.y[at])} of client {ids[int(samples.client_of()[at])]!r} is outside "
+            f"{split} label {int(samples.y[where])} of client {ids[int(samples.client_of()[at])]!r} is outside "
             f"0..{n_classes - 1}; number the classes from 0, or use float targets for regression"
         )
 

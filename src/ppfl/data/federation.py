@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from ppfl.core.errors import DataError
+from ppfl.core.losses import IGNORED
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, RowGroups, as_features, as_mask, as_targets, as_weights, group_rows, quoted
+from ppfl.data.columns import column, features_of
+from ppfl.data.inputs import MappedRows, row_blocks, scaled
 from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples, held_out
+from ppfl.data.torch_datasets import read_clients, read_items
 from ppfl.data.truth import Truth
 
 _FIELDS = ("x", "y", "offsets")
@@ -80,6 +84,7 @@ class Federation:
         classes: Sequence[str] | None = None,
         features: Sequence[str] | None = None,
         tokens: bool = False,
+        pad: int = 0,
     ) -> "Federation":
         """Group the rows of a table by a column of client ids; rows may be in any order.
 
@@ -87,12 +92,16 @@ class Federation:
         and replaces `test_fraction`; `validation_fraction` is taken from the remaining training rows. `weights` maps
         a client id to a weight of any scale. The rows of `truth` are in the order of `ids`. If `x` is float32, its rows
         are already sorted by client and none is held out, the federation shares the memory of `x`: do not change it.
+
+        `y` may have several values per sample, (n, ...). `x` may be images of bytes, uint8 (n, ..., rows, columns),
+        which stay bytes until a batch scales them to 0..1; lists of token ids of different lengths, which get the id
+        `pad` after their end; or a file mapped into memory, np.load(..., mmap_mode="r"), never copied as a whole.
         """
         if truth is not None and ids is None:
             raise DataError("truth is given without ids; pass ids in the order of its rows")
         columns = getattr(x, "columns", None)
         features = tuple(str(c) for c in columns) if features is None and columns is not None else features
-        inputs, (targets, found) = as_features(x, tokens), as_targets(y, task, classes)
+        inputs, (targets, found) = as_features(x, tokens, pad), as_targets(y, task, classes)
         rows = group_rows(clients, ids)
         n = int(rows.offsets[-1])
         if not len(inputs) == len(targets) == n:
@@ -126,6 +135,40 @@ class Federation:
             features=None if features is None else tuple(features),
         )
 
+    @classmethod
+    def from_datasets(cls, datasets: Any, *, test: Any = None, clients: Any = None, **settings: Any) -> "Federation":
+        """Clients from map-style torch Datasets with items (x, y), read once: {client: dataset}, or a list of them.
+
+        `test` has datasets of the same clients for testing; without it a part of each client's items is held out. With
+        `clients`, one id per item, `datasets` is one dataset. Settings are those of `from_arrays`.
+
+        >>> from torch.utils.data import TensorDataset
+        >>> a, b = (TensorDataset(torch.randn(5, 2), torch.arange(5) % 2) for _ in range(2))
+        >>> Federation.from_datasets({"a": a, "b": b}).describe()
+        'data: 2 clients, 8 train / 2 test samples (4-4 per client), x (2,), 2 classes'
+        """
+        if clients is not None:
+            return cls.from_arrays(*read_items(datasets, "the dataset"), clients, **settings)
+        x, y, ids, is_test = read_clients(datasets, test)
+        return cls.from_arrays(x, y, ids, **{"is_test": is_test, **settings})
+
+    @classmethod
+    def from_columns(
+        cls, data: Any, *, x: str | Sequence[str] = "x", y: str = "y", client: str = "client", **settings: Any
+    ) -> "Federation":
+        """Clients from columns by name: a dict of lists or arrays, a Hugging Face dataset, or a pandas table.
+
+        `x` names the column of the inputs, or several columns of numbers. Settings are those of `from_arrays`.
+
+        >>> data = {"words": [[5, 2], [7], [7, 7]], "mood": ["good", "bad", "good"], "who": ["a", "a", "b"]}
+        >>> f = Federation.from_columns(data, x="words", y="mood", client="who", test_fraction=0)
+        >>> f.train.x.tolist(), f.classes
+        ([[5, 2], [7, 0], [7, 7]], ('bad', 'good'))
+        """
+        inputs, names = features_of(data, x)
+        settings = {"features": names, **settings}
+        return cls.from_arrays(inputs, column(data, y), column(data, client), **settings)
+
     @property
     def splits(self) -> dict[str, Samples]:
         """The splits that exist, by name."""
@@ -156,6 +199,11 @@ class Federation:
         named = {f"{split} {field}": getattr(part, field) for split, part in self.splits.items() for field in _FIELDS}
         named |= {"weights": self.weights} | ({} if self.truth is None else {"truth": self.truth.memberships})
         digest = hashlib.sha256(json.dumps([self.ids, self.classes, self.features]).encode())
+        for name in [name for name, tensor in named.items() if isinstance(tensor, MappedRows)]:
+            mapped = named.pop(name)
+            digest.update(f"{name} {mapped.dtype} {tuple(mapped.shape)}".encode())
+            for block in mapped.blocks():
+                digest.update(memoryview(mapped[block].numpy()).cast("B"))
         for name, tensor in named.items():
             values = tensor.detach().cpu().contiguous()
             digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
@@ -169,22 +217,28 @@ class Federation:
         return self.splits[name]
 
     def label_counts(self, split: Split = "train") -> Tensor:
-        """Number of samples of each class that each client has (M, classes), int64."""
+        """How often each client has each class (M, classes), int64."""
         if self.n_classes is None:
             raise DataError(f"{self.name} has float targets, so no labels to count; use feature_means()")
         samples = self.split(split)
         size = self.n_clients * self.n_classes * samples.y.itemsize
         what = f"labels of {self.n_clients:,} clients in {self.n_classes:,} classes take {size:,} bytes to count"
         check_limit("bytes", size, what, "use fewer classes or another affinity, or ")
-        cells = samples.client_of() * self.n_classes + samples.y
+        cells = samples.client_of() * self.n_classes + samples.y.movedim(0, -1)
+        cells = cells.flatten() if samples.y.ndim == 1 else cells[samples.y.movedim(0, -1) != IGNORED]
         return torch.bincount(cells, minlength=self.n_clients * self.n_classes).reshape(self.n_clients, -1)
 
     def feature_means(self) -> Tensor:
         """Mean training features of each client (M, d), features flattened."""
-        if not self.train.x.is_floating_point():
-            raise DataError(f"x is {self.train.x.dtype}, and tokens have no mean; use label_counts()")
-        flat = self.train.x.flatten(1)
-        total = flat.new_zeros(self.n_clients, flat.shape[1]).index_add_(0, self.train.client_of(), flat)
+        x = self.train.x
+        if not x.is_floating_point() and x.dtype != torch.uint8:
+            raise DataError(f"x is {x.dtype}, and tokens have no mean; use label_counts()")
+        total, owner = torch.zeros(0), self.train.client_of()
+        in_memory = isinstance(x, Tensor) and x.is_floating_point()
+        for block in [slice(None)] if in_memory else row_blocks(len(x)):
+            flat = scaled(x[block]).flatten(1)
+            total = total if total.numel() else flat.new_zeros(self.n_clients, flat.shape[1])
+            total.index_add_(0, owner[block], flat)
         return total.div_(self.train.sizes[:, None])
 
     def positions(self, ids: Sequence[str]) -> list[int]:
@@ -238,7 +292,10 @@ class Federation:
         counts = " / ".join(f"{len(samples)} {split}" for split, samples in self.splits.items())
         sizes = self.train.sizes
         kind = "real targets" if self.n_classes is None else f"{self.n_classes} classes"
-        shape = tuple(self.train.x.shape[1:])
+        kind = kind if self.train.y.ndim == 1 else f"y {tuple(self.train.y.shape[1:])}, {kind}"
+        shape = f"{tuple(self.train.x.shape[1:])}"
+        shape += " bytes scaled to 0..1" if self.train.x.dtype == torch.uint8 else ""
+        shape += " in a file" if isinstance(self.train.x, MappedRows) else ""
         known = f", {self.truth.memberships.shape[1]} true sources" if self.truth else ""
         return (
             f"{self.name}: {self.n_clients} clients, {counts} samples "
@@ -259,8 +316,8 @@ def _shares(train: Samples) -> Tensor:
 
 
 def _find_classes(splits: Mapping[str, Samples]) -> tuple[str, ...]:
-    extremes = torch.stack([torch.stack(part.y.aminmax()) for part in splits.values() if len(part)])
-    lowest, highest = int(extremes.min()), int(extremes.max())
+    ranges = [part.label_range() for part in splits.values() if len(part)]
+    lowest, highest = min(low for low, _ in ranges), max(high for _, high in ranges)
     advice = 'number the classes from 0, use task = "regression", or '
     check_limit("classes", highest + 1, f"labels go up to {highest:,}, so there are {highest + 1:,} classes", advice)
     if lowest == highest:

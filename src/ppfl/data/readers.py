@@ -95,14 +95,14 @@ def read_npz(path: str | Path, tokens: bool = False) -> Pool:
         if not {"x", "y"} <= arrays.keys():
             raise DataError(f"{path} contains {sorted(arrays)}; expected x, y and optionally client, is_test")
         x, y = arrays["x"], arrays["y"]
-        if y.ndim != 1 or x.shape[:1] != y.shape:
+        if x.shape[:1] != y.shape[:1] or (y.ndim != 1 and "client" not in arrays):
             raise DataError(
                 f"{path} has x of shape {x.shape} and y of shape {y.shape}; expected (n, features) and (n,)"
             )
         check_size(path, x.size * torch.float32.itemsize)
         features = as_features(x, tokens)
         if x.dtype == np.uint8 and not tokens:
-            features = _as_pixels(features)
+            features = _as_pixels(features.float())
     return Pool(features, y, arrays.get("client"), arrays.get("is_test"))
 
 

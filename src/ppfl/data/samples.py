@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ppfl.core.draws import hashed, name_keys, shuffles
 from ppfl.core.errors import DataError
+from ppfl.core.losses import IGNORED
+from ppfl.data.inputs import Inputs, scaled
 
 BLOCK = 1 << 20  # samples that are shuffled together
 # float64 is accepted for tests that compare results exactly; every reader returns float32
@@ -24,8 +26,8 @@ class Samples:
     ([2, 3], [0, 0, 1, 1, 1])
     """
 
-    x: Tensor  # (n, ...) float features, or integer tokens
-    y: Tensor  # (n,) int64 labels, or float targets
+    x: Inputs  # (n, ...) float features, integer tokens, or uint8 images, which batches scale to 0..1
+    y: Tensor  # (n,) or (n, ...): int64 labels (IGNORED where several are padded), or float targets
     offsets: Tensor  # (M + 1,) int64
 
     def __post_init__(self) -> None:
@@ -35,8 +37,10 @@ class Samples:
             raise DataError(f"x is {self.x.dtype}; expected float32 (or integers, for tokens): use x.float()")
         if self.y.dtype not in (torch.int64, *_FLOATS):
             raise DataError(f"y is {self.y.dtype}; labels must be int64 and targets float32: use y.long() or y.float()")
-        if self.y.ndim != 1:
-            raise DataError(f"y has shape {tuple(self.y.shape)}; expected one value per sample: flatten it")
+        if self.y.ndim == 0 or (not self.y[:1].numel() and len(self.y)):
+            raise DataError(
+                f"y has shape {tuple(self.y.shape)}; expected (n,) or (n, ...): at least one value per sample"
+            )
         _check_offsets(self.offsets, len(self.x))
 
     def __len__(self) -> int:
@@ -61,6 +65,22 @@ class Samples:
     def n_clients(self) -> int:
         """Number of clients, including clients without samples."""
         return len(self.offsets) - 1
+
+    def first_inputs(self, n: int) -> Tensor:
+        """The inputs of the first samples, as a network takes them."""
+        return scaled(self.x[:n])
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """Of the inputs, in a batch."""
+        size = torch.float32.itemsize if self.x.dtype == torch.uint8 else self.x.element_size()
+        return int(size * self.x.shape[1:].numel())
+
+    def label_range(self) -> tuple[int, int]:
+        """The lowest and the highest label that counts; (0, 0) where there is none."""
+        labels = self.y if self.y.ndim == 1 else self.y[self.y != IGNORED]
+        lowest, highest = labels.aminmax() if len(labels) else (0, 0)
+        return int(lowest), int(highest)
 
     def client_of(self) -> Tensor:
         """Position of the client of each sample (n,)."""
@@ -88,7 +108,7 @@ class Samples:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Samples":
         """Move to a device; a dtype is applied to floating-point fields only."""
 
-        def move(t: Tensor) -> Tensor:
+        def move(t: Inputs) -> Inputs:
             return t.to(device=device, dtype=dtype if t.is_floating_point() else None)
 
         return Samples(move(self.x), move(self.y), move(self.offsets))

@@ -16,6 +16,7 @@ from ..data import DataSettings, Federation
 from ..server import OutputRule, Watch
 from ..sites import ENGINES, Engine, Stacked, engine_by_name
 from .affinity_settings import AffinitySettings, AutoAffinity
+from .metric_settings import load_metrics
 from .names import FolderName
 from .network_settings import ModelSettings, choose_loss
 
@@ -52,10 +53,11 @@ class WatchSettings(Settings):
     output: OutputRule = "last"
     smoothness: tuple[NonNegative, NonNegative] = (0.0, 0.0)
     report_clients: bool = True  # scores and memberships client by client; false: sums over clients alone
+    metrics: tuple[str, ...] = ()  # of predictions, as "module:name"; modules may stand beside the experiment file
 
     def build(self) -> Watch:
         """As the server takes it."""
-        return Watch(**self.model_dump())
+        return Watch(**{**self.model_dump(), "metrics": load_metrics(self.metrics)})
 
 
 class Experiment(Settings):

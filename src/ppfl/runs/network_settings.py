@@ -33,9 +33,15 @@ def choose_loss(name: str | None, federation: Federation) -> Loss:
 
 
 def count_outputs(loss: Loss, federation: Federation) -> int:
-    """Width of the last layer: one output per class, or one for losses of a single number."""
+    """Width of the last layer: one output per class, or one per number of a target."""
+    width = math.prod(federation.train.y.shape[1:])
     if loss is not cross_entropy:
-        return 1
+        return width
+    if width > 1:
+        raise ModelError(
+            f"{federation.name} has {width} labels per sample, and the networks of [model] give one; "
+            f"use loss = 'multilabel' under [population], or a network of your own from Python"
+        )
     if federation.n_classes is None:
         raise ModelError(
             f"{federation.name} has real targets but the loss is 'cross_entropy', which needs labels; "

@@ -127,8 +127,8 @@ class _Run:
         self.fingerprint = ranks.decide_on_first(lambda: federation.fingerprint)
         self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
         self.population = experiment.build_population(self.federation, self.seed)
-        self.transport = self._connect()
         self.watch = experiment.watch.build()
+        self.transport = self._connect()
         self.problem = self._make_problem()
         self.resumes = ranks.decide_on_first(lambda: folder.started)
         self.saved = 0  # the round of the last checkpoint
@@ -138,7 +138,7 @@ class _Run:
         """One site in this process, or one in each process."""
         federation, engine = self.federation, self.experiment.build_engine()
         if not isinstance(self.ranks, TorchRanks):
-            return InProcess(Site(federation, self.population, engine))
+            return InProcess(Site(federation, self.population, engine, metrics=self.watch.known_metrics))
         if self.ranks.size > federation.n_clients:
             raise SettingError(
                 f"there are {self.ranks.size} processes but {federation.n_clients} clients; "
@@ -146,7 +146,8 @@ class _Run:
             )
         mine = sorted(balanced(federation.train.sizes.tolist(), self.ranks.size)[self.ranks.rank])
         part = federation.select([federation.ids[at] for at in mine])
-        site = Site(part, self.population, engine, importance=federation.importance[mine])
+        importance, metrics = federation.importance[mine], self.watch.known_metrics
+        site = Site(part, self.population, engine, importance=importance, metrics=metrics)
         return TorchRun(site, self.ranks, order=federation.ids)
 
     def _make_problem(self) -> Problem:

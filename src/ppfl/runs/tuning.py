@@ -82,7 +82,7 @@ def attempt(experiment: Experiment, federation: Federation, changes: dict[str, A
     method = choose_lr(method, problem, transport, experiment.dropout)
     state = begin(method, problem, transport, dropout=experiment.dropout)
     metric = population.loss.metric_name
-    watch = replace(experiment.watch.build(), every=rounds)
+    watch = replace(experiment.watch.build(), every=rounds, metrics=())
     try:
         *_, last = train_and_measure(method, problem, transport, watch, state)
     except DivergedError:

@@ -2,17 +2,56 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..algorithms.contract import Method, Problem
+from ..core.errors import SettingError
 from ..core.losses import Loss
 from ..core.trees import Tree
-from ..sites import Evaluate, Reply
+from ..sites import Evaluate, PredictionMetric, Reply
+from ..sites.histogram import worst_tenth
 from .loop import MAIN, in_roster_order
 from .transports import Transport
+
+
+class MetricScores(NamedTuple):
+    """One metric of predictions on one split. A client it is not defined for is left out; nan where there is no other.
+
+    `pooled` is the metric on all samples of a site together; several sites are weighted by their numbers of samples.
+    """
+
+    sums: dict[str, Tensor]  # as `sites.metrics.metric_sums` has them
+    values: Tensor | None  # (M,), nan where it is not defined; None: not reported client by client
+    higher_is_better: bool
+
+    @property
+    def pooled(self) -> float:
+        return float(self.sums["pooled"] / self.sums["samples"])
+
+    @property
+    def mean(self) -> float:
+        """Over clients, all alike."""
+        return float(self.sums["sum"] / self.sums["clients"])
+
+    @property
+    def sd(self) -> float:
+        """Over clients."""
+        mean = self.sums["sum"] / self.sums["clients"]
+        return float((self.sums["squared"] / self.sums["clients"] - mean.square()).clamp_min(0).sqrt())
+
+    @property
+    def worst_tenth(self) -> float:
+        """Mean over the tenth of the clients that fares worst: exact, or from a histogram."""
+        if not self.sums["clients"]:
+            return math.nan
+        if self.values is None:
+            return worst_tenth(self.sums["histogram"], self.higher_is_better)
+        return _worst_tenth_of(self.values[self.values.isfinite()], self.higher_is_better)
 
 
 class Evaluation(NamedTuple):
@@ -22,6 +61,7 @@ class Evaluation(NamedTuple):
     loss: Tensor | None  # (M,), mean over samples
     score: Tensor | None  # (M,), mean over samples: accuracy for classifiers
     samples: Tensor | None  # (M,)
+    metrics: dict[str, MetricScores] = {}  # those that were asked for, by name
 
     @property
     def pooled(self) -> float:
@@ -57,17 +97,8 @@ class Evaluation(NamedTuple):
         """Mean score over the tenth of the clients that fares worst: exact, or from a histogram."""
         scores = self.per_client
         if scores is None:
-            return self._worst_of_histogram(higher_is_better)
-        ordered = scores.sort(descending=not higher_is_better).values
-        return float(ordered[: max(1, len(ordered) // 10)].mean())
-
-    def _worst_of_histogram(self, higher_is_better: bool) -> float:
-        counts, totals = self.sums["histogram"] if higher_is_better else self.sums["histogram"].flip(1)
-        worst = max(1.0, float(counts.sum() // 10))
-        taken = torch.minimum(counts.cumsum(0), torch.tensor(worst, dtype=counts.dtype)).diff(
-            prepend=counts.new_zeros(1)
-        )
-        return float((taken * totals / counts.clamp_min(1)).sum() / worst)
+            return worst_tenth(self.sums["histogram"], higher_is_better)
+        return _worst_tenth_of(scores, higher_is_better)
 
 
 class Measured(NamedTuple):
@@ -87,21 +118,29 @@ def evaluate(
     session: str = MAIN,
     per_client: bool = True,
     hard: bool = False,
+    metrics: Mapping[str, PredictionMetric] | None = None,
 ) -> Measured:
-    """Every client's personal model on its own data. hard: by the max rule."""
+    """Every client's personal model on its own data. hard: by the max rule. metrics: those that the sites have."""
     shared, own = method.send(problem, server, None, None)
-    (reply,) = transport.ask([Evaluate(session, splits, shared, own, per_client, hard)])
-    return read_evaluation(reply, splits, transport)
+    (reply,) = transport.ask([Evaluate(session, splits, shared, own, per_client, hard, tuple(metrics or ()))])
+    return read_evaluation(reply, splits, transport, metrics)
 
 
-def read_evaluation(reply: Reply, splits: tuple[str, ...], transport: Transport) -> Measured:
+def read_evaluation(
+    reply: Reply, splits: tuple[str, ...], transport: Transport, metrics: Mapping[str, PredictionMetric] | None = None
+) -> Measured:
     """What a reply to `Evaluate` says."""
     rows: dict[str, Any] = in_roster_order(reply.rows, transport).values if reply.rows.values else {}
 
     def of_split(split: str) -> Evaluation:
         prefix = f"{split}."
         sums = {name.removeprefix(prefix): v.cpu() for name, v in reply.metrics.items() if name.startswith(prefix)}
-        return Evaluation(sums, *(rows.get(f"{split}.{name}") for name in ("loss", "score", "samples")))
+        found = {
+            name: MetricScores(_fields_of(sums, name), rows.get(f"{split}.{name}.values"), metric.higher_is_better)
+            for name, metric in (metrics or {}).items()
+        }
+        loss, score, samples = (rows.get(f"{split}.{name}") for name in ("loss", "score", "samples"))
+        return Evaluation(sums, loss, score, samples, found)
 
     return Measured({split: of_split(split) for split in splits}, rows.get("membership"))
 
@@ -120,7 +159,22 @@ def summary(evaluation: Evaluation, split: str, loss: Loss) -> dict[str, Any]:
         f"{prefix}{loss.metric_name}_worst_tenth": metric(evaluation.worst_tenth(loss.metric_name == "accuracy")),
         f"{split}_loss": evaluation.pooled_loss,
     }
+    for name, scores in evaluation.metrics.items():
+        figures = {"": scores.pooled, "_mean": scores.mean, "_sd": scores.sd, "_worst_tenth": scores.worst_tenth}
+        if f"{prefix}{name}" in found:
+            raise SettingError(f"a metric is named {name!r}, as the loss's own is; give it another name")
+        found |= {f"{prefix}{name}{figure}": value for figure, value in figures.items()}
     if evaluation.score is not None and evaluation.samples is not None:
-        scores = zip(loss.metric(evaluation.score).tolist(), evaluation.samples.tolist(), strict=True)
-        found[f"{prefix}per_client"] = [round(value, 6) if samples > 0 else None for value, samples in scores]
+        each = zip(loss.metric(evaluation.score).tolist(), evaluation.samples.tolist(), strict=True)
+        found[f"{prefix}per_client"] = [round(value, 6) if samples > 0 else None for value, samples in each]
     return found
+
+
+def _fields_of(sums: dict[str, Tensor], metric: str) -> dict[str, Tensor]:
+    prefix = f"{metric}."
+    return {name.removeprefix(prefix): value for name, value in sums.items() if name.startswith(prefix)}
+
+
+def _worst_tenth_of(scores: Tensor, higher_is_better: bool) -> float:
+    ordered = scores.sort(descending=not higher_is_better).values
+    return float(ordered[: max(1, len(ordered) // 10)].mean())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..algorithms.contract import EVERYONE, Method, Plan, Problem
 from ..core.errors import SettingError
-from ..sites import Keep
+from ..sites import Keep, Metrics, PredictionMetric, as_metrics
 from .evaluation import evaluate, summary
 from .loop import MAIN, ServerState, ask_clients, train
 from .output import Kept, OutputRule, draw_output_round, keep, output_probabilities
@@ -30,10 +30,17 @@ class Watch:
     output: OutputRule = "last"
     smoothness: tuple[float, float] = (0.0, 0.0)  # L_1, L_2 for the random output rule
     report_clients: bool = True  # whether clients' own scores and memberships are reported; else sums alone
+    metrics: Metrics = ()  # of predictions: {"f1": f1}, functions (prediction, target) -> number or of torchmetrics
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", as_metrics(self.metrics))
         if self.every < 1:
             raise SettingError(f"evaluation every {self.every} rounds; set every >= 1")
+
+    @property
+    def known_metrics(self) -> dict[str, PredictionMetric]:
+        """The metrics by name, as sites take them."""
+        return as_metrics(self.metrics)
 
 
 class RoundEnd(NamedTuple):
@@ -80,7 +87,10 @@ def measure(method: Method, problem: Problem, transport: Transport, state: Serve
     splits = tuple(split for split in ("test", "validation") if split in problem.splits)
     needs_objective = watch.objective or (watch.output == "best" and "validation" not in splits)
     asked = (*splits, "train") if needs_objective else splits
-    found = evaluate(method, problem, transport, state.server, asked, per_client=watch.report_clients)
+    found = evaluate(
+        method, problem, transport, state.server, asked,
+        per_client=watch.report_clients, metrics=watch.known_metrics,
+    )  # fmt: skip
     record: Record = {}
     for split in splits:
         record |= summary(found.splits[split], split, problem.population.loss)

@@ -16,6 +16,7 @@ from .messages import (
     Setup,
     Train,
 )
+from .metrics import Metrics, PredictionMetric, as_metrics
 from .site import Site
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "FiniteUploads",
     "Keep",
     "Loop",
+    "Metrics",
+    "PredictionMetric",
     "Refusal",
     "Reply",
     "Request",
@@ -38,6 +41,7 @@ __all__ = [
     "Site",
     "Stacked",
     "Train",
+    "as_metrics",
     "default_filters",
     "engine_by_name",
 ]

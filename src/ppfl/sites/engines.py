@@ -49,7 +49,7 @@ class Loop:
     name = "loop"
 
     def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
-        return Autograd(population, samples.x[:2], samples.y, n_classes)
+        return Autograd(population, samples.first_inputs(2), samples.y, n_classes)
 
     def run(
         self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples
@@ -75,7 +75,7 @@ class Stacked:
         self._pool: WorkerPool | None = None
 
     def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
-        return make_backend(population, samples.x[:2], samples.y, n_classes)
+        return make_backend(population, samples.first_inputs(2), samples.y, n_classes)
 
     def run(
         self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples
@@ -115,8 +115,7 @@ def fitting_chunk(backend: Backend, samples: Samples, batch: int) -> int:
     """How many clients fit in the working set: a model with its velocity, and a batch, for each."""
     if backend.clients.one_by_one:
         return 1
-    sample = samples.x[:1].numel() * samples.x.element_size()
-    return max(1, WORKING_SET // (2 * backend.population.bytes_of_local_run + sample * batch))
+    return max(1, WORKING_SET // (2 * backend.population.bytes_of_local_run + samples.bytes_per_sample * batch))
 
 
 def even_chunk(clients: int, threads: int, most: int) -> int:

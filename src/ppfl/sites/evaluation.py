@@ -17,9 +17,10 @@ from ..core.backends import Backend, Batch
 from ..core.losses import Loss
 from ..core.models import Models
 from ..data import Samples
+from .histogram import histogram
+from .metrics import KeptPredictions
 
 BLOCK_BYTES = 16 * 2**20
-BINS = 512  # of the histogram of scores
 
 
 class ClientScores(NamedTuple):
@@ -37,8 +38,12 @@ def score_clients(
     weight: Tensor,
     keys: Tensor,
     hard: bool,
+    predictions: KeptPredictions | None = None,
 ) -> ClientScores:
-    """Loss and score of every client on its own samples. models_of: of the clients at these positions."""
+    """Loss and score of every client on its own samples. models_of: of the clients at these positions.
+
+    `predictions` collects those of all samples, for metrics that need them together.
+    """
     sums = torch.zeros(3, samples.n_clients, dtype=torch.float64)
     for who, models, batches in _blocks(backend, samples, models_of, weight, keys):
         chosen = models.hardened() if hard else models
@@ -48,6 +53,8 @@ def score_clients(
             score = backend.loss.score(prediction.flatten(0, 1), batch.y.flatten(0, 1)).reshape(batch.share.shape)
             means = torch.stack([loss * batch.share, score * batch.share, batch.share]).sum(dim=2)
             sums[:, who[:n]] += (means * batch.real).double().cpu()
+            if predictions is not None:
+                predictions.add(who[:n], prediction, batch.y, batch.real)
     loss, score = sums[:2] / sums[2].clamp_min(1)
     return ClientScores(loss, score, sums[2])
 
@@ -68,22 +75,8 @@ def score_sums(scores: ClientScores, importance: Tensor, loss: Loss) -> dict[str
         "importance": importance[finite].double().sum(),
         "importance_loss": (importance[finite].double() * scores.loss[finite]).sum(),
         "not_finite": (scored & ~finite).sum().double(),
-        "histogram": _histogram(scores.score[finite]),
+        "histogram": histogram(scores.score[finite]),
     }
-
-
-def _histogram(scores: Tensor) -> Tensor:
-    """(2, BINS): how many clients have a score in each bin, and the sum of their scores."""
-    bins = bin_of(scores)
-    counts = torch.bincount(bins, minlength=BINS).double()
-    return torch.stack([counts, torch.bincount(bins, weights=scores, minlength=BINS).double()])
-
-
-def bin_of(scores: Tensor) -> Tensor:
-    """Bins that grow with the score: even steps up to 1, where accuracies are, and in powers of 2 above."""
-    low, high = scores.clamp(0, 1), scores.clamp_min(1).log2()
-    half = BINS // 2
-    return torch.where(scores <= 1, (low * (half - 1)).long(), (half + 4 * high).clamp_max(BINS - 1).long())
 
 
 def _blocks(
@@ -91,7 +84,7 @@ def _blocks(
 ) -> Iterator[tuple[Tensor, Models, Iterator[Batch]]]:
     """Blocks of clients of similar size, with the models and the samples that belong to them."""
     sizes = samples.cpu_sizes
-    sample = samples.x[:1].numel() * samples.x.element_size()
+    sample = samples.bytes_per_sample
     per_client = int(sizes.max()) * sample + backend.population.bytes_of_local_run
     pieces = max(1, min(samples.n_clients, samples.n_clients * per_client // BLOCK_BYTES))
     for piece in sizes.argsort(descending=True, stable=True).tensor_split(pieces):

@@ -66,6 +66,7 @@ class Evaluate(NamedTuple):
     own: dict[str, Tensor]  # one row for each client of the site
     per_client: bool = True  # whether each client's scores are reported, as rows
     hard: bool = False  # by the max rule
+    metrics: tuple[str, ...] = ()  # names of metrics that the site knows, besides the loss and its score
 
 
 @message

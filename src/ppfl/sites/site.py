@@ -5,7 +5,7 @@ A hospital has many patients, a gateway many meters: a site sends ONE sum for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..algorithms.contract import Rows, Share
 from ..core.backends import Backend
 from ..core.draws import name_keys, uniform
-from ..core.errors import CheckpointError, DataError
+from ..core.errors import CheckpointError, DataError, SettingError
 from ..core.models import Mixture, Models
 from ..core.population import Population
 from ..core.trees import tree_map
@@ -36,6 +36,7 @@ from .messages import (
     Setup,
     Train,
 )
+from .metrics import KeptPredictions, PredictionMetric, metric_sums
 from .states import ClientStates
 
 
@@ -51,11 +52,16 @@ class Site:
         name: str = "site",
         importance: Tensor | None = None,
         filters: Sequence[Filter] | None = None,
+        metrics: Mapping[str, PredictionMetric] | None = None,
     ) -> None:
-        """importance (M,): of the clients, on the scale of all sites; by default their numbers of samples."""
+        """importance (M,): of the clients, on the scale of all sites; by default their numbers of samples.
+
+        metrics: what it can be asked to compute besides the loss and its score.
+        """
         self.federation, self.engine, self.name = federation, engine, name
         self.filters = default_filters() if filters is None else tuple(filters)
         self.importance = federation.importance if importance is None else importance
+        self.metrics = metrics or {}
         self.keys = name_keys(federation.ids)
         self.positions = {client: at for at, client in enumerate(federation.ids)}
         self.backend: Backend = engine.backend(population, federation.train, federation.n_classes)
@@ -88,6 +94,7 @@ class Site:
         facts = {
             "sample_shape": list(federation.train.x.shape[1:]),
             "sample_dtype": str(federation.train.x.dtype),
+            "target_shape": list(federation.train.y.shape[1:]),
             "n_classes": federation.n_classes,
             "splits": sorted(federation.splits),
         }
@@ -180,17 +187,29 @@ class Site:
 
         for split in request.splits:
             samples = self.federation.splits[split]
+            kept = KeptPredictions(self._known_metrics(request.metrics), samples.n_clients) if request.metrics else None
             with torch.no_grad():
-                scores = score_clients(self.backend, samples, models_of, session.weight, self.keys, request.hard)
+                scores = score_clients(self.backend, samples, models_of, session.weight, self.keys, request.hard, kept)
             sums = score_sums(scores, self.importance, loss)
             metrics |= {f"{split}.{name}": value for name, value in sums.items()}
             if request.per_client:
                 rows |= {f"{split}.{name}": value for name, value in scores._asdict().items()}
+            values, pooled = kept.values(self.federation.ids) if kept is not None else ({}, {})
+            for name, of_clients in values.items():
+                sums = metric_sums(of_clients, pooled[name], len(samples))
+                metrics |= {f"{split}.{name}.{field}": value for field, value in sums.items()}
+                if request.per_client:
+                    rows[f"{split}.{name}.values"] = of_clients
         if request.per_client and isinstance(models_of(torch.zeros(1, dtype=torch.long)), Mixture):
             everyone = models_of(torch.arange(self.federation.n_clients))
             if isinstance(everyone, Mixture):  # some clients may have a model of their own by now
                 rows["membership"] = everyone.memberships
         return Reply(metrics=metrics, rows=Rows(None, rows) if rows else Rows((), {}))
+
+    def _known_metrics(self, names: Sequence[str]) -> dict[str, PredictionMetric]:
+        if unknown := [name for name in names if name not in self.metrics]:
+            raise SettingError(f"site {self.name!r} has no metric {unknown[0]!r}; give it to the site by that name")
+        return {name: self.metrics[name] for name in names}
 
     # ------------------------------------------------------------------ states
 

@@ -21,6 +21,7 @@ from ...core.draws import hashed, shuffles
 from ...core.errors import SettingError
 from ...core.workspace import Workspace
 from ...data import Samples
+from ...data.inputs import Inputs, MappedRows, scaled
 from ...data.limits import check_limit
 
 Integers = npt.NDArray[np.int64]  # which samples: numpy takes a fraction of torch's time for so few numbers
@@ -148,21 +149,25 @@ class LocalData:
 class _Inputs:
     """The inputs of one batch after the other, in one buffer: no later batch is larger than the first."""
 
-    def __init__(self, x: Tensor, space: Workspace) -> None:
+    def __init__(self, x: Inputs, space: Workspace) -> None:
         self.x, self.space = x, space
         self._buffer: Tensor | None = None
 
     def copy(self, where: Tensor) -> Tensor:
         """x of the samples at `where` (C, B)."""
         if self._buffer is None:
-            self._buffer = self.space.empty((where.numel(), *self.x.shape[1:]), self.x)
+            like = self.x.values if isinstance(self.x, MappedRows) else self.x
+            self._buffer = self.space.empty((where.numel(), *self.x.shape[1:]), like)
         gathered = self._buffer[: where.numel()]
-        torch.index_select(self.x, 0, where.reshape(-1), out=gathered)
-        return gathered.view(*where.shape, *self.x.shape[1:])
+        if isinstance(self.x, MappedRows):
+            self.x.gather(where.reshape(-1), out=gathered)
+        else:
+            torch.index_select(self.x, 0, where.reshape(-1), out=gathered)
+        return scaled(gathered).view(*where.shape, *self.x.shape[1:])
 
     def view(self, first: int, where: Tensor) -> Tensor:
         """The same where they lie side by side from `first` on, without a copy."""
-        return self.x[first : first + where.numel()].view(*where.shape, *self.x.shape[1:])
+        return scaled(self.x[first : first + where.numel()]).view(*where.shape, *self.x.shape[1:])
 
 
 def _rectangle(first: Integers, real: Integers) -> Integers:

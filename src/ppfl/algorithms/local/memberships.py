@@ -52,7 +52,7 @@ class MembershipSteps:
         if len(blocks) == 1:
             return self.backend.membership_loss(*blocks[0])
         clients = len(data.weight)
-        outputs = torch.cat([_for_all(outputs, clients) for outputs, _, _ in blocks], dim=3)  # (C, K, out, N)
+        outputs = torch.cat([_for_all(outputs, clients) for outputs, _, _ in blocks], dim=-1)  # (C, K, ..., N)
         y, share = (torch.cat([_for_all(block[at], clients) for block in blocks], dim=1) for at in (1, 2))
         return self.backend.membership_loss(outputs, y, share)
 

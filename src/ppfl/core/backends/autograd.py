@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     """Some samples of each of C clients, padded to a rectangle."""
 
     x: Tensor  # (C, B, ...), of the first C clients of a chunk
-    y: Tensor  # (C, B)
+    y: Tensor  # (C, B, ...)
     share: Tensor  # (C, B), of each sample in its client's mean: sums to 1, and is 0 for padding
     real: Tensor  # (C,), samples that are no padding
     rows: Tensor  # (C, B), where in the data each sample stands, for what is kept sample by sample
@@ -143,20 +143,20 @@ class Autograd:
         return together.reshape(*x.shape[:2], *together.shape[1:])
 
     def outputs(self, models: Params, x: Tensor) -> Tensor:
-        """Outputs (C, K, out, B) of the shared models on every client's x (C, B, ...). A sample is a column."""
+        """Outputs (C, K, ..., B) of the shared models on every client's x (C, B, ...). Samples are last."""
         clients, batch = x.shape[:2]
         parts = torch.split(x.flatten(0, 1), self._samples_at_once(models))
         found = [self._outputs_of_shared(models, part) for part in parts]
-        together = found[0] if len(found) == 1 else torch.cat(found, dim=2)  # (K, out, C B)
-        return together.reshape(*together.shape[:2], clients, batch).permute(2, 0, 1, 3).contiguous()
+        together = found[0] if len(found) == 1 else torch.cat(found, dim=-1)  # (K, ..., C B)
+        return together.reshape(*together.shape[:-1], clients, batch).movedim(-2, 0).contiguous()
 
     def _samples_at_once(self, models: Params) -> int:
         return SAMPLES_AT_ONCE
 
     def _outputs_of_shared(self, models: Params, x: Tensor) -> Tensor:
-        """(K, out, B) for samples x (B, ...) of any clients."""
+        """(K, ..., B) for samples x (B, ...) of any clients; (K, 1, B) where an output is one number."""
         outputs = self.run_models(models, self.clients.laid_out(x))
-        return outputs.reshape(*outputs.shape[:2], -1).transpose(1, 2)
+        return (outputs[:, :, None] if outputs.dim() == 2 else outputs).movedim(1, -1)
 
     def _evaluate_mixture(self, mixture: Mixture, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         def of_run(ran: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,7 +167,7 @@ class Autograd:
 
         models, c = mixture
         if self.caches_outputs:
-            outputs = self.outputs(models, x).transpose(2, 3)
+            outputs = self.outputs(models, x).movedim(-1, 2)
             return vmap(lambda outputs, c, y: of_run(self.mix.of_outputs(outputs, c), c, y))(outputs, c, y)
         predictions, losses = self.clients.each(of_client, False, models, c, x, y)
         return predictions, losses
@@ -237,7 +237,7 @@ class Autograd:
         return slopes, losses
 
     def membership_loss(self, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
-        """f_i as a function of c_i alone, from kept outputs (C, K, out, B): the network is not touched again."""
+        """f_i as a function of c_i alone, from kept outputs (C, K, ..., B): the network is not touched again."""
         return self.mix.membership_loss(self.loss, outputs, y, share)
 
 
