@@ -63,13 +63,16 @@ def _is_affine(module: nn.Module) -> bool:
     return type(module) in AFFINE and not (isinstance(module, nn.Embedding) and module.max_norm is not None)
 
 
-def with_mixed_modules(net: nn.Module, modules: tuple[str, ...]) -> nn.Module:
-    """A copy of the network whose canonical submodules mix their outputs where they stand."""
+def with_mixed_modules(net: nn.Module, modules: tuple[str, ...], one_by_one: bool) -> nn.Module:
+    """A copy of the network whose canonical submodules mix their outputs where they stand.
+
+    one_by_one: canonical models run one after the other, not by vmap.
+    """
     mixed = copy.deepcopy(net)
     for path in modules:
         if path:
             parent, _, name = path.rpartition(".")
-            setattr(mixed.get_submodule(parent), name, MixedModule(mixed.get_submodule(path)))
+            setattr(mixed.get_submodule(parent), name, MixedModule(mixed.get_submodule(path), one_by_one))
     return mixed
 
 
