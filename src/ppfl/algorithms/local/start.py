@@ -22,6 +22,7 @@ from ...core.params import Params, first_clients
 from ...core.simplex import inside
 from ...core.simplex_program import nearest_mixtures
 from .batches import LocalData
+from .kmeans import kmeans
 
 WIDTH = 256  # numbers in a sketch; distances between gradients are kept to about 10 %
 TRUST = 0.9  # the rest is spread evenly: a start that no later step could leave would be lock-in again
@@ -133,11 +134,7 @@ def principal_points(rows: Tensor, p: Tensor, order: Tensor, count: int) -> tupl
 
 def find_corners(points: Tensor, p: Tensor, k: int, seed: int) -> Tensor:
     """(K, d): the centres of k-means with weights p, the largest group first."""
-    from sklearn.cluster import KMeans  # a second to load, and only this start needs it
-
-    found = KMeans(n_clusters=k, n_init=20, random_state=seed % 2**32).fit(points.numpy(), sample_weight=p.numpy())
-    size = torch.bincount(torch.from_numpy(found.labels_).long(), weights=p, minlength=k)
-    return torch.from_numpy(found.cluster_centers_)[size.argsort(descending=True)]
+    return kmeans(points, p, k, seed)[0]
 
 
 # ---------------------------------------------------------------------- sketches that stay with the clients
