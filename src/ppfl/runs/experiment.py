@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
@@ -96,9 +97,9 @@ class Experiment(Settings):
         """Where clients work."""
         return Stacked(self.chunk, self.threads) if self.engine == Stacked.name else engine_by_name(self.engine)
 
-    def build_population(self, federation: Federation, seed: int) -> Population:
-        """The population, its initial values drawn from the seed."""
+    def build_population(self, federation: Federation, seed: int, base: Path | None = None) -> Population:
+        """The population, its initial values drawn from the seed; a factory's module is looked for in `base` first."""
         settings = self.population
         loss = choose_loss(settings.loss, federation)
-        net = self.model.build(federation, seed, loss, copies=settings.k)
+        net = self.model.build(federation, seed, loss, copies=settings.k, base=base)
         return Population(net, k=settings.k, canonical=settings.canonical, mix=settings.mix, loss=loss)
