@@ -5,16 +5,15 @@ python examples/text_lstm.py
 
 # %% Reviews of forty shops, and what their customers thought
 #
-# A review is a list of words, and lists differ in length. Words are drawn from a small grammar: opinions and things,
-# sometimes after a "not". In one kind of shop, customers praise what is "cheap", "quick" and "loud"; in the other kind
-# (think of a library and of a concert hall) the same words are complaints. A shop may be in between. Shops do not share
-# their reviews.
+# A review is a list of words, and lists differ in length. Words are drawn from a small grammar of opinions and things.
+# In one kind of shop, customers praise what is "cheap", "quick" and "loud"; in the other kind the same words are
+# complaints. A shop may be in between. Shops do not share their reviews.
 
 import os
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ppfl import Federation, Population, fit
 from ppfl.algorithms import PPFL, FedAvg, Local
@@ -22,9 +21,9 @@ from ppfl.algorithms import PPFL, FedAvg, Local
 SHARED = {"good": 1, "friendly": 1, "bad": -1, "dirty": -1}  # opinions that are the same in all shops
 BY_KIND = {"cheap": (1, -1), "quick": (1, -1), "loud": (1, -1), "slow": (-1, 1), "quiet": (-1, 1), "dear": (-1, 1)}
 THINGS = ["place", "staff", "food", "music", "queue", "room"]
-WORDS = ["", "not", *SHARED, *BY_KIND, *THINGS]  # the first one pads short reviews
+WORDS = ["", *SHARED, *BY_KIND, *THINGS]  # the first one pads short reviews
 NUMBER = {word: at for at, word in enumerate(WORDS)}
-LONGEST = 12
+LONGEST = 6
 SHOPS = int(os.environ.get("PPFL_EXAMPLE_CLIENTS", "40"))
 
 
@@ -36,12 +35,11 @@ def write_review(kind: int, generator: torch.Generator) -> tuple[list[str], int]
 
     while True:
         words, content = [], 0
-        for _ in range(1 + draw(4)):
+        for _ in range(1 + draw(3)):
             opinion = [*SHARED, *BY_KIND][draw(len(SHARED) + len(BY_KIND))]
             sign = SHARED[opinion] if opinion in SHARED else BY_KIND[opinion][kind]
-            negated = draw(4) == 0
-            words += ["not"] * negated + [opinion, THINGS[draw(len(THINGS))]]
-            content += -sign if negated else sign
+            words += [opinion, THINGS[draw(len(THINGS))]]
+            content += sign
         if content:
             return words, int(content > 0)
 
@@ -57,46 +55,47 @@ for shop in range(SHOPS):
     for _ in range(40):
         kind = int(torch.rand((), generator=generator) > is_first[shop])
         words, label = write_review(kind, generator)
-        texts.append([NUMBER[word] for word in words][:LONGEST])
+        texts.append([NUMBER[word] for word in words])
         labels.append(label)
         shops.append(f"shop-{shop:02d}")
 x = torch.zeros(len(texts), LONGEST)
 for row, text in zip(x, texts, strict=True):
     row[: len(text)] = torch.tensor(text)
 federation = Federation.from_arrays(x, torch.tensor(labels), shops, test_fraction=0.25, name="reviews")
-print(f"{len(texts)} reviews of {SHOPS} shops (simulated), 1 to {LONGEST} words")
+print(f"{len(texts)} reviews of {SHOPS} shops (simulated), 2 to {LONGEST} words")
 print("for example:", " ".join(WORDS[at] for at in texts[0]), "->", "content" if labels[0] else "not content", "\n")
 
 # %% An LSTM that reads as far as a review goes
 
 
 class Reader(nn.Module):
-    """Words to vectors, an LSTM over them, and a layer on its last state."""
+    """Words to vectors, an LSTM over them, and a layer on the sum of its outputs."""
 
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self, width: int = 12) -> None:
         super().__init__()
         self.embed = nn.Embedding(len(WORDS), width, padding_idx=0)
         self.cells, self.head = nn.LSTM(width, width, batch_first=True), nn.Linear(width, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        lengths = (x > 0).sum(1).clamp_min(1).cpu()
+        lengths = (x > 0).sum(1).cpu()
         packed = pack_padded_sequence(self.embed(x.long()), lengths, batch_first=True, enforce_sorted=False)
-        _, (state, _) = self.cells(packed)
-        return self.head(state[0])
+        outputs, _ = pad_packed_sequence(self.cells(packed)[0], batch_first=True)  # zeros after the last word
+        return self.head(outputs.sum(1))
 
 
 # %% One reader for all, one per shop, or a population of two?
 
 torch.manual_seed(0)
 net = Reader()
+training = {"lr": 0.1, "batch_size": 16, "local_epochs": 2}
 methods = {
-    "one for all": (Population(net, k=1), FedAvg(lr=0.5, batch_size=16)),
-    "one per shop": (Population(net, k=1), Local(lr=0.5, batch_size=16)),
-    "population, K = 2": (Population(net, k=2, mix="predictions"), PPFL(lr=0.5, batch_size=16)),
+    "one for all": (Population(net, k=1), FedAvg(**training)),
+    "one per shop": (Population(net, k=1), Local(**training)),
+    "population, K = 2": (Population(net, k=2, mix="predictions"), PPFL(**training)),
 }
-rounds, fitted = 30 if SHOPS > 20 else 6, {}
+fitted = {}
 for name, (population, method) in methods.items():
-    fitted[name] = fit(population, federation, method, rounds=rounds)
+    fitted[name] = fit(population, federation, method, rounds=min(SHOPS // 2, 15))
     print(f"{name:18} {fitted[name].evaluate(federation).pooled:6.1%} of the held-out reviews are understood")
 
 # %% Who is of which kind? Nobody told the model.

@@ -13,6 +13,7 @@ PICTURES = {
     "choices": {"willingness", "memberships"},
     "schools": {"shrinkage", "lines"},
     "sleep_study": {"everyone", "canonical", "memberships"},
+    "text_lstm": set(),
 }
 
 
