@@ -37,7 +37,7 @@ def write(tmp_path, metrics, module="metrics_beside_the_file"):
 
 def test_a_metric_beside_the_experiment_file_is_recorded(tmp_path):
     file = write(tmp_path, '["metrics_beside_the_file:share_right"]')
-    (record,) = run(load_experiment(file), tmp_path / "out")
+    (record,) = run(load_experiment(file), tmp_path / "out", base=tmp_path)
     assert record.metric == "accuracy"  # the loss's own stays the first
     for figure in ("", "_mean", "_worst_tenth"):
         assert record.scores[f"share_right{figure}"] == pytest.approx(record.scores[f"accuracy{figure}"])
@@ -46,19 +46,19 @@ def test_a_metric_beside_the_experiment_file_is_recorded(tmp_path):
 def test_a_comparison_finds_it_too(tmp_path):
     file = write(tmp_path, '["metrics_of_a_comparison:share_right"]', "metrics_of_a_comparison")
     (experiment,) = load_comparison(file).values()
-    assert list(experiment.watch.build().known_metrics) == ["share_right"]
+    assert list(experiment.watch.build(tmp_path).known_metrics) == ["share_right"]
 
 
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        ("f1", "module:name"),
-        ("no_such_module:f1", "cannot be imported.*beside the experiment file"),
-        ("math:no_such_name", "cannot be imported"),
+        ("f1", "watch.metrics.0 is 'f1'"),
+        ("no_such_module:f1", "there is no module.*the folder of the experiment file"),
+        ("math:no_such_name", "has no 'no_such_name'"),
         ("torchmetrics:F1Score", "class that needs arguments"),
     ],
 )
 def test_a_metric_that_is_not_there_is_an_error_of_one_line(tmp_path, metric, words):
     with pytest.raises(SettingError, match=words) as error:
-        load_experiment(write(tmp_path, f'["{metric}"]'))
+        load_experiment(write(tmp_path, f'["{metric}"]')).watch.build(tmp_path)
     assert "\n" not in str(error.value)

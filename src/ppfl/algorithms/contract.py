@@ -157,6 +157,7 @@ class Plan(NamedTuple):
     who: Who
     task: Any  # a number or a message: which block, which steps
     ends_round: bool = True  # False: another exchange of the same round follows
+    needs_answers: bool = True  # False: it is merged, and the round goes on, even if nobody came back
 
 
 class Method(Protocol):
@@ -214,7 +215,8 @@ class Method(Protocol):
         """
 
     def merge(self, problem: Problem, server: Tree, task: Any, totals: dict[str, Total], rows: Rows) -> Tree:
-        """The next server state, from those who came back: at least one did, and rows carry their ids."""
+        """The next server state, from those who came back: at least one, unless the plan needs no answers. Rows carry
+        their ids."""
 
     # ------------------------------------------------------------------ the client's half
 
@@ -288,9 +290,9 @@ class MethodDefaults:
         return {}
 
 
-def participants(problem: Problem, fraction: float, round: int) -> Who:
-    """The clients of a round, drawn without replacement from (seed, round, client id); at least one."""
-    count = max(1, int(fraction * problem.n_clients + 0.5))
+def participants(problem: Problem, fraction: float, round: int, at_least: int = 1) -> Who:
+    """The clients of a round, drawn without replacement by (seed, round, client id), at least so many."""
+    count = max(at_least, int(fraction * problem.n_clients + 0.5))
     if count >= problem.n_clients:
         return EVERYONE
     draws = hashed(problem.seed, "participants", round, problem.roster.keys)

@@ -18,8 +18,9 @@ What leaves a client: its weighted change of theta, in a sum (with mixed weights
 With share_memberships = true also two rows: its membership, because neighbours are pulled to it, and before the first
 round, with the "gradients" start, a short sketch of its first gradient with its importance p_i. With
 share_memberships = false there are no rows: memberships stay with their clients, the server keeps nothing per client,
-and the start is found from sums in ten messages. The start asks everyone, and again until K clients or more have
-answered in one round; clients lost in it start evenly, as newcomers do.
+and the start is found from sums in ten messages. The start asks everyone, or where participation is below 1 the clients
+of its round (at least ten per canonical model), and again until K clients or more have answered in one round; those who
+first come later are placed by a sketch of their own then. Clients lost in that start evenly, as newcomers do.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from ..core.params import Params, per_client
 from ..core.population import Population
 from ..core.settings import Count, NonNegative, Positive, RepeatsOrZero
 from ..core.simplex import inside, mirror_step, uniform
+from ..core.trees import tree_map
 from .contract import EVERYONE, MethodDefaults, Plan, Problem, Rows, Sum, Total, Upload, Work, message, participants
 from .fedavg import mean
 from .local.batches import LocalData
@@ -54,7 +56,16 @@ from .local.sgd import (
     train_models,
 )
 from .local.stationarity import Stationarity, stationarity_upload
-from .local.survey import LAST_STAGES, Survey, answer_survey, merge_survey, next_stage
+from .local.survey import (
+    LAST_STAGES,
+    Placement,
+    Survey,
+    answer_survey,
+    late_clients,
+    merge_survey,
+    next_stage,
+    surveyed_clients,
+)
 
 LEAST_SHARE = 0.1  # of an even share: a model that hardly any client uses is not sped up without bound
 
@@ -64,6 +75,7 @@ class PPFLServer(NamedTuple):
     memberships: Tensor  # (M, K), as last reported; (0, K) where they stay with the clients
     started: Tensor  # (), bool: whether these have their start; until then rounds are surveys
     survey: Any = {}  # a PrivateStart between the messages of a survey
+    placement: Any = {}  # a Placement, where clients come after the survey
 
 
 class PPFLClient(NamedTuple):
@@ -138,12 +150,20 @@ class PPFL(MethodDefaults, LocalTraining):
         shared = problem.population.initial_models(problem.seed, distinct=not surveys)
         rows = problem.n_clients if self.share_memberships else 0
         c = uniform(rows, problem.population.k, dtype=problem.population.dtype)
-        return PPFLServer(shared, c, torch.tensor(not surveys))
+        placement: Any = {}
+        if surveys and surveyed_clients(problem, self.participation, 0) != EVERYONE:
+            network = self._one_network(problem, shared)
+            sketched = sum(network[name].numel() for name in problem.population.canonical_names)
+            placement = Placement.empty(network, sketched, problem.population.k)
+        return PPFLServer(shared, c, torch.tensor(not surveys), placement=placement)
 
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
         if not bool(server.started):
             stage = next_stage(server.survey, private=not self.share_memberships)
-            return Plan(EVERYONE, Survey(stage, problem.seed), ends_round=stage in LAST_STAGES)
+            who = surveyed_clients(problem, self.participation, round)
+            return Plan(who, Survey(stage, problem.seed, round), ends_round=stage in LAST_STAGES)
+        if late := late_clients(problem, server.placement, self.participation, round):
+            return Plan(late, Survey("late", problem.seed, round), ends_round=False, needs_answers=False)
         warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
         both = self.order == "alternating"
         theta = both or warming_up or float(draw(problem.seed, "block", round)) < self.block_probability
@@ -160,8 +180,8 @@ class PPFL(MethodDefaults, LocalTraining):
         self, problem: Problem, server: PPFLServer, ids: tuple[str, ...] | None, task: Any
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         shared: dict[str, Any] = {"models": server.shared}
-        if isinstance(task, Survey) and server.survey:
-            shared |= {name: getattr(server.survey, name) for name in ("mean", "directions", "centres")}
+        if isinstance(task, Survey):
+            return self._send_survey(problem, server, task), {}
         if not self.share_memberships:
             return shared, {}
         rows, own = problem.roster.rows, {}
@@ -176,20 +196,47 @@ class PPFL(MethodDefaults, LocalTraining):
         self, problem: Problem, server: PPFLServer, task: Any, totals: dict[str, Total], rows: Rows
     ) -> PPFLServer:
         if isinstance(task, Survey):
-            found = merge_survey(problem, task, server.survey, totals, rows)
-            if not found.done and not found.survey:
-                return server
-            memberships = server.memberships.clone()
-            if found.memberships is not None:
-                memberships[problem.roster.positions(rows.ids)] = found.memberships
-            started = torch.full_like(server.started, found.done)
-            return PPFLServer(server.shared, memberships, started, found.survey)
+            return self._merge_survey(problem, server, task, totals, rows)
         server = server._replace(shared=_moved(problem.population, server.shared, totals))
         if not self.share_memberships:
             return server
         memberships = server.memberships.clone()
         memberships[problem.roster.positions(rows.ids)] = rows.values["membership"]
         return server._replace(memberships=memberships)
+
+    def _send_survey(self, problem: Problem, server: PPFLServer, task: Survey) -> dict[str, Any]:
+        """One network, since all canonical models start equal, and what the private start has found so far."""
+        if task.stage == "late":
+            mean, directions, corners = server.placement.start
+            private = {"mean": mean, "directions": directions, "centres": corners[None]}
+            return {"models": server.placement.network} | ({} if self.share_memberships else private)
+        so_far = ("mean", "directions", "centres") if server.survey else ()
+        return {"models": self._one_network(problem, server.shared)} | {n: getattr(server.survey, n) for n in so_far}
+
+    def _merge_survey(
+        self, problem: Problem, server: PPFLServer, task: Survey, totals: dict[str, Total], rows: Rows
+    ) -> PPFLServer:
+        memberships, placement = server.memberships.clone(), server.placement
+        if task.stage == "late":
+            if rows.values:
+                memberships[problem.roster.positions(rows.ids)] = placement.start.memberships(rows.values["sketch"])
+            asked = torch.full_like(placement.placed, task.round)
+            return server._replace(memberships=memberships, placement=placement._replace(placed=asked))
+        found = merge_survey(problem, task, server.survey, totals, rows)
+        if found.start is None and not found.survey:
+            return server
+        if found.memberships is not None:
+            memberships[problem.roster.positions(rows.ids)] = found.memberships
+        if found.start is not None and placement:
+            start = tree_map(lambda new, old: new.to(old), found.start, placement.start)
+            placement = placement._replace(start=start, surveyed=torch.full_like(placement.surveyed, task.round))
+        started = torch.full_like(server.started, found.start is not None)
+        return PPFLServer(server.shared, memberships, started, found.survey, placement)
+
+    @staticmethod
+    def _one_network(problem: Problem, models: Params) -> Params:
+        canonical = problem.population.canonical_names
+        return {name: leaf[:1] if name in canonical else leaf for name, leaf in models.items()}
 
     def trial(self, lr: float) -> PPFL:
         """Memberships wait: a step that is too long must not spoil them, and lr is about theta."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .stop_signals import interrupt_on_signals, leave, leave_on_signals
+from .stop_signals import interrupt_on_signals, leave_if_unannounced, leave_on_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -22,10 +22,9 @@ def _run_program() -> None:
     try:
         interrupt_on_signals()
         run_command_line(None)
-    except KeyboardInterrupt:  # before a command began, or after its end
-        leave()
     finally:
         leave_on_signals()
+        leave_if_unannounced()
 
 
 __all__ = ["main"]

@@ -29,7 +29,7 @@ from .program import program
 from .progress import show_progress
 from .reproduce import refuse_missing_data, tasks_of_study, terminal_table, write_study
 from .run_tables import comparison_table, metrics_table, result_table, summary_line
-from .stop_signals import exit_code
+from .stop_signals import announce, exit_code
 from .terminal import WIDE, PlainGroup, make_console, safe_output, say
 from .trials import print_trial, trials_table
 
@@ -250,4 +250,5 @@ def _resumable(command: Sequence[str]) -> Iterator[None]:
         if is_first_process():
             where = f" after round {stop.round} of {stop.rounds}" if isinstance(stop, Interrupted) else ""
             say(f"stopped{where}; resume with: {shlex.join(command)}", error=True)
+        announce()
         raise typer.Exit(exit_code()) from None

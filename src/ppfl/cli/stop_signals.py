@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_last = signal.SIGINT
+_last: signal.Signals | None = None
+_announced = False
 
 
 def leave_on_signals() -> None:
@@ -26,12 +27,19 @@ def interrupt_on_signals() -> None:
 
 def exit_code() -> int:
     """Of a command that was stopped: 128 + the signal, as shells have it."""
-    return 128 + _last
+    return 128 + (_last or signal.SIGINT)
 
 
-def leave() -> NoReturn:
-    """End a program that was stopped, where nothing is left to say or to save."""
-    _leave(_last)
+def announce() -> None:
+    """Note that a line was printed which says that the command was stopped."""
+    global _announced
+    _announced = True
+
+
+def leave_if_unannounced() -> None:
+    """End a program that was stopped where no command could say so: while arguments were read, or after the work."""
+    if _last is not None and not _announced:
+        _leave(_last)
 
 
 def _handle(number: int, handler: Callable[[int, object], NoReturn]) -> None:

@@ -12,13 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
 from ..core.text import visible
-from .stop_signals import exit_code
 
 WIDE = 140  # columns, where no terminal says how many there are
 _ASCII_SIGNS = str.maketrans({"–": "-", "±": "+/-", "…": "...", "×": "x"})
@@ -75,7 +73,7 @@ def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 class PlainGroup(TyperGroup):
-    """Commands that end in one line when they are stopped, and whose usage errors are visible text too."""
+    """Commands whose usage errors, which repeat arguments, are visible text too."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _visible_usage_errors():
@@ -83,11 +81,7 @@ class PlainGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with _visible_usage_errors():
-            try:
-                return super().invoke(ctx)
-            except KeyboardInterrupt:
-                say("stopped", error=True)
-                raise typer.Exit(exit_code()) from None
+            return super().invoke(ctx)
 
 
 @contextmanager

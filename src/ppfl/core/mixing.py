@@ -12,6 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from .losses import Classification, Loss
 from .params import Params, weighted_sum
+from .trees import tree_map
 
 if TYPE_CHECKING:
     from .backends.autograd import Autograd
@@ -168,17 +169,29 @@ class MixedModule(nn.Module):
 
     membership: Tensor
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner: nn.Module, one_by_one: bool = False) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.one_by_one = inner, one_by_one
         self.trained = [name for name, p in inner.named_parameters() if p.requires_grad]
         self.register_buffer("membership", torch.ones(1))
 
-    def forward(self, *inputs: Any) -> Tensor:
-        values = dict(self.inner.named_parameters())
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        values: Params = dict(self.inner.named_parameters())
         stacked = {name: values[name] for name in self.trained}
-        outputs: Tensor = vmap(lambda theta: functional_call(self.inner, theta, inputs))(stacked)
-        return weighted_sum(self.membership, outputs)
+
+        def run(theta: Params) -> Any:
+            return functional_call(self.inner, theta, inputs, named)
+
+        if self.one_by_one:
+            each = [dict(zip(stacked, model, strict=True)) for model in zip(*stacked.values(), strict=True)]
+            return tree_map(self._mixed, *map(run, each))
+        return tree_map(lambda outputs: weighted_sum(self.membership, outputs), vmap(run)(stacked))
+
+    def _mixed(self, *outputs: Any) -> Any:
+        """Numbers are mixed; the rest, such as the lengths in a packed sequence, is the same for all models."""
+        if isinstance(outputs[0], Tensor) and outputs[0].is_floating_point():
+            return weighted_sum(self.membership, torch.stack(outputs))
+        return outputs[0]
 
 
 MIXES: dict[str, Mix] = {mix.name: mix for mix in (Outputs(), Predictions(), Weights())}

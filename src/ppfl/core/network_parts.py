@@ -16,13 +16,23 @@ RESHAPING = {nn.Flatten, nn.Unflatten, nn.Identity}
 
 
 def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[str, ...]:
-    """The named submodules, checked; the whole network is the one named ''."""
+    """The named submodules, checked, and those that share a parameter with them; the whole network is named ''.
+
+    A tied parameter is one parameter with several names. Where one of its names is canonical all are, since a tensor
+    cannot have K copies in one place and a single one in another, and untying it would train another network than the
+    one that was given. So the modules that hold it elsewhere become canonical too.
+
+    >>> net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    >>> net[2].weight = net[0].weight
+    >>> canonical_modules(net, "2")
+    ('2', '0')
+    """
     if canonical == "all":
         return ("",)
     if isinstance(canonical, nn.Module):
         raise ModelError("canonical is a module; give its name in the network, such as canonical='head'")
     names = (canonical,) if isinstance(canonical, str) else tuple(canonical)
-    known = {name for name, module in net.named_modules() if name and trains(module)}
+    known = {name for name, module in net.named_modules(remove_duplicate=False) if name and trains(module)}
     for name in names:
         if name not in known:
             frozen = bool(name) and name in dict(net.named_modules()) and [*net.get_submodule(name).parameters()] != []
@@ -33,7 +43,26 @@ def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[s
             raise ModelError(f"canonical names {name!r} twice: it is part of another named submodule; drop one")
     if len(set(names)) < len(names) or not names:
         raise ModelError(f"canonical is {names!r}; name at least one submodule, each once")
-    return names
+    return (*names, *_tied_modules(net, names))
+
+
+def _tied_modules(net: nn.Module, names: tuple[str, ...]) -> list[str]:
+    """Modules outside of these that hold one of their trained parameters."""
+    named = list(net.named_parameters(remove_duplicate=False))
+    inside = {id(p): name for name, p in named if p.requires_grad and is_in_module(name, names)}
+    found: list[str] = []
+    for name, p in named:
+        module = name.rpartition(".")[0]
+        if id(p) not in inside or is_in_module(name, (*names, *found)):
+            continue
+        if module == "" or any(other.startswith(module + ".") for other in (*names, *found)):
+            raise ModelError(
+                f"the canonical parameter {inside[id(p)]!r} is tied to {name!r} of "
+                f"{repr(module) if module else 'the network itself'}, which holds the canonical part; expected a "
+                f"canonical part that can be told from the rest; use canonical={module or 'all'!r}, or untie the two"
+            )
+        found.append(module)
+    return found
 
 
 def is_in_module(parameter: str, modules: tuple[str, ...]) -> bool:
@@ -63,13 +92,16 @@ def _is_affine(module: nn.Module) -> bool:
     return type(module) in AFFINE and not (isinstance(module, nn.Embedding) and module.max_norm is not None)
 
 
-def with_mixed_modules(net: nn.Module, modules: tuple[str, ...]) -> nn.Module:
-    """A copy of the network whose canonical submodules mix their outputs where they stand."""
+def with_mixed_modules(net: nn.Module, modules: tuple[str, ...], one_by_one: bool) -> nn.Module:
+    """A copy of the network whose canonical submodules mix their outputs where they stand.
+
+    one_by_one: canonical models run one after the other, not by vmap.
+    """
     mixed = copy.deepcopy(net)
     for path in modules:
         if path:
             parent, _, name = path.rpartition(".")
-            setattr(mixed.get_submodule(parent), name, MixedModule(mixed.get_submodule(path)))
+            setattr(mixed.get_submodule(parent), name, MixedModule(mixed.get_submodule(path), one_by_one))
     return mixed
 
 

@@ -29,7 +29,8 @@ class Population:
     loss: a name, a criterion such as nn.HuberLoss(), a function (output, target) -> losses (B,), or a `Loss`.
 
     Parameters with `requires_grad=False` and buffers are constants: they are not trained, not copied for each client
-    and not sent. Dropout layers draw masks that depend on seed, round, client and step alone.
+    and not sent. Dropout layers draw masks that depend on seed, round, client and step alone. A tied parameter is one
+    parameter: it has K copies in every place if one of the modules that hold it is canonical.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> population = Population(net, canonical="2", k=5, mix="weights")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
 import torch
-from pydantic import Field, TypeAdapter
+from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic import ValidationError as Invalid
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from ppfl.core.settings import Count, Seed, Settings
 from ppfl.data.arrays import LearningTask
 from ppfl.data.cifar import read_cifar10
 from ppfl.data.domains import DOMAIN_SAMPLES, DOMAINS, Domain, digit_domains
+from ppfl.data.factories import FactorySettings, with_factory_name
 from ppfl.data.federation import Federation
 from ppfl.data.partition_settings import LabelGroups, PartitionSettings
 from ppfl.data.partitions import CIFAR10_CLASSES, CIFAR10_CLIENTS, CIFAR10_GROUPS
@@ -156,9 +157,25 @@ class Parquet(_TableFileSettings):
         return read_parquet(_resolved(self.file, base), **self.model_dump(exclude={"name", "file"}))
 
 
-_ReadData = Digits | DigitDomains | Mnist | Cifar10 | Npz | Csv | Parquet
+class DataFactory(FactorySettings):
+    """A federation that a Python function makes. It may ask for `folder`, that of the experiment file."""
+
+    name: Literal["factory"] = "factory"
+
+    def build(self, base: Path | None = None) -> Federation:
+        """What the function returns."""
+        found = self.call("data", base, {"folder": Path() if base is None else base}, DataError)
+        if not isinstance(found, Federation):
+            raise DataError(
+                f"[data]: {self.factory} returned a {type(found).__name__}; it must return a ppfl.Federation, such as "
+                "Federation.from_arrays(x, y, clients)"
+            )
+        return found
+
+
+_ReadData = Digits | DigitDomains | Mnist | Cifar10 | Npz | Csv | Parquet | DataFactory
 _AnyData = _ReadData | Synthetic | SyntheticGroups | SyntheticLinear | LogisticPopulation
-DataSettings = Annotated[_AnyData, Field(discriminator="name")]
+DataSettings = Annotated[_AnyData, Field(discriminator="name"), BeforeValidator(with_factory_name)]
 DATASETS: dict[str, type[Settings]] = {model.model_fields["name"].default: model for model in get_args(_AnyData)}
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(DataSettings)
 

@@ -20,7 +20,6 @@ from ..data import DataSettings, Federation
 from .experiment import Experiment
 from .explain import explain
 from .load import load_settings
-from .metric_settings import load_metrics
 from .names import checked_name, folder_name, same_folder_key
 from .processes import ProcessPool
 from .record import RunRecord, load_run
@@ -46,10 +45,7 @@ class RunTask(NamedTuple):
 
 def load_comparison(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Experiment]:
     """The experiments of a comparison file by the names of their methods; of an experiment file, that one."""
-    experiments = experiments_of(load_settings(Path(path), overrides), str(path))
-    for experiment in experiments.values():
-        load_metrics(experiment.watch.metrics, Path(path).parent)
-    return experiments
+    return experiments_of(load_settings(Path(path), overrides), str(path))
 
 
 def experiments_of(settings: dict[str, Any], where: str) -> dict[str, Experiment]:

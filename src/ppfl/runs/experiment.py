@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
@@ -13,6 +14,7 @@ from ..core.mixing import MIXES
 from ..core.population import Population
 from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
 from ..data import DataSettings, Federation
+from ..data.factories import PythonName
 from ..server import OutputRule, Watch
 from ..sites import ENGINES, Engine, Stacked, engine_by_name
 from .affinity_settings import AffinitySettings, AutoAffinity
@@ -53,11 +55,11 @@ class WatchSettings(Settings):
     output: OutputRule = "last"
     smoothness: tuple[NonNegative, NonNegative] = (0.0, 0.0)
     report_clients: bool = True  # scores and memberships client by client; false: sums over clients alone
-    metrics: tuple[str, ...] = ()  # of predictions, as "module:name"; modules may stand beside the experiment file
+    metrics: tuple[PythonName, ...] = ()  # of predictions
 
-    def build(self) -> Watch:
-        """As the server takes it."""
-        return Watch(**{**self.model_dump(), "metrics": load_metrics(self.metrics)})
+    def build(self, base: Path | None = None) -> Watch:
+        """As the server takes it; modules of metrics are looked for in `base` first."""
+        return Watch(**{**self.model_dump(), "metrics": load_metrics(self.metrics, base)})
 
 
 class Experiment(Settings):
@@ -98,9 +100,9 @@ class Experiment(Settings):
         """Where clients work."""
         return Stacked(self.chunk, self.threads) if self.engine == Stacked.name else engine_by_name(self.engine)
 
-    def build_population(self, federation: Federation, seed: int) -> Population:
-        """The population, its initial values drawn from the seed."""
+    def build_population(self, federation: Federation, seed: int, base: Path | None = None) -> Population:
+        """The population, its initial values drawn from the seed; a factory's module is looked for in `base` first."""
         settings = self.population
         loss = choose_loss(settings.loss, federation)
-        net = self.model.build(federation, seed, loss, copies=settings.k)
+        net = self.model.build(federation, seed, loss, copies=settings.k, base=base)
         return Population(net, k=settings.k, canonical=settings.canonical, mix=settings.mix, loss=loss)

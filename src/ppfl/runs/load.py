@@ -15,7 +15,6 @@ from ..core.errors import SettingError
 from ..data.streams import one_line
 from .experiment import Experiment
 from .explain import explain
-from .metric_settings import load_metrics
 
 _MOST_BYTES = 1 << 20  # of an experiment file
 _DEEPEST = 32  # tables or lists within each other
@@ -29,11 +28,9 @@ def load_experiment(path: str | Path, overrides: Iterable[str] = ()) -> Experime
     if "methods" in settings:
         raise SettingError(f"{path} compares methods; run it with ppfl compare")
     try:
-        experiment = Experiment.model_validate(settings)
+        return Experiment.model_validate(settings)
     except ValidationError as error:
         raise SettingError(f"{path}: {explain(error, settings)}") from None
-    load_metrics(experiment.watch.metrics, path.parent)  # from here on their modules are known
-    return experiment
 
 
 def load_settings(path: Path, overrides: Iterable[str] = ()) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import SettingError
-from .imports import import_by_name
+from ..data.factories import find_function
 
 
 def load_metrics(names: Sequence[str], folder: Path | None = None) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def load_metrics(names: Sequence[str], folder: Path | None = None) -> dict[str, 
     >>> list(load_metrics(["torch.nn.functional:l1_loss"]))
     ['l1_loss']
     """
-    return {text.rpartition(":")[2]: _made(text, import_by_name(text, folder)) for text in names}
+    return {text.rpartition(":")[2]: _made(text, find_function(text, folder, "watch")) for text in names}
 
 
 def _made(text: str, found: Any) -> Any:

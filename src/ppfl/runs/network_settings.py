@@ -1,6 +1,7 @@
 """Networks an experiment file can name. Sizes come from the data, initial values from the seed.
 
-Every network ends in a layer called `classifier`, so `canonical = "classifier"` fits all of them.
+Every network of ours ends in a layer called `classifier`, so `canonical = "classifier"` fits all of them. A factory
+gives any other network.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -19,6 +21,7 @@ from torch import nn
 from ..core.errors import ModelError
 from ..core.losses import Loss, cross_entropy, loss_by_name, squared
 from ..core.settings import Count, Settings
+from ..data.factories import FactorySettings, with_factory_name
 from ..data.federation import Federation
 from ..data.limits import check_limit
 
@@ -51,13 +54,12 @@ def count_outputs(loss: Loss, federation: Federation) -> int:
 
 
 class _Network(Settings):
-    def build(self, federation: Federation, seed: int, loss: Loss, copies: int = 1) -> nn.Module:
+    def build(
+        self, federation: Federation, seed: int, loss: Loss, copies: int = 1, base: Path | None = None
+    ) -> nn.Module:
         """The network for these data, its initial values drawn from the seed; `copies` of it must fit into memory."""
         shape, outputs = tuple(federation.train.x.shape[1:]), count_outputs(loss, federation)
-        parameters = self._count_parameters(shape, outputs)
-        size = parameters * copies * torch.float32.itemsize
-        what = f"this network has {parameters:,} parameters; {copies} of it take {size:,} bytes"
-        check_limit("bytes", size, what, "make the layers under [model] or population.k smaller, or ", ModelError)
+        _check_size(self._count_parameters(shape, outputs), copies)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.layers(shape, outputs)
@@ -161,4 +163,42 @@ def _ended(body: nn.Module, width: int, outputs: int, bias: bool = True, hidden:
     return nn.Sequential(named)
 
 
-ModelSettings = Annotated[Linear | Perceptron | Cnn, Field(discriminator="name")]
+class ModelFactory(FactorySettings):
+    """A network that a Python function makes.
+
+    Besides the keys of the table it may ask for `federation`, `n_classes` (None for real targets), `sample_shape` and
+    `seed`. torch is seeded before it is called, so that initial values are drawn from the seed.
+    """
+
+    name: Literal["factory"] = "factory"
+
+    def build(
+        self, federation: Federation, seed: int, loss: Loss, copies: int = 1, base: Path | None = None
+    ) -> nn.Module:
+        """What the function returns; `copies` of it must fit into memory."""
+        offered = {
+            "federation": federation,
+            "n_classes": federation.n_classes,
+            "sample_shape": tuple(federation.train.x.shape[1:]),
+            "seed": seed,
+        }
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            net = self.call("model", base, offered, ModelError)
+        if not isinstance(net, nn.Module):
+            raise ModelError(
+                f"[model]: {self.factory} returned a {type(net).__name__}; it must return a network, an nn.Module"
+            )
+        _check_size(sum(p.numel() for p in net.parameters()), copies)
+        return net
+
+
+def _check_size(parameters: int, copies: int) -> None:
+    size = parameters * copies * torch.float32.itemsize
+    what = f"this network has {parameters:,} parameters; {copies} of it take {size:,} bytes"
+    check_limit("bytes", size, what, "make the layers under [model] or population.k smaller, or ", ModelError)
+
+
+ModelSettings = Annotated[
+    Linear | Perceptron | Cnn | ModelFactory, Field(discriminator="name"), BeforeValidator(with_factory_name)
+]

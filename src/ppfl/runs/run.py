@@ -77,7 +77,7 @@ def run(
     on_round_end: OnRoundEnd | None = None,
     read: Reader = read_data,
 ) -> list[RunRecord]:
-    """Run every seed into `out`/seed-<seed>. Relative data paths start at `base`.
+    """Run every seed into `out`/seed-<seed>. Relative paths and factories' modules start at `base`.
 
     A checkpoint is written every `checkpoint_every` rounds, or else about every ten seconds. With `resume`, seeds
     that are finished are left alone, others go on from their checkpoint and end with the same bits as a run never
@@ -93,7 +93,7 @@ def run(
         if todo:
             federation = _place(read(experiment, base), experiment.device)
         for seed in todo:
-            _Run(experiment.for_seed(seed), federation, folders[seed], ranks).go(checkpoint_every, on_round_end)
+            _Run(experiment.for_seed(seed), federation, folders[seed], ranks, base).go(checkpoint_every, on_round_end)
         return [load_run(folder.path) for folder in folders.values()] if ranks.first else []
 
 
@@ -121,13 +121,15 @@ def _claim(experiment: Experiment, folders: dict[int, RunFolder], locks: ExitSta
 class _Run:
     """One seed."""
 
-    def __init__(self, experiment: Experiment, federation: Federation, folder: RunFolder, ranks: Ranks) -> None:
+    def __init__(
+        self, experiment: Experiment, federation: Federation, folder: RunFolder, ranks: Ranks, base: Path | None
+    ) -> None:
         self.experiment, self.folder, self.ranks = experiment, folder, ranks
         (self.seed,) = experiment.seeds
         self.fingerprint = ranks.decide_on_first(lambda: federation.fingerprint)
         self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
-        self.population = experiment.build_population(self.federation, self.seed)
-        self.watch = experiment.watch.build()
+        self.population = experiment.build_population(self.federation, self.seed, base)
+        self.watch = experiment.watch.build(base)
         self.transport = self._connect()
         self.problem = self._make_problem()
         self.resumes = ranks.decide_on_first(lambda: folder.started)

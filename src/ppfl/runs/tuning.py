@@ -48,7 +48,7 @@ def tune(
         federation = without_test(experiment.data.build(base)).to(experiment.device)
         trials = []
         for changes in candidates(experiment.algorithm, budget, experiment.seeds[0]):
-            trial = attempt(experiment, federation, changes, rounds or experiment.rounds)
+            trial = attempt(experiment, federation, changes, rounds or experiment.rounds, base)
             trials.append(trial)
             if on_trial is not None:
                 on_trial(label, trial)
@@ -71,18 +71,20 @@ def candidates(method: Method, budget: int, seed: int) -> list[dict[str, Any]]:
     return [{}, *(changes for changes in drawn if changes)][:budget]
 
 
-def attempt(experiment: Experiment, federation: Federation, changes: dict[str, Any], rounds: int) -> Trial:
+def attempt(
+    experiment: Experiment, federation: Federation, changes: dict[str, Any], rounds: int, base: Path | None = None
+) -> Trial:
     """Train with these settings, and score the personal models on the clients' validation samples."""
     method = experiment.algorithm.model_copy(update=changes)  # type: ignore[attr-defined]
     seed = experiment.seeds[0]
-    population = experiment.build_population(federation, seed)
+    population = experiment.build_population(federation, seed, base)
     transport = InProcess(Site(federation, population, experiment.build_engine()))
     affinity = experiment.affinity.build(federation, method)
     problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
     method = choose_lr(method, problem, transport, experiment.dropout)
     state = begin(method, problem, transport, dropout=experiment.dropout)
     metric = population.loss.metric_name
-    watch = replace(experiment.watch.build(), every=rounds, metrics=())
+    watch = replace(experiment.watch.build(base), every=rounds, metrics=())
     try:
         *_, last = train_and_measure(method, problem, transport, watch, state)
     except DivergedError:

@@ -99,7 +99,7 @@ def train(
             exchange += 1
             reply = ask_clients(method, problem, transport, server, plan, state.round, exchange, session)
             tally.add(reply)
-            if number(reply, "participants"):
+            if number(reply, "participants") or not plan.needs_answers:
                 server = method.merge(problem, server, plan.task, reply.totals, reply.rows)
             else:  # nothing came back: the round is over, and as if it had never been
                 server = state.server

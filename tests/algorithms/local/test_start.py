@@ -11,8 +11,8 @@ from ppfl.algorithms.local.start import (
     PrivateStart,
     count_sketch,
     gradient_sketch,
-    memberships_from_sketches,
     nearest_cells,
+    start_from_sketches,
     start_memberships,
 )
 from ppfl.core.backends import Autograd, make_backend
@@ -76,7 +76,7 @@ def test_points_are_the_weighted_principal_components_in_whatever_blocks(seed: i
     p, order = torch.rand(12, generator=g, dtype=torch.float64).softmax(0), torch.randperm(12, generator=g)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(start, "MOST_POINTS", block)
-        points = start.principal_points(rows, p, order, count)
+        _, _, points = start.principal_points(rows, p, order, count)
     centred = rows[order] - p @ rows[order]
     spread = torch.linalg.svdvals(p.sqrt()[:, None] * centred)
     moment = points.T @ (p[:, None] * points)
@@ -92,11 +92,18 @@ def mixtures(seed: int, clients: int = 60, k: int = 3, width: int = 30, noise: f
     return c @ corners + noise * torch.randn(clients, width, generator=g, dtype=torch.float64), c
 
 
+def memberships(sketches, weights, ids, k: int, seed: int) -> torch.Tensor:
+    """Of the clients that the start is found from; the same as for clients that come later with these sketches."""
+    found, c = start_from_sketches(sketches, weights, ids, k, seed)
+    torch.testing.assert_close(found.memberships(sketches), c, atol=1e-6, rtol=0)
+    return c
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_mixtures_are_found_near_where_they_are(seed: int) -> None:
     sketches, truth = mixtures(seed, noise=0.1)
     ids = tuple(f"c{i}" for i in range(60))
-    c = check(memberships_from_sketches(sketches, torch.full((60,), 1 / 60), ids, k=3, seed=0))
+    c = check(memberships(sketches, torch.full((60,), 1 / 60), ids, k=3, seed=0))
     c = c[:, match(truth, c)]
     assert float(total_variation(c, truth).mean()) < 0.15
     assert float((c.argmax(1) == truth.argmax(1)).double().mean()) > 0.9
@@ -109,8 +116,8 @@ def test_the_order_of_clients_does_not_matter(most: int, monkeypatch) -> None:
     weights = torch.rand(60, generator=torch.Generator().manual_seed(4)).softmax(0)
     ids = tuple(f"c{i}" for i in range(60))
     turned = torch.randperm(60, generator=torch.Generator().manual_seed(5))
-    straight = memberships_from_sketches(sketches, weights, ids, 3, seed=0)
-    other = memberships_from_sketches(sketches[turned], weights[turned], tuple(ids[i] for i in turned), 3, seed=0)
+    straight = memberships(sketches, weights, ids, 3, seed=0)
+    other = memberships(sketches[turned], weights[turned], tuple(ids[i] for i in turned), 3, seed=0)
     torch.testing.assert_close(other, straight[turned])
 
 
@@ -118,10 +125,10 @@ def test_corners_of_some_clients_do_for_all(monkeypatch) -> None:
     sketches, truth = mixtures(0, clients=3000, noise=0.1)
     ids = tuple(f"c{i}" for i in range(3000))
     weights = torch.full((3000,), 1 / 3000)
-    of_all = memberships_from_sketches(sketches, weights, ids, 3, seed=0)
+    of_all = memberships(sketches, weights, ids, 3, seed=0)
     monkeypatch.setattr(start, "MOST_POINTS", 500)
     for seed in range(3):
-        of_some = memberships_from_sketches(sketches, weights, ids, 3, seed=seed)
+        of_some = memberships(sketches, weights, ids, 3, seed=seed)
         assert float(total_variation(of_some[:, match(of_all, of_some)], of_all).mean()) < 0.05
         assert float(total_variation(of_some[:, match(truth, of_some)], truth).mean()) < 0.15
 
@@ -150,7 +157,7 @@ def test_the_private_start_is_the_open_one_on_separated_groups_in_ten_messages(s
     sketches = corners[group] + 0.3 * torch.randn(len(group), 40, generator=g, dtype=torch.float64)
     weights = 0.2 + torch.rand(len(group), generator=g, dtype=torch.float64)
     ids = tuple(f"c{i}" for i in range(len(group)))
-    of_rows = memberships_from_sketches(sketches, weights, ids, k, seed=0)
+    of_rows = memberships(sketches, weights, ids, k, seed=0)
     of_sums, messages = private_start(sketches, weights, k, seed=0)
     assert messages <= 10
     torch.testing.assert_close(check(of_sums)[:, match(of_rows, of_sums)], of_rows, atol=1e-4, rtol=0)
@@ -163,7 +170,7 @@ def test_the_private_start_is_the_open_one_on_drawn_mixtures(seed: int, noise: f
     sketches, _ = mixtures(seed, noise=noise)
     weights, ids = torch.full((60,), 1 / 60).double(), tuple(f"c{i}" for i in range(60))
     of_rows, (of_sums, _) = (
-        memberships_from_sketches(sketches, weights, ids, 3, 0),
+        memberships(sketches, weights, ids, 3, 0),
         private_start(sketches, weights, 3, 0),
     )
     torch.testing.assert_close(of_sums[:, match(of_rows, of_sums)], of_rows, atol=1e-4, rtol=0)
@@ -175,7 +182,7 @@ def test_points_from_sums_are_the_principal_components(seed: int) -> None:
     rows = torch.randn(12, 7, generator=g, dtype=torch.float64) * torch.arange(1, 8)
     p = torch.rand(12, generator=g, dtype=torch.float64)
     found = PrivateStart.from_moments(p.sum(), p @ rows, rows.T * p @ rows, k=4, seed=0).points(rows)
-    expected = start.principal_points(rows, p / p.sum(), torch.arange(12), 3)
+    _, _, expected = start.principal_points(rows, p / p.sum(), torch.arange(12), 3)
     torch.testing.assert_close(found.abs(), expected.abs(), atol=1e-8, rtol=0)  # a direction has no sign
 
 

@@ -5,12 +5,15 @@ import torch
 
 from algorithms.states import Recording
 from ppfl.algorithms import PPFL
-from ppfl.algorithms.contract import EVERYONE
+from ppfl.algorithms.contract import EVERYONE, participants
+from ppfl.algorithms.local import survey
 from ppfl.algorithms.local.survey import Survey
 from ppfl.core.population import Population
+from ppfl.core.simplex import match
+from ppfl.data import digits_federation
 from ppfl.sites import Train
 from support import make_federation, make_net
-from training import assert_same, run
+from training import assert_same, run, tensors
 
 FEDERATION = make_federation((7, 12, 20, 5, 9, 3), dtype=torch.float64)
 ROUNDS = 6
@@ -29,7 +32,7 @@ def is_survey(found, round: int) -> bool:
 @pytest.mark.parametrize(
     ("k", "begins", "surveys"), [(2, "gradients", True), (2, "uniform", False), (1, "gradients", False)]
 )
-def test_the_survey_asks_everyone_once_and_only_where_there_is_a_choice(k, begins, surveys, share: bool) -> None:
+def test_a_survey_of_few_clients_asks_everyone_once_and_only_where_there_is_a_choice(k, begins, surveys, share) -> None:
     found = trained(PPFL(lr=0.1, participation=0.5, start=begins, share_memberships=share), k)
     assert [is_survey(found, round) for round in range(ROUNDS)] == [surveys, *5 * [False]]
     assert found.reports[0].participants == (6 if surveys else 3)
@@ -85,3 +88,136 @@ def test_a_private_survey_that_all_clients_leave_in_the_middle_begins_again(monk
     assert stages == [["moments", "assign", "assign"], ["moments", *8 * ["assign"], "place"]]
     assert_same(found.states[1].server, found.states[0].server, atol=0, rtol=0)
     assert_same(found.client_tree(2), expected.client_tree(1), atol=0, rtol=0)
+
+
+# ---------------------------------------------------------------------- clients that come after the survey
+
+
+MANY = make_federation(range(4, 34), dtype=torch.float64)  # 30 clients
+
+
+def some(share: bool = True, **settings) -> PPFL:
+    return PPFL(**{"lr": 0.1, "participation": 0.2, "share_memberships": share, **settings})
+
+
+@pytest.fixture
+def three_per_model(monkeypatch):
+    monkeypatch.setattr(survey, "SURVEYED", 3)
+    survey._arrivals.cache_clear()
+
+
+@pytest.mark.usefixtures("three_per_model")
+@pytest.mark.parametrize("share", [True, False])
+def test_a_survey_asks_its_rounds_clients_and_every_other_one_when_it_first_comes(share: bool) -> None:
+    k = 2
+    found = trained(some(share), k, MANY)
+    roster, seen = found.problem.roster, set()
+    for round in range(ROUNDS):
+        drawn = set(participants(found.problem, 0.2, round))
+        exchanges = [(set(request.who), request.task) for request, _ in found.transport.exchanges(round)]
+        if round == 0:
+            assert drawn == set.union(*(who for who, _ in exchanges)) and len(drawn) == 6 == 3 * k
+            assert len(exchanges) == (1 if share else 10)
+        else:
+            late = [who for who, task in exchanges if isinstance(task, Survey)]
+            assert late == ([drawn - seen] if drawn - seen else [])
+            assert exchanges[-1][0] == drawn and not isinstance(exchanges[-1][1], Survey)
+            assert found.reports[round].participants == len(drawn)
+        seen |= drawn
+        after = found.models(round + 1).memberships
+        even = (after == 1 / k).all(1)
+        assert {client for client, is_even in zip(roster.ids, even.tolist(), strict=True) if not is_even} == seen
+        assert torch.isfinite(torch.tensor(found.reports[round].loss))
+
+
+@pytest.mark.usefixtures("three_per_model")
+@pytest.mark.parametrize("share", [True, False])
+def test_more_are_asked_where_a_round_has_few_for_so_many_models(share: bool) -> None:
+    found = trained(some(share), 4, MANY)
+    (request, _), *_ = found.transport.exchanges(0)
+    assert len(request.who) == 12 and set(participants(found.problem, 0.2, 0)) <= set(request.who)
+
+
+@pytest.mark.usefixtures("three_per_model")
+@pytest.mark.parametrize("share", [True, False])
+def test_late_clients_start_where_a_survey_of_everyone_puts_them(share: bool) -> None:
+    """On groups that are told apart whoever is asked: the same corners, whenever a client comes."""
+    federation, net = digits_federation(), make_net(64, 16, 10)
+    frozen = {"membership_steps": 0, "warmup": 0}
+    everyone, late = (
+        run(some(share, participation=p, **frozen), Population(net, k=4), federation, engine="stacked", rounds=9)
+        for p in (1.0, 0.3)
+    )
+    expected, found = everyone.memberships, late.memberships
+    came = (found != 1 / 4).any(1)
+    assert 25 < int(came.sum()) < 40  # the rest has never come
+    assert (found[:, match(expected[came], found[came])].argmax(1) == expected.argmax(1))[came].all()
+
+
+@pytest.mark.usefixtures("three_per_model")
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_run_with_late_clients_is_the_same_resumed_and_on_every_engine(share: bool, dropout: float) -> None:
+    settings = {"dropout": dropout, "rounds": ROUNDS, "seed": 3}
+    population = Population(make_net(dtype=torch.float64), k=2)
+    whole = run(some(share), population, MANY, engine="stacked", **settings)
+    for until in (1, 2, 4):
+        half = run(some(share), population, MANY, engine="stacked", until=until, **settings)
+        survey._arrivals.cache_clear()  # as in another process
+        resumed = run(some(share), population, MANY, engine="stacked", resume=half, **settings)
+        assert_same(resumed.everything(), whole.everything(), atol=0, rtol=0)
+    loop = run(some(share), population, MANY, engine="loop", **settings)
+    assert_same(loop.everything(), whole.everything(), atol=1e-10, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("three_per_model")
+def test_a_round_goes_on_when_all_its_newcomers_are_lost(monkeypatch) -> None:
+    plain = Recording.deliver
+
+    def lose_newcomers(self, site, requests):
+        late = [
+            request._replace(who=())
+            if isinstance(request, Train) and getattr(request.task, "stage", "") == "late"
+            else request
+            for request in requests
+        ]
+        return plain(self, site, late)
+
+    monkeypatch.setattr(Recording, "deliver", lose_newcomers)
+    found = trained(some(), 2, MANY)
+    assert [report.participants for report in found.reports] == [6] * ROUNDS
+    moved = [
+        not a.server.shared["0.weight"].equal(b.server.shared["0.weight"])
+        for a, b in zip(found.states, found.states[1:], strict=False)
+    ]
+    assert moved == [False, *[True] * (ROUNDS - 1)]
+
+
+@pytest.mark.usefixtures("three_per_model")
+def test_bytes_are_counted_for_those_who_are_asked() -> None:
+    """One network goes to each client of a survey, whatever K is, and to each newcomer; a sketch comes back."""
+    found = trained(some(), 2, MANY)
+    model = sum(p.numel() for p in make_net().parameters()) * 8
+    sketch = model  # shorter than what a sketch holds
+    first, *later = found.reports
+    assert (first.bytes_down, first.bytes_up) == (6 * model, 6 * (sketch + 8))
+    late = [len(request.who) for request, _ in found.transport.exchanges(1) if isinstance(request.task, Survey)]
+    ordinary = 6 * (2 * model + 2 * 8)
+    assert later[0].bytes_down == ordinary + sum(late) * model
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("participation", [1.0, 0.3])
+def test_every_round_reports_a_loss(share: bool, participation: float) -> None:
+    found = trained(some(share, participation=participation), 2, MANY)
+    losses = torch.tensor([report.loss for report in found.reports])
+    assert losses.isfinite().all()
+
+
+def test_nothing_private_grows_with_the_number_of_clients() -> None:
+    def shapes(clients: int) -> list[tuple[int, ...]]:
+        federation = make_federation((5,) * clients)
+        problem = trained(some(share=False), 2, federation.to(dtype=torch.float64)).problem
+        return [tuple(leaf.shape) for leaf in tensors(some(share=False).init_server(problem))]
+
+    assert shapes(30) == shapes(60)

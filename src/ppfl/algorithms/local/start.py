@@ -1,10 +1,10 @@
 """Where memberships start. Memberships that move before the canonical models differ freeze a wrong assignment
-(lock-in), so the first round asks every client which way it would pull a common model, and starts from that.
+(lock-in), so the first round asks clients which way they would pull a common model, and starts from that.
 
 All K canonical models begin with the same values, and each client makes a short sketch of the gradient of its whole
 loss there. Where clients are mixtures of K kinds, their first gradients are mixtures of the K kinds' gradients, so the
 sketches lie in a simplex; its corners are looked for by k-means along the main directions of the sketches. Either the
-server sees the sketches (`memberships_from_sketches`), or they stay with the clients and every step is a sum over
+server sees the sketches (`start_from_sketches`), or they stay with the clients and every step is a sum over
 clients (`PrivateStart`).
 """
 
@@ -22,6 +22,7 @@ from ...core.params import Params, first_clients
 from ...core.simplex import inside
 from ...core.simplex_program import nearest_mixtures
 from .batches import LocalData
+from .kmeans import kmeans
 
 WIDTH = 256  # numbers in a sketch; distances between gradients are kept to about 10 %
 TRUST = 0.9  # the rest is spread evenly: a start that no later step could leave would be lock-in again
@@ -68,8 +69,22 @@ def count_sketch(rows: Tensor, seed: int, width: int = WIDTH) -> Tensor:
 # ---------------------------------------------------------------------- sketches that the server sees
 
 
-def memberships_from_sketches(sketches: Tensor, weights: Tensor, ids: tuple[str, ...], k: int, seed: int) -> Tensor:
-    """(M, K) start memberships, rows in the order of ids, whatever that order is.
+class Start(NamedTuple):
+    """What places a client: where its sketch is along the main directions of all, and the corners there."""
+
+    mean: Tensor  # (s,), of the sketches, float64 as all of these
+    directions: Tensor  # (s, d)
+    corners: Tensor  # (K, d)
+
+    def memberships(self, sketches: Tensor) -> Tensor:
+        """(C, K) start memberships of clients with these sketches (C, s)."""
+        return start_memberships((sketches.double() - self.mean) @ self.directions, self.corners).to(sketches)
+
+
+def start_from_sketches(
+    sketches: Tensor, weights: Tensor, ids: tuple[str, ...], k: int, seed: int
+) -> tuple[Start, Tensor]:
+    """The start that the sketches of these clients give, and their memberships (M, K), whatever their order is.
 
     Principal directions, weighted by p_i since a small client's gradient is noisy; k-means there for the corners,
     among at most MOST_POINTS clients drawn by (seed, id); then each client as the nearest mixture of the corners.
@@ -77,15 +92,16 @@ def memberships_from_sketches(sketches: Tensor, weights: Tensor, ids: tuple[str,
     by_name = torch.tensor(sorted(range(len(ids)), key=ids.__getitem__))
     p = weights.cpu()[by_name].double()
     p = p / p.sum()
-    points = principal_points(sketches, p, by_name, max(1, k - 1))
+    mean, directions, points = principal_points(sketches, p, by_name, max(1, k - 1))
     asked = torch.arange(len(ids))
     if len(ids) > MOST_POINTS:
         draws = hashed(seed, "corners", name_keys(ids))[by_name]
         asked = draws.argsort()[:MOST_POINTS].sort().values
-    c = start_memberships(points, find_corners(points[asked], p[asked], k, seed))
+    corners = find_corners(points[asked], p[asked], k, seed)
+    c = start_memberships(points, corners)
     in_order = torch.empty_like(c)
     in_order[by_name] = c
-    return in_order.to(sketches)
+    return Start(mean, directions, corners), in_order.to(sketches)
 
 
 def start_memberships(points: Tensor, corners: Tensor) -> Tensor:
@@ -93,8 +109,9 @@ def start_memberships(points: Tensor, corners: Tensor) -> Tensor:
     return inside(TRUST * nearest_mixtures(points, corners) + (1 - TRUST) / len(corners))
 
 
-def principal_points(rows: Tensor, p: Tensor, order: Tensor, count: int) -> Tensor:
-    """(M, count) float64: rows[order] from their mean, along their `count` main directions, both weighted by p.
+def principal_points(rows: Tensor, p: Tensor, order: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The mean of the rows, their `count` main directions, and (M, count) where rows[order] are along these, float64.
+    Mean and directions are weighted by p.
 
     In blocks: all rows at once in double precision would take several times the memory of the rows.
     """
@@ -112,16 +129,12 @@ def principal_points(rows: Tensor, p: Tensor, order: Tensor, count: int) -> Tens
     points = torch.empty(len(order), count, dtype=torch.float64)
     for at, part in zip(blocks[0], torch.split(points, MOST_POINTS), strict=True):
         torch.matmul(block(at) - mean, main, out=part)
-    return points
+    return mean, main, points
 
 
 def find_corners(points: Tensor, p: Tensor, k: int, seed: int) -> Tensor:
     """(K, d): the centres of k-means with weights p, the largest group first."""
-    from sklearn.cluster import KMeans  # a second to load, and only this start needs it
-
-    found = KMeans(n_clusters=k, n_init=20, random_state=seed % 2**32).fit(points.numpy(), sample_weight=p.numpy())
-    size = torch.bincount(torch.from_numpy(found.labels_).long(), weights=p, minlength=k)
-    return torch.from_numpy(found.cluster_centers_)[size.argsort(descending=True)]
+    return kmeans(points, p, k, seed)[0]
 
 
 # ---------------------------------------------------------------------- sketches that stay with the clients

@@ -1,23 +1,39 @@
 """The survey before the first round, in which PPFL finds where memberships start (`start.py` has the mathematics).
 
-Open: one message, in which every client sends its sketch as a row ("sketch"). Private: sums over clients alone, first
+Open: one message, in which clients send their sketches as rows ("sketch"). Private: sums over clients alone, first
 their moments ("moments"), then steps of k-means ("assign"), then clients place themselves among the corners ("place").
+
+Where not all clients take part in a round, the survey asks those who do, or SURVEYED clients per canonical model where
+these are more. Whoever comes for the first time in a later round is placed among the same corners, by a sketch at the
+same network, in a message before that round's work ("late"). It would be lock-in to let it train with an even
+membership first: it would pull all models to where it is, while they hardly differ.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core.backends import Backend
-from ..contract import Problem, Rows, Sum, Total, Upload, message
+from ...core.params import Params
+from ..contract import Problem, Roster, Rows, Share, Sum, Total, Upload, Who, message, participants
 from .batches import LocalData
 from .sgd import TrainingLoss
-from .start import PrivateStart, gradient_sketch, memberships_from_sketches, nearest_cells, start_memberships
+from .start import (
+    WIDTH,
+    PrivateStart,
+    Start,
+    gradient_sketch,
+    nearest_cells,
+    start_from_sketches,
+    start_memberships,
+)
 
 LAST_STAGES = ("sketch", "place")  # those that end the round
+SURVEYED = 10  # clients per canonical model that a survey asks at least: k-means among fewer misses corners
 
 
 @message
@@ -26,6 +42,23 @@ class Survey(NamedTuple):
 
     stage: str
     seed: int
+    round: int
+
+
+class Placement(NamedTuple):
+    """What places clients that come after the survey; without values until that has been made."""
+
+    network: Params  # at which sketches are taken; canonical leaves (1, ...)
+    start: Start
+    surveyed: Tensor  # (), the round of the survey
+    placed: Tensor  # (), the last round in which newcomers were asked
+
+    @classmethod
+    def empty(cls, network: Params, sketched: int, k: int) -> Placement:
+        """For models with so many canonical parameters each."""
+        s, d = min(WIDTH, sketched), max(1, k - 1)
+        zeros = [torch.zeros(shape, dtype=torch.float64) for shape in ((s,), (s, d), (k, d))]
+        return cls(network, Start(*zeros), torch.tensor(-1), torch.tensor(-1))
 
 
 # ---------------------------------------------------------------------- server
@@ -36,7 +69,7 @@ class SurveyResult(NamedTuple):
 
     survey: Any = {}  # a PrivateStart that is not finished
     memberships: Tensor | None = None  # of those who came back
-    done: bool = False
+    start: Start | None = None  # once it is found
 
 
 def next_stage(survey: Any, *, private: bool) -> str:
@@ -48,6 +81,48 @@ def next_stage(survey: Any, *, private: bool) -> str:
     return "assign" if survey.corners is None else "place"
 
 
+def surveyed_clients(problem: Problem, participation: float, round: int) -> Who:
+    """Whom a survey asks: all, or a round's participants."""
+    return participants(problem, participation, round, at_least=SURVEYED * problem.population.k)
+
+
+def late_clients(problem: Problem, placement: Any, participation: float, round: int) -> tuple[str, ...]:
+    """Those of a round's participants who come for the first time, unless this round has asked them already."""
+    if not placement or participation >= 1 or int(placement.placed) == round:
+        return ()
+    arrivals = _arrivals(problem.roster, problem.seed, participation, int(placement.surveyed), problem.population.k)
+    return arrivals.new_in(problem, round)
+
+
+class _Arrivals:
+    """In which round since the survey each client was first asked: a function of the seed, so that no server state
+    grows with the number of clients."""
+
+    def __init__(self, participation: float, surveyed: int) -> None:
+        self.participation, self.surveyed, self.until = participation, surveyed, surveyed - 1
+        self.first: dict[str, int] = {}
+
+    def new_in(self, problem: Problem, round: int) -> tuple[str, ...]:
+        """The participants of a round who were not asked before."""
+        for at in range(self.until + 1, round + 1):
+            for client in self._asked(problem, at):
+                self.first.setdefault(client, at)
+        self.until = max(self.until, round)
+        return tuple(client for client in self._asked(problem, round) if self.first[client] == round)
+
+    def _asked(self, problem: Problem, round: int) -> tuple[str, ...]:
+        if round == self.surveyed:
+            who = surveyed_clients(problem, self.participation, round)
+        else:
+            who = participants(problem, self.participation, round)
+        return problem.roster.ids if isinstance(who, Share) else who
+
+
+@lru_cache(maxsize=8)
+def _arrivals(roster: Roster, seed: int, participation: float, surveyed: int, k: int) -> _Arrivals:
+    return _Arrivals(participation, surveyed)
+
+
 def merge_survey(problem: Problem, task: Survey, survey: Any, totals: dict[str, Total], rows: Rows) -> SurveyResult:
     """After a message; the survey begins again where fewer than K clients came back."""
     k = problem.population.k
@@ -55,11 +130,10 @@ def merge_survey(problem: Problem, task: Survey, survey: Any, totals: dict[str, 
         if rows.n_clients < k:
             return SurveyResult()
         ids = problem.roster.ids if rows.ids is None else rows.ids
-        sketches, weights = rows.values["sketch"], rows.values["importance"]
-        found = memberships_from_sketches(sketches, weights, ids, k, problem.seed)
-        return SurveyResult(memberships=found, done=True)
+        start, found = start_from_sketches(rows.values["sketch"], rows.values["importance"], ids, k, problem.seed)
+        return SurveyResult(memberships=found, start=start)
     if task.stage == "place":
-        return SurveyResult(done=True)
+        return SurveyResult(start=Start(survey.mean, survey.directions, survey.corners))
     if task.stage == "assign":
         cells = totals["cells"]
         return SurveyResult(survey.moved(cells.weight, cells.value["point"], cells.value["square"]))
@@ -87,13 +161,18 @@ def answer_survey(
         placed = start_memberships(point.double(), shared["centres"][0].double())
         return SurveyAnswer(placed.to(membership), point, Upload())
     if task.stage == "assign":
-        start = PrivateStart(shared["mean"], shared["directions"], shared["centres"])
+        private = PrivateStart(shared["mean"], shared["directions"], shared["centres"])
         if bool((point == 0).all(1).any()):  # the first step for some of them
             sketch, _ = gradient_sketch(backend, shared["models"], data, task.seed)
-            point = start.points(sketch)
+            point = private.points(sketch)
         values = {"point": point, "square": point.square().sum(1)}
-        return SurveyAnswer(membership, point, Upload({"cells": Sum(nearest_cells(point, start.centres), values)}))
+        return SurveyAnswer(membership, point, Upload({"cells": Sum(nearest_cells(point, private.centres), values)}))
     sketch, losses = gradient_sketch(backend, shared["models"], data, task.seed)
+    if task.stage == "late":
+        if "centres" in shared:  # private: what was sent is enough to place oneself
+            start = Start(shared["mean"], shared["directions"], shared["centres"][0])
+            return SurveyAnswer(start.memberships(sketch).to(membership), point, Upload())
+        return SurveyAnswer(membership, point, Upload({}, {"sketch": sketch}))
     metrics = TrainingLoss(losses, data.sizes.to(losses)).metrics()
     if task.stage == "sketch":
         return SurveyAnswer(membership, point, Upload({}, {"sketch": sketch, "importance": data.weight}, metrics))

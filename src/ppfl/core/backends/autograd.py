@@ -1,4 +1,4 @@
-"""The reference backend: any network, by torch.func.
+"""The reference backend: any network, by torch.func, or by torch's own tape where torch.func cannot run it.
 
 Functions named `run*` speak of one client; the others of a chunk of clients, whose tensors have a leading dimension C.
 All are pure but for those that write to a velocity they are given. A `key` (or keys (C,)) draws dropout masks; without
@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
 from ..errors import ModelError
 from ..mixing import MembershipLoss
 from ..models import Mixture, Models, Networks, OneNetwork
 from ..network_parts import refuse_outputs, run_and_watch, with_mixed_modules
-from ..params import Params, accumulate_, per_client, weighted_sum
+from ..params import Params, accumulate_, expand, per_client, weighted_sum
 from ..population import Population
 from ..randomness import key_names, refuse_side_effects
 from ..workspace import Workspace
@@ -48,8 +48,6 @@ class Autograd:
         self.population, self.loss, self.mix = population, population.loss, population.mix
         self._local = threading.local()
         self._plain = FunctionalNetwork(population.net, x.device)
-        mixed = with_mixed_modules(population.net, population.canonical_modules)
-        self._mixed, self._mixed_keys = FunctionalNetwork(mixed, x.device), key_names(mixed)
         try:
             output, ends = run_and_watch(self._plain.net, x[:2], population.canonical_modules)
         except (RuntimeError, TypeError, IndexError) as error:
@@ -61,6 +59,16 @@ class Autograd:
         refuse_outputs(self.loss, output, y[:2], n_classes)
         self._canonical_ends_net = population.canonical_modules == ("",) or ends
         self.clients = ClientMap(self._plain.net, x[:2])
+        self.clients.try_vmap(self._network_loss, *self._two_clients(x[:2], y[:2]))
+        mixed = with_mixed_modules(population.net, population.canonical_modules, self.clients.one_by_one)
+        self._mixed, self._mixed_keys = FunctionalNetwork(mixed, x.device), key_names(mixed)
+
+    def _two_clients(self, x: Tensor, y: Tensor) -> tuple[Params, *tuple[Tensor, ...]]:
+        """Two clients with the same network and the same few samples, to try out how networks run."""
+        networks = {name: value.to(x.device) for name, value in self.population.initial_network().items()}
+        share = next(iter(networks.values())).new_full((2, len(x)), 1 / len(x))
+        keys = (torch.arange(2, device=x.device),) if self.population.mask_keys else ()
+        return (expand(networks, 2), torch.stack([x, x]), torch.stack([y, y]), share, *keys)
 
     @property
     def space(self) -> Workspace:
@@ -181,11 +189,7 @@ class Autograd:
 
         scale (C,) multiplies the gradients of the canonical part.
         """
-
-        def mean_loss(network: Params, x: Tensor, y: Tensor, share: Tensor, *key: Tensor) -> Tensor:
-            return (self.loss.per_sample(self.run(network, x, *key), y) * share).sum()
-
-        gradient, losses = self.clients.gradients(mean_loss, True, networks, *_rows(batch))
+        gradient, losses = self.clients.gradients(self._network_loss, True, networks, *_rows(batch))
         accumulate_(velocity, momentum, self._scaled(gradient, scale))
         return losses
 
@@ -216,6 +220,10 @@ class Autograd:
         """Gradients of f_i at the shared models, leaves (C, ...), and the losses (C,)."""
         return self.clients.gradients(self._mean_loss, False, models, c, *_rows(batch))
 
+    def _network_loss(self, network: Params, x: Tensor, y: Tensor, share: Tensor, *key: Tensor) -> Tensor:
+        """The loss of one network that is not mixed, as in `_mean_loss`."""
+        return (self.loss.per_sample(self.run(network, x, *key), y) * share).sum()
+
     def _mean_loss(
         self, models: Params, c: Tensor, x: Tensor, y: Tensor, share: Tensor, key: Tensor | None = None
     ) -> Tensor:
@@ -232,9 +240,7 @@ class Autograd:
 
     def membership_gradients(self, models: Params, c: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """df_i/dc_i, (C, K), and the losses (C,); none for theta (short cut 4)."""
-        slope_and_loss = grad_and_value(self._mean_loss, argnums=1)
-        slopes, losses = self.clients.each(slope_and_loss, False, models, c, *_rows(batch))
-        return slopes, losses
+        return self.clients.slopes(self._mean_loss, models, c, *_rows(batch))
 
     def membership_loss(self, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
         """f_i as a function of c_i alone, from kept outputs (C, K, ..., B): the network is not touched again."""

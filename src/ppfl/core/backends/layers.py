@@ -64,8 +64,8 @@ def chain_of(net: nn.Module) -> Chain | None:
     layers: list[Layer] = []
     flattens = False
     links = _links(net)
-    linear = [id(module) for _, module in links if type(module) is nn.Linear]
-    if len(set(linear)) < len(linear):
+    parameters = [id(p) for _, module in links for p in module.parameters()]
+    if len(set(parameters)) < len(parameters):  # a layer in two places, or a weight in two layers
         return None
     for name, module in links:
         if type(module) is nn.Linear:

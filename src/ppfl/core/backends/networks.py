@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from ..errors import ModelError
 from ..params import Params
 from ..trees import tree_map
 
@@ -38,7 +40,9 @@ class ClientMap:
     """How a function of one client is taken over many: by vmap, or one after the other.
 
     Convolutions of many clients at once are grouped ones, which a CPU is slow at. For one client's images it prefers
-    the channels last; not every network takes them so, which is tried on x (N, ...).
+    the channels last; not every network takes them so, which is tried on x (N, ...). Networks that vmap cannot run
+    (recurrent layers, packed sequences, autograd Functions of one's own) are given to `try_vmap`. One after the other
+    means that nothing but torch's own tape is used: no vmap over clients, none over canonical models.
     """
 
     def __init__(self, net: nn.Module, x: Tensor) -> None:
@@ -46,10 +50,28 @@ class ClientMap:
         self.one_by_one = convolves and x.device.type == "cpu"
         self.channels_last = convolves and x.dim() == 4 and _takes_channels_last(net, x)
 
+    def try_vmap(self, f: Callable[..., Tensor], parameters: Params, *rows: Tensor) -> None:
+        """Take clients one by one if vmap cannot run and differentiate f; refuse f where no tape can.
+
+        Both are tried: recurrent layers of torch are differentiated, but not run, and other operations the reverse.
+        """
+        if not self.one_by_one:
+            self.one_by_one = not (
+                _takes_vmap(f, parameters, *rows) and _takes_vmap(grad_and_value(f), parameters, *rows)
+            )
+        if self.one_by_one:
+            try:
+                self.gradients(f, True, parameters, *rows)
+            except RuntimeError as error:
+                raise ModelError(
+                    f"the network's loss has no gradient: {str(error).splitlines()[0]}; expected a forward pass that "
+                    "autograd can go back through, from the loss to the trained parameters"
+                ) from None
+
     def each(self, f: Callable[..., Any], own: bool, parameters: Params, *rows: Tensor) -> Any:
         """f(parameters, row of each) for every client; `own`: parameters have (C, ...) leaves as well."""
         if len(rows[0]) > 1 and not self.one_by_one:
-            return vmap(f, in_dims=(0 if own else None, *(0 for _ in rows)))(parameters, *rows)
+            return _side_by_side(f, own, parameters, *rows)
         found = [
             f({name: leaf[i] for name, leaf in parameters.items()} if own else parameters, *self._row(rows, i))
             for i in range(len(rows[0]))
@@ -63,6 +85,13 @@ class ClientMap:
         stacked = len(rows[0]) > 1 and not self.one_by_one
         gradient, value = self.each(grad_and_value(f) if stacked else _backward(f), own, parameters, *rows)
         return gradient, value
+
+    def slopes(self, f: Callable[..., Tensor], parameters: Params, at: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        """df/dat (C, ...) for the argument that follows the parameters, which all clients share, and f (C,)."""
+        stacked = len(at) > 1 and not self.one_by_one
+        by = grad_and_value(f, argnums=1) if stacked else _backward_to_second(f)
+        slopes, value = self.each(by, False, parameters, at, *rows)
+        return slopes, value
 
     def laid_out(self, x: Tensor) -> Tensor:
         """A batch (B, ...) in the memory layout that the network runs on fastest."""
@@ -81,6 +110,30 @@ def _takes_channels_last(net: nn.Module, x: Tensor) -> bool:
     return True
 
 
+def _side_by_side(f: Callable[..., Any], own: bool, parameters: Params, *rows: Tensor) -> Any:
+    try:
+        return vmap(f, in_dims=(0 if own else None, *(0 for _ in rows)))(parameters, *rows)
+    except RuntimeError as error:
+        if "vmap" not in str(error):
+            raise
+        raise ModelError(
+            "the network runs on the first samples for many clients at once, but not on later ones: "
+            f"{str(error).splitlines()[0]}; write a forward pass that takes the same operations for all samples, or "
+            'use engine = "loop"'
+        ) from None
+
+
+def _takes_vmap(f: Callable[..., Any], parameters: Params, *rows: Tensor) -> bool:
+    """Whether vmap runs f for several clients, leaves and rows (C, ...)."""
+    with warnings.catch_warnings(), torch.no_grad():  # as in a round; torch.func has its own tape
+        warnings.simplefilter("ignore")  # of slow operations, such as attention, which pay all the same
+        try:
+            vmap(f)(parameters, *rows)
+        except Exception:  # it ran without vmap, so whatever this is, vmap is the reason
+            return False
+    return True
+
+
 def _backward(f: Callable[..., Tensor]) -> Callable[..., tuple[Params, Tensor]]:
     """As grad_and_value, by torch's own tape, which is faster for one client."""
 
@@ -90,5 +143,18 @@ def _backward(f: Callable[..., Tensor]) -> Callable[..., tuple[Params, Tensor]]:
             value = f(at, *rows)
             found = torch.autograd.grad(value, list(at.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(at, found, strict=True)), value.detach()
+
+    return gradient_and_value
+
+
+def _backward_to_second(f: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """As grad_and_value with argnums=1, by torch's own tape."""
+
+    def gradient_and_value(parameters: Params, at: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            at = at.detach().requires_grad_()
+            value = f(parameters, at, *rows)
+            (found,) = torch.autograd.grad(value, at, allow_unused=True, materialize_grads=True)
+        return found, value.detach()
 
     return gradient_and_value
