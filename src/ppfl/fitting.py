@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .algorithms import PPFL
 from .algorithms.contract import Method, Problem, Rows
+from .callback_list import OnRound, running
 from .core.affinity import Affinity
 from .core.backends import Backend
 from .core.errors import DataError, SettingError
@@ -107,9 +108,15 @@ def fit(
     engine: str | Engine = "stacked",
     seed: int = 0,
     watch: Watch | None = None,
-    on_round: Callable[[Record], None] | None = None,
+    on_round: OnRound = None,
+    progress: bool | None = None,
 ) -> Fitted:
     """Train `population` on `federation`, by PPFL unless another method is given.
+
+    on_round: a callback, or several, called with the record of every round; one that returns True ends training there
+    (`ppfl.callbacks`). progress: a bar is shown on a terminal and in a notebook (with ipywidgets), and nothing
+    elsewhere; False shows nothing, and True prints a few lines where there can be no bar. The logger "ppfl" gets one
+    line at the start, and at level DEBUG one per round.
 
     >>> from ppfl.data import digits_federation
     >>> net = torch.nn.Linear(64, 10)
@@ -124,11 +131,13 @@ def fit(
     site = Site(federation, population, engine)
     transport = InProcess(site)
     problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
-    method = choose_lr(method, problem, transport)
     history: list[Record] = []
-    for end in train_and_measure(method, problem, transport, watch, begin(method, problem, transport)):
-        history.append(end.record)
-        if on_round is not None:
-            on_round(end.record)
+    with running(on_round, progress, problem, method, watch) as callbacks:
+        method = choose_lr(method, problem, transport)
+        callbacks.log_start(method)
+        for end in train_and_measure(method, problem, transport, watch, begin(method, problem, transport)):
+            history.append(end.record)
+            if callbacks.end_training(end):
+                break
     clients = client_states(transport, end.state, "now" if watch.output == "last" else "kept")
     return Fitted(problem, method, end.kept.state, clients, site.backend, engine, history)
