@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ from .server.evaluation import read_evaluation
 from .server.loop import MAIN, setup_sites
 from .sites import Engine, Evaluate, Restore, Site, engine_by_name
 
+if TYPE_CHECKING:
+    from .report.fitted_card import FittedFacts
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -47,6 +51,12 @@ class Fitted:
     backend: Backend = field(repr=False)
     engine: Engine = field(repr=False)
     history: list[Record] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return self._facts().line()
+
+    def _repr_html_(self) -> str:
+        return self._facts().card().html()
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -87,6 +97,15 @@ class Fitted:
         shared, own = self.method.send(self.problem, self.state.server, federation.ids, None)
         _, reply = transport.ask([Restore(MAIN, 0, self.clients), Evaluate(MAIN, (split,), shared, own, hard=hard)])
         return read_evaluation(reply, (split,), transport).splits[split]
+
+    def _facts(self) -> FittedFacts:
+        from .report.fitted_card import FittedFacts  # here, as only notebooks and consoles need it
+
+        # one client tells whether clients have canonical models in common; the networks of all would be large
+        mixed = isinstance(self.models(self.ids[:1]), Mixture)
+        memberships = self.memberships if mixed else None
+        method = repr(self.method)
+        return FittedFacts(self.method.title, method, self.state.round, len(self.ids), memberships, self.history)
 
     def _positions(self, clients: Sequence[str]) -> Tensor:
         unknown = [client for client in clients if client not in self.problem.roster.position]

@@ -14,6 +14,7 @@ from torch import Tensor
 from ppfl.core.errors import DataError
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, RowGroups, as_features, as_mask, as_targets, as_weights, group_rows, quoted
+from ppfl.data.federation_card import federation_card, federation_line
 from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples, held_out
 from ppfl.data.truth import Truth
@@ -125,6 +126,12 @@ class Federation:
             classes=found,
             features=None if features is None else tuple(features),
         )
+
+    def __repr__(self) -> str:
+        return federation_line(self)
+
+    def _repr_html_(self) -> str:
+        return federation_card(self).html()
 
     @property
     def splits(self) -> dict[str, Samples]:
