@@ -42,7 +42,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained population: who the clients are, and a model for each."""
+    """A trained population: who the clients are, and a model for each.
+
+    >>> from ppfl.data import digits_federation
+    >>> federation = digits_federation()
+    >>> fitted = fit(Population(torch.nn.Linear(64, 10), k=4), federation, PPFL(lr=0.1), rounds=3)
+    >>> fitted
+    <Fitted PPFL(lr=0.1), 3 rounds, 40 clients, accuracy ...%, shares ...>
+    >>> fitted.membership("g0-c0").shape
+    torch.Size([4])
+    >>> fitted.predict("g0-c0", torch.rand(2, 64)).shape  # probabilities of ten classes
+    torch.Size([2, 10])
+    >>> fitted.evaluate(federation)
+    <Evaluation of 40 clients with 360 samples: score ...>
+    """
 
     problem: Problem
     method: Method

@@ -16,7 +16,12 @@ from .errors import DataError, ModelError
 
 
 class Loss(ABC):
-    """What training minimises and testing reports. B samples, K canonical models."""
+    """What training minimises and testing reports. B samples, K canonical models.
+
+    >>> loss = loss_by_name("cross_entropy")
+    >>> loss.per_sample(torch.zeros(2, 4), torch.tensor([0, 3])).exp()  # four classes that are equally likely
+    tensor([4., 4.])
+    """
 
     name: ClassVar[str]
     metric_name: ClassVar[str]
