@@ -15,7 +15,7 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
-from ppfl import PPFL, FedAvg, Fitted, Local, Population, fit
+from ppfl import PPFL, FedAvg, Fitted, Local, Population, Watch, fit
 from ppfl.core.models import Mixture
 from ppfl.data import MNIST_GROUPS, by_label_groups, digits
 
@@ -47,9 +47,6 @@ for _ in range(4):
         optimizer.step()
 
 # %% Freeze the backbone: what does not require a gradient is not trained, not copied for each client and not sent.
-#
-# In a network that is an nn.Sequential its outputs are computed once per image for the whole run, so that a round
-# costs no more than that of a linear model.
 
 backbone.requires_grad_(False)
 federation = by_label_groups(images[private], y[private], MNIST_GROUPS, clients=PER_GROUP, test_fraction=0.4)
@@ -71,7 +68,7 @@ def row(label: str, accuracy: float, sent: float = 0.0) -> None:
 
 
 def fit_heads(label: str, heads: Population, method: PPFL | FedAvg | Local) -> Fitted:
-    fitted = fit(heads, federation, method, rounds=20)
+    fitted = fit(heads, federation, method, rounds=20, watch=Watch(every=20))
     sent = sum(record["bytes_up"] for record in fitted.history) / federation.n_clients
     row(label, fitted.evaluate(federation).pooled, sent)
     return fitted
