@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .algorithms import PPFL
 from .algorithms.contract import Method, Problem, Rows
+from .callback_list import OnRound, running
 from .core.affinity import Affinity
 from .core.backends import Backend
 from .core.errors import DataError, SettingError
@@ -35,10 +37,26 @@ from .server.evaluation import read_evaluation
 from .server.loop import MAIN, setup_sites
 from .sites import Engine, Evaluate, Metrics, Restore, Site, as_metrics, engine_by_name
 
+if TYPE_CHECKING:
+    from .report.fitted_card import FittedFacts
+
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained population: who the clients are, and a model for each."""
+    """A trained population: who the clients are, and a model for each.
+
+    >>> from ppfl.data import digits_federation
+    >>> federation = digits_federation()
+    >>> fitted = fit(Population(torch.nn.Linear(64, 10), k=4), federation, PPFL(lr=0.1), rounds=3)
+    >>> fitted
+    <Fitted PPFL(lr=0.1), 3 rounds, 40 clients, accuracy ...%, shares ...>
+    >>> fitted.membership("g0-c0").shape
+    torch.Size([4])
+    >>> fitted.predict("g0-c0", torch.rand(2, 64)).shape  # probabilities of ten classes
+    torch.Size([2, 10])
+    >>> fitted.evaluate(federation)
+    <Evaluation of 40 clients with 360 samples: score ...>
+    """
 
     problem: Problem
     method: Method
@@ -47,6 +65,12 @@ class Fitted:
     backend: Backend = field(repr=False)
     engine: Engine = field(repr=False)
     history: list[Record] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return self._facts().line()
+
+    def _repr_html_(self) -> str:
+        return self._facts().card().html()
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -95,6 +119,15 @@ class Fitted:
         _, reply = transport.ask([Restore(MAIN, 0, self.clients), asked])
         return read_evaluation(reply, (split,), transport, chosen).splits[split]
 
+    def _facts(self) -> FittedFacts:
+        from .report.fitted_card import FittedFacts  # here, as only notebooks and consoles need it
+
+        # one client tells whether clients have canonical models in common; the networks of all would be large
+        mixed = isinstance(self.models(self.ids[:1]), Mixture)
+        memberships = self.memberships if mixed else None
+        method = repr(self.method)
+        return FittedFacts(self.method.title, method, self.state.round, len(self.ids), memberships, self.history)
+
     def _positions(self, clients: Sequence[str]) -> Tensor:
         unknown = [client for client in clients if client not in self.problem.roster.position]
         if unknown:
@@ -115,9 +148,15 @@ def fit(
     engine: str | Engine = "stacked",
     seed: int = 0,
     watch: Watch | None = None,
-    on_round: Callable[[Record], None] | None = None,
+    on_round: OnRound = None,
+    progress: bool | None = None,
 ) -> Fitted:
     """Train `population` on `federation`, by PPFL unless another method is given.
+
+    on_round: a callback, or several, called with the record of every round; one that returns True ends training there
+    (`ppfl.callbacks`). progress: a bar is shown on a terminal and in a notebook (with ipywidgets), and nothing
+    elsewhere; False shows nothing, and True prints a few lines where there can be no bar. The logger "ppfl" gets one
+    line at the start, and at level DEBUG one per round.
 
     >>> from ppfl.data import digits_federation
     >>> net = torch.nn.Linear(64, 10)
@@ -132,11 +171,13 @@ def fit(
     site = Site(federation, population, engine, metrics=watch.known_metrics)
     transport = InProcess(site)
     problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
-    method = choose_lr(method, problem, transport)
     history: list[Record] = []
-    for end in train_and_measure(method, problem, transport, watch, begin(method, problem, transport)):
-        history.append(end.record)
-        if on_round is not None:
-            on_round(end.record)
+    with running(on_round, progress, problem, method, watch) as callbacks:
+        method = choose_lr(method, problem, transport)
+        callbacks.log_start(method)
+        for end in train_and_measure(method, problem, transport, watch, begin(method, problem, transport)):
+            history.append(end.record)
+            if callbacks.end_training(end):
+                break
     clients = client_states(transport, end.state, "now" if watch.output == "last" else "kept")
     return Fitted(problem, method, end.kept.state, clients, site.backend, engine, history)

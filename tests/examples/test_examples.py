@@ -1,6 +1,7 @@
 """The examples run without data files, on a few simulated clients, and write their figures."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,11 +41,19 @@ def test_an_example_runs_without_data(name: str, tmp_path: Path) -> None:
         assert "nan" not in file.read_text()
 
 
+def test_a_mixture_of_heads_on_a_frozen_backbone_is_best_and_can_be_taken_out(tmp_path: Path) -> None:
+    printed = run("frozen_backbone", tmp_path)
+    accuracy = {name: float(found) for name, found in re.findall(r"^(\w+).* ([\d.]+)% +[\d.]+$", printed, re.MULTILINE)}
+    assert list(accuracy) == ["pretrained", "FedAvg", "Local", "PPFL"]
+    assert max(accuracy.values()) == accuracy["PPFL"]
+    assert "its own network predicts the same" in printed
+
+
 def test_every_example_is_tested() -> None:
     scripts = {file.stem for file in EXAMPLES.glob("*.py") if "# %%" in file.read_text()}
-    assert scripts == set(PICTURES)
+    assert scripts == {*PICTURES, "frozen_backbone"}
 
 
 def test_examples_are_short() -> None:
-    for name in PICTURES:
+    for name in (*PICTURES, "frozen_backbone"):
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 120

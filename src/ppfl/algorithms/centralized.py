@@ -27,7 +27,14 @@ class CentralizedServer(NamedTuple):
 
 
 class Centralized(MethodDefaults, LocalTraining):
-    """One step per round on everyone's gradients."""
+    """One step per round on everyone's gradients.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> fit(Population(nn.Linear(64, 10), k=1), digits_federation(), Centralized(lr=0.1), rounds=2)
+    <Fitted Centralized(lr=0.1), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "centralized"
     title: ClassVar[str] = "Centralized"

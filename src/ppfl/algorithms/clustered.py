@@ -58,7 +58,14 @@ class CFLTask(NamedTuple):
 
 
 class CFL(MethodDefaults, LocalTraining):
-    """Recursive bipartition into at most as many clusters as the population has canonical models."""
+    """Recursive bipartition into at most as many clusters as the population has canonical models.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> fit(Population(nn.Linear(64, 10), k=4), digits_federation(), CFL(lr=0.1, eps1=0.4), rounds=2)
+    <Fitted CFL(lr=0.1, eps1=0.4), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "cfl"
     title: ClassVar[str] = "CFL"

@@ -24,7 +24,14 @@ from .local.sgd import LEARNING_RATES, descend, proximal
 
 
 class Ditto(FedAvg):
-    """FedAvg, and a model of its own for every client."""
+    """FedAvg, and a model of its own for every client.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> fit(Population(nn.Linear(64, 10), k=1), digits_federation(), Ditto(lr=0.1, mu=0.5), rounds=2)
+    <Fitted Ditto(lr=0.1, mu=0.5), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "ditto"
     title: ClassVar[str] = "Ditto"

@@ -27,7 +27,14 @@ class NetworkServer(NamedTuple):
 
 
 class FedAvg(MethodDefaults, LocalTraining):
-    """FedAvg on a population with one canonical model."""
+    """FedAvg on a population with one canonical model.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> fit(Population(nn.Linear(64, 10), k=1), digits_federation(), FedAvg(lr=0.1, local_epochs=2), rounds=2)
+    <Fitted FedAvg(lr=0.1, local_epochs=2), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "FedAvg"

@@ -42,7 +42,14 @@ class MembershipClient(NamedTuple):
 
 
 class FedEM(MethodDefaults, LocalTraining):
-    """FedEM with the population's K canonical models as components."""
+    """FedEM with the population's K canonical models as components.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> fit(Population(nn.Linear(64, 10), k=4, mix="predictions"), digits_federation(), FedEM(lr=0.1), rounds=2)
+    <Fitted FedEM(lr=0.1), 2 rounds, 40 clients, accuracy ...%, shares ...>
+    """
 
     name: ClassVar[str] = "fedem"
     title: ClassVar[str] = "FedEM"

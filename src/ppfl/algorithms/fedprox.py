@@ -19,7 +19,14 @@ from .local.sgd import LEARNING_RATES, descend, proximal
 
 
 class FedProx(FedAvg):
-    """FedAvg with a proximal term in every client's loss."""
+    """FedAvg with a proximal term in every client's loss.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> fit(Population(nn.Linear(64, 10), k=1), digits_federation(), FedProx(lr=0.1, mu=0.1), rounds=2)
+    <Fitted FedProx(lr=0.1, mu=0.1), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "fedprox"
     title: ClassVar[str] = "FedProx"

@@ -52,6 +52,12 @@ class FineTune(Settings):
     """A method, and local steps at its end: `steps` of them, or `epochs`, or one epoch where neither is set.
 
     Batches, momentum and weight decay are the inner method's.
+
+    >>> from torch import nn
+    >>> from ppfl import FedAvg, Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> fit(Population(nn.Linear(64, 10), k=1), digits_federation(), FineTune(method=FedAvg(lr=0.1), steps=5), rounds=2)
+    <Fitted FineTune(method=FedAvg(lr=0.1), steps=5), 2 rounds, 40 clients, accuracy ...%>
     """
 
     model_config = ConfigDict(defer_build=True)  # until all methods are known

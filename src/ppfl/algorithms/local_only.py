@@ -21,7 +21,14 @@ from .local.sgd import LocalTraining, train_networks
 
 
 class Local(MethodDefaults, LocalTraining):
-    """A model of its own for every client, from common start values."""
+    """A model of its own for every client, from common start values.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> fit(Population(nn.Linear(64, 10), k=1), digits_federation(), Local(lr=0.1), rounds=2)
+    <Fitted Local(lr=0.1), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "local"
     title: ClassVar[str] = "Local"

@@ -89,7 +89,15 @@ class Partial(MethodDefaults, LocalTraining):
 
 
 class FedSim(Partial):
-    """Any part is personal, and both parts are trained at once. An adapter is a submodule like any other."""
+    """Any part is personal, and both parts are trained at once. An adapter is a submodule like any other.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> fit(Population(net, k=1), digits_federation(), FedSim(lr=0.1, personal_part='0'), rounds=2)
+    <Fitted FedSim(lr=0.1, personal_part='0'), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "fedsim"
     title: ClassVar[str] = "FedSim"
@@ -101,14 +109,30 @@ class FedSim(Partial):
 
 
 class FedPer(FedSim):
-    """FedSim with the last layer personal; name more of them in `personal_part` for more personalization layers."""
+    """FedSim with the last layer personal; name more of them in `personal_part` for more personalization layers.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> fit(Population(net, k=1), digits_federation(), FedPer(lr=0.1), rounds=2)
+    <Fitted FedPer(lr=0.1), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "fedper"
     title: ClassVar[str] = "FedPer"
 
 
 class LGFedAvg(Partial):
-    """FedSim with everything personal but the head. A network of one layer is all head: then it is FedAvg."""
+    """FedSim with everything personal but the head. A network of one layer is all head: then it is FedAvg.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> fit(Population(net, k=1), digits_federation(), LGFedAvg(lr=0.1), rounds=2)
+    <Fitted LGFedAvg(lr=0.1), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "lg-fedavg"
     title: ClassVar[str] = "LG-FedAvg"
@@ -121,7 +145,15 @@ class LGFedAvg(Partial):
 
 
 class FedAlt(FedSim):
-    """The personal part first, then the shared part with the new personal part."""
+    """The personal part first, then the shared part with the new personal part.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> fit(Population(net, k=1), digits_federation(), FedAlt(lr=0.1, personal_steps=3), rounds=2)
+    <Fitted FedAlt(lr=0.1, personal_steps=3), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "fedalt"
     title: ClassVar[str] = "FedAlt"
@@ -144,7 +176,15 @@ class FedAlt(FedSim):
 
 
 class FedRep(FedSim):
-    """FedAlt with the last layer personal, and many passes over it for one over the representation."""
+    """FedAlt with the last layer personal, and many passes over it for one over the representation.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> fit(Population(net, k=1), digits_federation(), FedRep(lr=0.1, head_epochs=2), rounds=2)
+    <Fitted FedRep(lr=0.1, head_epochs=2), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "fedrep"
     title: ClassVar[str] = "FedRep"

@@ -43,7 +43,14 @@ class PFedMeSteps(NamedTuple):
 
 
 class PFedMe(FedAvg):
-    """A shared model that is near everyone's own."""
+    """A shared model that is near everyone's own.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> fit(Population(nn.Linear(64, 10), k=1), digits_federation(), PFedMe(lr=0.1), rounds=2)
+    <Fitted PFedMe(lr=0.1), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "pfedme"
     title: ClassVar[str] = "pFedMe"

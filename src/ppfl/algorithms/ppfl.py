@@ -95,7 +95,14 @@ class PPFLTask(NamedTuple):
 
 
 class PPFL(MethodDefaults, LocalTraining):
-    """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default)."""
+    """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default).
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> fit(Population(nn.Linear(64, 10), k=4), digits_federation(), PPFL(lr=0.1, local_epochs=2), rounds=2)
+    <Fitted PPFL(lr=0.1, local_epochs=2), 2 rounds, 40 clients, accuracy ...%, shares ...>
+    """
 
     name: ClassVar[str] = "ppfl"
     title: ClassVar[str] = "PPFL"

@@ -32,7 +32,14 @@ class ScaffoldServer(NamedTuple):
 
 
 class Scaffold(MethodDefaults, LocalTraining):
-    """FedAvg with control variates."""
+    """FedAvg with control variates.
+
+    >>> from torch import nn
+    >>> from ppfl import Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> fit(Population(nn.Linear(64, 10), k=1), digits_federation(), Scaffold(lr=0.1), rounds=2)
+    <Fitted Scaffold(lr=0.1), 2 rounds, 40 clients, accuracy ...%>
+    """
 
     name: ClassVar[str] = "scaffold"
     title: ClassVar[str] = "SCAFFOLD"

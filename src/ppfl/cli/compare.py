@@ -13,9 +13,9 @@ from rich.box import SIMPLE_HEAD
 from rich.live import Live
 from rich.table import Table
 
+from ..report.metric import NOTHING, show_score
 from ..runs import RunFolder, metric_name
 from ..runs.comparison import RunTask
-from .run_tables import NOTHING, show_score
 from .terminal import make_console, say
 
 REFRESH = 1.0  # seconds

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from ..glm.table import CLEAR, CoefficientRow, TableFit
 from ..report.effects import format_same_decimals
+from ..report.metric import NOTHING, show_score
 from ..report.sorted_memberships import letter
-from .run_tables import NOTHING, show_score
 
 
 class PrintedTable(NamedTuple):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ..report.metric import NOTHING, show_score
 from ..report.records import refused_updates
 from ..runs import RunRecord, mean_and_sd
 
-NOTHING = "–"
 ROWS = 12
 MB = 1e6
 _CAPTION = "mean, worst 10%: over clients; MB: per client, all rounds"
@@ -123,17 +122,6 @@ def summary_line(record: RunRecord) -> str:
         share = show_score("accuracy", agreement.share)
         line += f"; {share} of the clients in their true group, {agreement.distance:.3f} from the truth"
     return f"{line}; {refused}" if (refused := refused_updates([record])) else line
-
-
-def show_score(metric: str, value: Any) -> str:
-    """A score as text: accuracies in per cent, and a dash for a value that was not measured.
-
-    >>> show_score("accuracy", 0.9123), show_score("rmse", 0.51234), show_score("rmse", None)
-    ('91.23%', '0.512', '–')
-    """
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    return f"{100 * value:.2f}%" if metric == "accuracy" else f"{value:.3g}"
 
 
 def spread_evenly(count: int, most: int) -> list[int]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ..report.metric import show_score
 from ..runs.tuning import Trial
-from .run_tables import show_score
 from .terminal import say
 
 

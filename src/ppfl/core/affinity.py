@@ -16,7 +16,14 @@ from .errors import AffinityError
 
 
 class Affinity(ABC):
-    """A symmetric, non-negative W among named clients; row i of every C (M, K) belongs to ids[i]."""
+    """A symmetric, non-negative W among named clients; row i of every C (M, K) belongs to ids[i].
+
+    >>> W = from_graph([("a", "b"), ("b", "c", 0.5)], ["a", "b", "c"])
+    >>> W.laplacian(torch.ones(3, 1)).tolist()  # L 1 = 0
+    [[0.0], [0.0], [0.0]]
+    >>> round(float(W.penalty(torch.tensor([[2.0], [0.0], [0.0]]))), 4)  # the squared distance of "a" and "b"
+    4.0
+    """
 
     def __init__(self, ids: Sequence[str], degree: Tensor):
         self.ids = tuple(ids)
@@ -84,7 +91,11 @@ class Affinity(ABC):
 
 
 class Dense(Affinity):
-    """W itself, (M, M)."""
+    """W itself, (M, M).
+
+    >>> from_matrix(torch.tensor([[0.0, 2.0], [2.0, 0.0]]), ["a", "b"]).degree.tolist()
+    [2.0, 2.0]
+    """
 
     def __init__(self, W: Tensor, ids: Iterable[str]):
         names, W = _table(W, ids)
@@ -107,7 +118,11 @@ class Dense(Affinity):
 
 
 class Sparse(Affinity):
-    """Undirected edges, each given once: pairs (E, 2) of rows and weights (E,)."""
+    """Undirected edges, each given once: pairs (E, 2) of rows and weights (E,).
+
+    >>> Sparse(torch.tensor([[0, 1]]), torch.tensor([2.0]), ["a", "b"]).degree.tolist()
+    [2.0, 2.0]
+    """
 
     def __init__(self, pairs: Tensor, weights: Tensor, ids: Iterable[str]):
         names = _names(ids)
@@ -136,7 +151,11 @@ class Sparse(Affinity):
 
 
 class Factored(Affinity):
-    """W = H H' with H (M, r) >= 0. W is never computed: a server needs only sum_j h_j and sum_j h_j' c_j."""
+    """W = H H' with H (M, r) >= 0. W is never computed: a server needs only sum_j h_j and sum_j h_j' c_j.
+
+    >>> Factored(torch.tensor([[1.0], [0.5]]), ["a", "b"]).neighbours(torch.eye(2)).tolist()
+    [[1.0, 0.5], [0.5, 0.25]]
+    """
 
     def __init__(self, H: Tensor, ids: Iterable[str]):
         names, self.H = _table(H, ids)
@@ -159,7 +178,11 @@ class Factored(Affinity):
 
 
 class Uniform(Factored):
-    """All ones, W = 1 1': every client is pulled towards the mean membership (Theorem 1)."""
+    """All ones, W = 1 1': every client is pulled towards the mean membership (Theorem 1).
+
+    >>> uniform(["a", "b", "c"]).degree.tolist()
+    [3.0, 3.0, 3.0]
+    """
 
     def __init__(self, ids: Iterable[str]):
         names = _names(ids)
@@ -167,7 +190,11 @@ class Uniform(Factored):
 
 
 class Nothing(Factored):
-    """W = 0, a factor without columns: memberships are not pulled together."""
+    """W = 0, a factor without columns: memberships are not pulled together.
+
+    >>> nothing(["a", "b"]).degree.tolist()
+    [0.0, 0.0]
+    """
 
     def __init__(self, ids: Iterable[str]):
         names = _names(ids)
@@ -197,6 +224,10 @@ def from_features(means: Tensor, ids: Iterable[str]) -> Dense:
     """exp(-d^2 / 2 s^2) of the distances d between client means (M, d); s is the median of those above 0.
 
     Unlike a cosine, it is never negative and does not depend on the origin. Give the columns similar scales first.
+
+    >>> W = from_features(torch.tensor([[0.0], [1.0], [9.0]]), ["a", "b", "c"]).neighbours(torch.eye(3))
+    >>> bool(W[0, 1] > W[1, 2] > W[0, 2])
+    True
     """
     names, x = _features(means, ids)
     square = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square()
@@ -228,6 +259,9 @@ def nearest(features: Tensor, ids: Iterable[str], k: int, block: int = 1024) -> 
     """Weight 1 between clients if either is among the k nearest of the other, in Euclidean distance.
 
     features (M, d). Memory is O(block M), because `block` clients are processed at a time.
+
+    >>> nearest(torch.tensor([[0.0], [1.0], [9.0]]), ["a", "b", "c"], k=1).degree.tolist()
+    [1.0, 2.0, 1.0]
     """
     names, x = _features(features, ids)
     if not 1 <= k < len(names):

@@ -2,23 +2,60 @@
 
 
 class PPFLError(ValueError):
-    """Bad input of any kind; the command line prints the message in one line and exits with code 2."""
+    """Bad input of any kind; the command line prints the message in one line and exits with code 2.
+
+    >>> from ppfl import Federation
+    >>> try:
+    ...     Federation.from_arrays([[0.5]], [0, 1], clients=["a"])
+    ... except PPFLError as error:
+    ...     print(error)
+    x has 1 rows, y 2 and clients 1; they must pair row by row
+    """
 
 
 class DataError(PPFLError):
-    """A federation, a data file or a partition that cannot be used."""
+    """A federation, a data file or a partition that cannot be used.
+
+    >>> from ppfl.data import digits_federation
+    >>> digits_federation().client("nobody")
+    Traceback (most recent call last):
+        ...
+    ppfl.core.errors.DataError: no client 'nobody' among the 40 of digits; ids look like 'g0-c0'
+    """
 
 
 class AffinityError(PPFLError):
-    """An affinity that is invalid or does not match the clients."""
+    """An affinity that is invalid or does not match the clients.
+
+    >>> from ppfl import affinity
+    >>> affinity.from_graph([("a", "b")], ids=["a", "c"])
+    Traceback (most recent call last):
+        ...
+    ppfl.core.errors.AffinityError: affinity has no client 'b' among its 2; check the spelling of the edges
+    """
 
 
 class ModelError(PPFLError):
-    """A network, loss or kind of mixing that cannot be used for a population."""
+    """A network, loss or kind of mixing that cannot be used for a population.
+
+    >>> import torch
+    >>> from ppfl import Population
+    >>> Population(torch.nn.Linear(2, 2), k=0)
+    Traceback (most recent call last):
+        ...
+    ppfl.core.errors.ModelError: k is 0; a population has at least one canonical model: set k >= 1
+    """
 
 
 class SettingError(PPFLError):
-    """A setting or experiment file with a wrong key or value."""
+    """A setting or experiment file with a wrong key or value.
+
+    >>> from ppfl import Watch
+    >>> Watch(every=0)
+    Traceback (most recent call last):
+        ...
+    ppfl.core.errors.SettingError: evaluation every 0 rounds; set every >= 1
+    """
 
 
 class RankError(PPFLError):
@@ -30,8 +67,22 @@ class LostWorkerError(PPFLError):
 
 
 class CheckpointError(PPFLError):
-    """A run folder or checkpoint that is incomplete, damaged or from another experiment."""
+    """A run folder or checkpoint that is incomplete, damaged or from another experiment.
+
+    >>> from ppfl.runs import load_run
+    >>> load_run("no such folder")
+    Traceback (most recent call last):
+        ...
+    ppfl.core.errors.CheckpointError: ...
+    """
 
 
 class WriteError(PPFLError):
-    """A file that cannot be written; what was there before is unchanged."""
+    """A file that cannot be written; what was there before is unchanged.
+
+    >>> from ppfl.callbacks import CSVLog
+    >>> CSVLog("no such folder/rounds.csv")({"round": 1, "loss": 0.5})
+    Traceback (most recent call last):
+        ...
+    ppfl.core.errors.WriteError: no such folder/rounds.csv cannot be written (No such file or directory); ...
+    """

@@ -18,6 +18,7 @@ from .losses import Loss
 from .mixing import MIXES, Mix
 from .network_parts import are_affine, canonical_modules, is_in_module
 from .params import Params
+from .population_card import population_card, population_line
 from .randomness import refuse_hidden_randomness, refuse_running_statistics, with_keyed_dropout
 
 
@@ -68,6 +69,12 @@ class Population:
         self.common_names = frozenset(trained) - self.canonical_names
         # short cut 1 holds where the mixed output is that of the mixed weights, wherever the canonical part stands
         self.collapses = mix == "weights" or (mix == "outputs" and are_affine(net, self.canonical_modules))
+
+    def __repr__(self) -> str:
+        return population_line(self)
+
+    def _repr_html_(self) -> str:
+        return population_card(self).html()
 
     @property
     def dtype(self) -> torch.dtype:

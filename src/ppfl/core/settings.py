@@ -4,7 +4,8 @@ The ranges are far wider than what makes sense. Within them no size overflows an
 few numbers stay finite in single precision.
 """
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -28,3 +29,9 @@ class Settings(BaseModel):
     """Frozen, owns its defaults, checks itself, knows no other key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Only settings that differ from their defaults: what is left out can be left out when it is written."""
+        for name, field in type(self).model_fields.items():
+            if (value := getattr(self, name)) != field.get_default(call_default_factory=True, validated_data={}):
+                yield name, value

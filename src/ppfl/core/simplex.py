@@ -13,7 +13,11 @@ FLOOR = 1e-6
 
 
 def uniform(n: int, k: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
-    """Memberships (n, k) that are all 1/k, the initial values in the experiments of the paper."""
+    """Memberships (n, k) that are all 1/k, the initial values in the experiments of the paper.
+
+    >>> uniform(2, 4).tolist()
+    [[0.25, 0.25, 0.25, 0.25], [0.25, 0.25, 0.25, 0.25]]
+    """
     return torch.full((n, k), 1.0 / k, dtype=dtype, device=device)
 
 
@@ -59,27 +63,49 @@ def project(v: Tensor) -> Tensor:
 
 
 def harden(c: Tensor) -> Tensor:
-    """One-hot rows: each client belongs to its largest membership only (the first one if there are ties)."""
+    """One-hot rows: each client belongs to its largest membership only (the first one if there are ties).
+
+    >>> harden(torch.tensor([[0.2, 0.5, 0.3]])).tolist()
+    [[0.0, 1.0, 0.0]]
+    """
     return torch.zeros_like(c).scatter(-1, c.argmax(-1, keepdim=True), 1.0)
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL divergence of q from p in nats, which is D_2(p, q) of Eq. (14) on the simplex. Returns (...)."""
+    """KL divergence of q from p in nats, which is D_2(p, q) of Eq. (14) on the simplex. Returns (...).
+
+    >>> bool(kl(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5])).isclose(torch.tensor(2.0).log()))
+    True
+    """
     return (torch.xlogy(p, p) - torch.xlogy(p, q)).sum(-1)
 
 
 def entropy(p: Tensor) -> Tensor:
-    """Shannon entropy in nats: 0 for one-hot memberships, log K for uniform memberships. Returns (...)."""
+    """Shannon entropy in nats: 0 for one-hot memberships, log K for uniform memberships. Returns (...).
+
+    >>> round(float(entropy(uniform(1, 4)).exp()), 4)  # as many as four equal ones
+    4.0
+    """
     return -torch.xlogy(p, p).sum(-1)
 
 
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
-    """Half the l1 distance: the share of mass that must move to turn p into q. Returns (...)."""
+    """Half the l1 distance: the share of mass that must move to turn p into q. Returns (...).
+
+    >>> float(total_variation(torch.tensor([1.0, 0.0]), torch.tensor([0.25, 0.75])))
+    0.75
+    """
     return (p - q).abs().sum(-1) / 2
 
 
 def check(c: Tensor, name: str = "memberships", tolerance: float = 1e-4) -> Tensor:
-    """Return c if all its rows are on the simplex; otherwise raise a ModelError that names the first bad row."""
+    """Return c if all its rows are on the simplex; otherwise raise a ModelError that names the first bad row.
+
+    >>> check(torch.tensor([[0.5, 0.75]]))
+    Traceback (most recent call last):
+        ...
+    ppfl.core.errors.ModelError: memberships[0] is [0.5, 0.75]; a membership row has a sum of 1: ...
+    """
     if c.dim() == 0 or c.shape[-1] == 0 or not c.is_floating_point():
         raise ModelError(
             f"{name} has shape {tuple(c.shape)} and type {c.dtype}; "

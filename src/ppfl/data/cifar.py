@@ -18,7 +18,13 @@ _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 def read_cifar10(folder: str | Path) -> tuple[Tensor, Tensor]:
-    """CIFAR-10, train and test pooled: 60,000 images (3, 32, 32) in [0, 1], from `cifar-10-batches-py`."""
+    """CIFAR-10, train and test pooled: 60,000 images (3, 32, 32) in [0, 1], from `cifar-10-batches-py`.
+
+    >>> x, y = read_cifar10("no such folder")
+    Traceback (most recent call last):
+        ...
+    ppfl.core.errors.DataError: no data_batch_1 in no such folder; extract cifar-10-python.tar.gz ...
+    """
     folder = Path(folder)
     inner = folder / "cifar-10-batches-py"
     place = inner if inner.is_dir() else folder

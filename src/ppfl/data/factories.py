@@ -100,9 +100,7 @@ def find_function(factory: str, base: Path | None, table: str) -> Callable[..., 
             )
         found = getattr(found, part)
     if not callable(found):
-        raise SettingError(
-            f"[{table}]: {factory!r} is a {type(found).__name__}; name a function or a class"
-        )
+        raise SettingError(f"[{table}]: {factory!r} is a {type(found).__name__}; name a function or a class")
     function: Callable[..., Any] = found
     return function
 

@@ -16,6 +16,7 @@ from ppfl.core.losses import IGNORED
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, RowGroups, as_features, as_mask, as_targets, as_weights, group_rows, quoted
 from ppfl.data.columns import column, features_of
+from ppfl.data.federation_card import federation_card, federation_line
 from ppfl.data.inputs import MappedRows, row_blocks, scaled
 from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples, held_out
@@ -168,6 +169,12 @@ class Federation:
         inputs, names = features_of(data, x)
         settings = {"features": names, **settings}
         return cls.from_arrays(inputs, column(data, y), column(data, client), **settings)
+
+    def __repr__(self) -> str:
+        return federation_line(self)
+
+    def _repr_html_(self) -> str:
+        return federation_card(self).html()
 
     @property
     def splits(self) -> dict[str, Samples]:

@@ -21,7 +21,12 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 class Pool(NamedTuple):
-    """Samples of all clients in a file, with client ids and test marks if the file has them."""
+    """Samples of all clients in a file, with client ids and test marks if the file has them.
+
+    >>> pool = Pool(torch.zeros(4, 2), np.array([0, 1, 0, 1]), clients=np.array(["a", "a", "b", "b"]))
+    >>> pool.federation(test_fraction=0).ids
+    ('a', 'b')
+    """
 
     x: Tensor
     y: np.ndarray[Any, Any]
@@ -40,6 +45,13 @@ def read_idx(path: str | Path) -> np.ndarray[Any, Any]:
     """An array in the idx format, gzipped or not.
 
     The header is two zero bytes, a type code, the number of axes, and the length of each axis (4 bytes, big-endian).
+
+    >>> from tempfile import NamedTemporaryFile
+    >>> with NamedTemporaryFile() as file:
+    ...     _ = file.write(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]))  # one axis of three unsigned bytes
+    ...     file.flush()
+    ...     read_idx(file.name).tolist()
+    [7, 8, 9]
     """
     path = existing_file(path, "idx data such as train-images-idx3-ubyte.gz")
     with reading(path, "is damaged", "download it again"), open_bounded(path) as file:
@@ -63,6 +75,11 @@ def read_mnist(folder: str | Path, image: bool = False) -> tuple[Tensor, Tensor]
     """MNIST, train and test pooled: 70,000 images in [0, 1], flattened (784) or, with image=True, (1, 28, 28).
 
     The folder contains the four official files, gzipped or not; MNIST/raw, as torchvision writes it, works too.
+
+    >>> x, y = read_mnist("no such folder")
+    Traceback (most recent call last):
+        ...
+    ppfl.core.errors.DataError: no train-images-idx3-ubyte.gz in no such folder; get the four MNIST files, ...
     """
     images, labels = [], []
     for part in ("train", "t10k"):
@@ -83,6 +100,12 @@ def read_npz(path: str | Path, tokens: bool = False) -> Pool:
     """A numpy archive of `x, y`, optionally `client` and `is_test`; or of `x_train, y_train, x_test, y_test`.
 
     uint8 arrays are read as images: scaled to [0, 1], with a last axis of 3 colours moved before rows and columns.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/data.npz", x=np.zeros((4, 2), np.float32), y=[0, 1, 0, 1], client=["a", "a", "b", "b"])
+    ...     read_npz(f"{folder}/data.npz").federation(test_fraction=0).ids
+    ('a', 'b')
     """
     path = existing_file(path, "a numpy archive with arrays x and y")
     with reading(path, "is not a readable npz file", "save it with numpy.savez, without objects"):

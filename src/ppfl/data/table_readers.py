@@ -18,16 +18,31 @@ _ROWS_AT_A_TIME = 8192
 
 
 def read_csv(path: str | Path, client: str, target: str, **settings: Any) -> Federation:
-    """Clients from a csv file; settings as for `from_table`.
+    r"""Clients from a csv file; settings as for `from_table`.
 
     The file may be compressed as .gz, .bz2, .xz, .zst, or .zip with one file in it. Client ids are read as
     text, so that 007 stays 007.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "shops.csv").write_text("shop,price,sold\n007,1.5,yes\n007,2.5,no\n008,3.5,no\n")
+    ...     read_csv(f"{folder}/shops.csv", client="shop", target="sold", test_fraction=0).ids
+    ('007', '008')
     """
     return from_table(_csv_frame(path, client), client, target, **{"name": stem(path), **settings})
 
 
 def read_parquet(path: str | Path, client: str, target: str, **settings: Any) -> Federation:
-    """Clients from a parquet file; settings as for `from_table`."""
+    """Clients from a parquet file; settings as for `from_table`.
+
+    >>> import pandas as pd
+    >>> from tempfile import TemporaryDirectory
+    >>> table = pd.DataFrame({"shop": ["a", "b"], "price": [1.5, 2.5], "sold": ["yes", "no"]})
+    >>> with TemporaryDirectory() as folder:
+    ...     table.to_parquet(f"{folder}/shops.parquet")
+    ...     read_parquet(f"{folder}/shops.parquet", client="shop", target="sold", test_fraction=0).classes
+    ('no', 'yes')
+    """
     return from_table(_parquet_frame(path), client, target, **{"name": stem(path), **settings})
 
 

@@ -17,7 +17,12 @@ from .estimator import PopulationEstimator, label_rows
 
 
 class MixedModel(NamedTuple):
-    """Coefficients in the form of a mixed model."""
+    """Coefficients in the form of a mixed model.
+
+    >>> found = mixed_model(theta=np.eye(2), memberships=np.array([[1.0, 0.0], [0.0, 1.0]]))
+    >>> found.fixed.tolist(), found.effects.tolist()
+    ([0.5, 0.5], [[0.5, -0.5], [-0.5, 0.5]])
+    """
 
     fixed: Array  # (d,), b_f: the mean client
     effects: Array  # (M, d), b_i - b_f
@@ -52,6 +57,15 @@ def as_mixed_model(model: PopulationEstimator) -> tuple[Any, Any, Any]:
     """Fixed effects, random effects by client and their covariance, for a fitted model with one predictor.
 
     The intercept comes first. With pandas the results are labelled.
+
+    >>> from ppfl.glm import PopulationRegressor
+    >>> random = np.random.default_rng(0)
+    >>> clients, x = np.repeat(np.arange(12), 20), random.normal(size=(240, 1))
+    >>> y = (1 + clients % 2) * x[:, 0] + random.normal(size=240)
+    >>> model = PopulationRegressor(k=2, random_state=0).fit(x, y, clients=clients)
+    >>> fixed, effects, covariance = as_mixed_model(model)
+    >>> np.shape(fixed), np.shape(effects), np.shape(covariance)
+    ((2,), (12, 2), (2, 2))
     """
     if model.canonical_coef_.ndim != 2:
         raise SettingError("a model of three or more classes has several predictors; look at canonical_coef_")

@@ -172,7 +172,15 @@ class PopulationRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
 
 
 class PopulationClassifier(ClassifierMixin, TableEstimator):  # type: ignore[misc]
-    """K canonical logistic regressions for two or more classes, and one membership per client."""
+    """K canonical logistic regressions for two or more classes, and one membership per client.
+
+    >>> random = np.random.default_rng(0)
+    >>> clients, x = np.repeat(np.arange(20), 30), random.normal(size=(600, 1))
+    >>> y = np.where(clients % 2, 3.0, -3.0) * x[:, 0] + random.logistic(size=600) > 0
+    >>> model = PopulationClassifier(k=2, random_state=0).fit(x, y, clients=clients)
+    >>> bool(model.score(x, y, clients=clients) > 0.8 > model.score(x, y))  # without clients it has to guess
+    True
+    """
 
     def fit(self, X: Any, y: Any, clients: Any = None, sample_weight: Any = None) -> Self:
         """`clients` has the client of every row; without it the fit is a plain GLM."""

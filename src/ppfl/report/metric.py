@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+NOTHING = "–"
 
 
 class Metric(NamedTuple):
@@ -40,3 +42,14 @@ def recorded_metric(keys: Iterable[str]) -> Metric:
     """
     keys = set(keys)
     return next((metric for metric in METRICS if metric.name in keys), ACCURACY)
+
+
+def show_score(metric: str, value: Any) -> str:
+    """A score as text: accuracies in per cent, and a dash for a value that was not measured.
+
+    >>> show_score("accuracy", 0.9123), show_score("rmse", 0.51234), show_score("rmse", None)
+    ('91.23%', '0.512', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    return f"{100 * value:.2f}%" if metric == "accuracy" else f"{value:.3g}"

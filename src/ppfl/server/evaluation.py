@@ -63,6 +63,13 @@ class Evaluation(NamedTuple):
     samples: Tensor | None  # (M,)
     metrics: dict[str, MetricScores] = {}  # those that were asked for, by name
 
+    def __repr__(self) -> str:
+        samples, clients = (int(self.sums[name]) for name in ("samples", "clients"))
+        return (
+            f"<Evaluation of {clients} clients with {samples} samples: score {self.pooled:.4g} "
+            f"(mean over clients {self.mean:.4g}), loss {self.pooled_loss:.4g}>"
+        )
+
     @property
     def pooled(self) -> float:
         """Mean score over samples: every client's own model on its own data, as in the paper."""

@@ -22,7 +22,16 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Watch:
-    """What is measured while training, and which state is returned."""
+    """What is measured while training, and which state is returned.
+
+    >>> from torch import nn
+    >>> from ppfl import FedAvg, Population, fit
+    >>> from ppfl.data import digits_federation
+    >>> population = Population(nn.Linear(64, 10), k=1)
+    >>> fitted = fit(population, digits_federation(), FedAvg(lr=0.1), rounds=4, watch=Watch(every=2))
+    >>> ["accuracy" in record for record in fitted.history]
+    [False, True, False, True]
+    """
 
     every: int = 1  # rounds between evaluations; the last round is always evaluated
     objective: bool = False  # F, on all training data
