@@ -40,10 +40,23 @@ from ..core.params import Params, per_client
 from ..core.population import Population
 from ..core.settings import Count, NonNegative, Positive, RepeatsOrZero
 from ..core.simplex import inside, mirror_step, uniform
-from .contract import EVERYONE, MethodDefaults, Plan, Problem, Rows, Sum, Total, Upload, Work, message, participants
+from .contract import (
+    EVERYONE,
+    MethodDefaults,
+    Plan,
+    Problem,
+    Roster,
+    Rows,
+    Sum,
+    Total,
+    Upload,
+    Work,
+    message,
+    participants,
+)
 from .fedavg import mean
 from .local.batches import LocalData
-from .local.memberships import MembershipSteps
+from .local.memberships import MembershipSteps, best_memberships
 from .local.schedules import factor
 from .local.sgd import (
     LEARNING_RATES,
@@ -56,6 +69,7 @@ from .local.sgd import (
 from .local.stationarity import Stationarity, stationarity_upload
 from .local.survey import LAST_STAGES, Survey, answer_survey, merge_survey, next_stage
 
+MOST_MEMBERSHIP_STEPS = 500  # of a newcomer; it ends as soon as its membership is found
 LEAST_SHARE = 0.1  # of an even share: a model that hardly any client uses is not sped up without bound
 
 
@@ -80,6 +94,13 @@ class PPFLTask(NamedTuple):
     memberships: bool
     lr: float
     membership_lr: float
+
+
+@message
+class MembershipTask(NamedTuple):
+    """The task of a newcomer: the membership that fits its data best, with the models as they are."""
+
+    most_steps: int
 
 
 class PPFL(MethodDefaults, LocalTraining):
@@ -191,6 +212,16 @@ class PPFL(MethodDefaults, LocalTraining):
         memberships[problem.roster.positions(rows.ids)] = rows.values["membership"]
         return server._replace(memberships=memberships)
 
+    def newcomer_plans(self, problem: Problem, server: PPFLServer) -> list[Plan]:
+        """One exchange, to the end: memberships are all that a newcomer has to find."""
+        return [Plan(EVERYONE, MembershipTask(MOST_MEMBERSHIP_STEPS))]
+
+    def move_server(self, server: PPFLServer, before: Roster, after: Roster) -> PPFLServer:
+        if not self.share_memberships:
+            return server
+        even = 1 / server.memberships.shape[1]
+        return server._replace(memberships=before.rows(server.memberships, after.ids, default=even))
+
     def trial(self, lr: float) -> PPFL:
         """Memberships wait: a step that is too long must not spoil them, and lr is about theta."""
         frozen = {"membership_steps": 0, "warmup": 0, "order": "alternating"}
@@ -226,6 +257,11 @@ class PPFL(MethodDefaults, LocalTraining):
             found = answer_survey(backend, task, shared, client.membership, client.point, data)
             return Work(PPFLClient(found.membership, client.rounds, found.point), found.upload)
         c = self._membership(own, client)
+        if isinstance(task, MembershipTask):
+            (loss_at,) = MembershipSteps(backend, shared["models"], data, None).steps(1)
+            c, losses = best_memberships(loss_at, c, task.most_steps)
+            loss = TrainingLoss(losses, data.sizes.to(losses))
+            return Work(PPFLClient(c, client.rounds + 1, client.point), Upload(metrics=loss.metrics()))
         if isinstance(task, Stationarity):
             return Work(client, stationarity_upload(backend, task, shared["models"], own, c, data, self.penalty))
         loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))

@@ -14,7 +14,7 @@ from torch import nn
 from .errors import ModelError
 from .losses import Loss, loss_by_name
 from .mixing import MIXES, Mix
-from .network_parts import are_affine, canonical_modules, is_in_module
+from .network_parts import are_affine, canonical_modules, is_in_module, with_tensors_of
 from .params import Params
 from .randomness import refuse_hidden_randomness, refuse_running_statistics, with_keyed_dropout
 
@@ -54,6 +54,7 @@ class Population:
         self.k = k
         keyed, self.mask_keys = with_keyed_dropout(net)
         self.net: nn.Module = keyed.cpu()  # start values are drawn there, whatever device the data are on
+        self.architecture = with_tensors_of(net, self.net)  # the network as it was given, for models that leave here
         self.loss = loss_by_name(loss) if isinstance(loss, str) else loss
         self.mix: Mix = MIXES[mix]
         trained = [name for name, p in self.net.named_parameters() if p.requires_grad]

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ppfl.core.devices import usable_device
 from ppfl.core.errors import DataError
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, RowGroups, as_features, as_mask, as_targets, as_weights, group_rows, quoted
@@ -230,6 +231,7 @@ class Federation:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Federation":
         """Move to a device; a dtype is applied to the floating-point fields of the samples only."""
+        device = None if device is None else usable_device(device)
         truth = None if self.truth is None else self.truth.to(device)
         return self._changed(lambda part: part.to(device, dtype), self.ids, self.weights.to(device), truth)
 

@@ -11,7 +11,12 @@ from torch import Tensor
 from ...core.backends import Backend, Batch
 from ...core.mixing import MembershipLoss
 from ...core.params import Params
+from ...core.simplex import inside
 from .batches import LocalData
+
+GAP = 1e-5  # how near to its minimum a loss is brought
+ROUNDING = 1e-6  # of a loss in single precision, where steps no longer make a difference
+SHORTEST, LONGEST = 1e-6, 1e6  # steps
 
 
 class MembershipSteps:
@@ -66,6 +71,29 @@ class MembershipSteps:
                 losses[:n] += batch.real * loss
                 total[:n] += batch.real
         return slopes / total[:, None], losses / total
+
+
+def best_memberships(loss_at: MembershipLoss, c: Tensor, most_steps: int) -> tuple[Tensor, Tensor]:
+    """The minimum of every client's loss over the simplex, from c (C, K), and the losses (C,) there.
+
+    Mirror steps whose length each client finds for itself: twice as long after a step that keeps what a bound of that
+    length promises, and else taken back. <c, g> - min_k g_k bounds how far a convex loss is from its minimum, so it
+    says when to stop; a loss that is not convex, as with mixed weights, ends in a stationary point.
+    """
+    g, loss = loss_at(c)
+    eta = torch.ones_like(loss)
+    for _ in range(most_steps):
+        gap = (c * g).sum(1) - g.amin(1)
+        if bool((gap <= GAP * (1 + loss.abs())).all()) or bool((eta <= SHORTEST).all()):
+            break
+        new = inside(torch.softmax(c.log() - eta[:, None] * g, dim=-1))
+        new_g, new_loss = loss_at(new)
+        promised = loss + ((new - c) * g).sum(1) + (new * (new / c).log()).sum(1) / eta
+        kept = new_loss <= promised + ROUNDING * (1 + loss.abs())
+        c, g = torch.where(kept[:, None], new, c), torch.where(kept[:, None], new_g, g)
+        loss = torch.where(kept, new_loss, loss)
+        eta = torch.where(kept, 2 * eta, eta / 4).clamp(SHORTEST, LONGEST)
+    return c, loss
 
 
 def _part(batch: Batch, data: LocalData) -> Tensor:
