@@ -79,8 +79,8 @@ class MixtureOfOutputs(nn.Module):
         self.parts = nn.ModuleList(parts)
         self.register_buffer("membership", membership.detach().clone())
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return weighted_sum(self.membership, torch.stack([part(*inputs) for part in self.parts]))
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        return weighted_sum(self.membership, torch.stack([part(x, *more) for part in self.parts]))
 
 
 def network_with(population: Population, values: Params) -> nn.Module:

@@ -37,5 +37,11 @@ def export_onnx(module: nn.Module, path: str | Path, example: Tensor) -> Path:
     finally:
         module.train(was_training)
     assert program is not None
-    program.save(str(path), external_data=False)
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        program.save(str(partial), external_data=False)  # everything in one file
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise WriteError(f"{path} cannot be written ({error.strerror}); choose another place") from error
     return path
