@@ -56,7 +56,7 @@ from .contract import (
 )
 from .fedavg import mean
 from .local.batches import LocalData
-from .local.memberships import MembershipSteps, best_memberships
+from .local.memberships import MembershipSteps
 from .local.schedules import factor
 from .local.sgd import (
     LEARNING_RATES,
@@ -258,8 +258,7 @@ class PPFL(MethodDefaults, LocalTraining):
             return Work(PPFLClient(found.membership, client.rounds, found.point), found.upload)
         c = self._membership(own, client)
         if isinstance(task, MembershipTask):
-            (loss_at,) = MembershipSteps(backend, shared["models"], data, None).steps(1)
-            c, losses = best_memberships(loss_at, c, task.most_steps)
+            c, losses = MembershipSteps(backend, shared["models"], data, None).best(c, task.most_steps)
             loss = TrainingLoss(losses, data.sizes.to(losses))
             return Work(PPFLClient(c, client.rounds + 1, client.point), Upload(metrics=loss.metrics()))
         if isinstance(task, Stationarity):
