@@ -143,6 +143,11 @@ def restore_states(
     return tree_map(lambda leaf: leaf.to(problem.device), found), Rows(client_ids, moved)
 
 
+def save_weights(path: Path, module: nn.Module) -> None:
+    """The state dict of a module as safetensors, which other programs read too."""
+    save_tree(path, dict(module.state_dict()), {"format": "state dict", "network": describe_network(module)})
+
+
 def describe_loss(loss: Loss) -> dict[str, Any]:
     """Its name, and its settings where it is one of ours."""
     ours = LOSSES.get(loss.name)
