@@ -1,22 +1,58 @@
 """Population personalized federated learning: K canonical models shared by all clients, and for every client a
 membership vector on the simplex that says how much of each it is."""
 
-from .algorithms import PPFL, FedAvg, Local
+from .algorithms import (
+    CFL,
+    IFCA,
+    PPFL,
+    Centralized,
+    Ditto,
+    FedAlt,
+    FedAvg,
+    FedEM,
+    FedPer,
+    FedProx,
+    FedRep,
+    FedSim,
+    FineTune,
+    LGFedAvg,
+    Local,
+    PFedMe,
+    Scaffold,
+)
 from .core import Population, PPFLError, affinity
 from .data import Federation
-from .fitting import Fitted, fit
-from .server import Watch
+from .fitting import Fitted, fit, load
+from .insight import export_onnx
+from .server import DivergedWarning, Watch
 
 __version__ = "0.1.0"
 __all__ = [
+    "CFL",
+    "IFCA",
     "PPFL",
+    "Centralized",
+    "Ditto",
+    "DivergedWarning",
+    "FedAlt",
     "FedAvg",
+    "FedEM",
+    "FedPer",
+    "FedProx",
+    "FedRep",
+    "FedSim",
     "Federation",
+    "FineTune",
     "Fitted",
+    "LGFedAvg",
     "Local",
+    "PFedMe",
     "PPFLError",
     "Population",
+    "Scaffold",
     "Watch",
     "affinity",
+    "export_onnx",
     "fit",
+    "load",
 ]
