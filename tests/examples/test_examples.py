@@ -11,6 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PICTURES = {
     "choices": {"willingness", "memberships"},
+    "onboarding": {"samples"},
     "schools": {"shrinkage", "lines"},
     "sleep_study": {"everyone", "canonical", "memberships"},
 }
