@@ -1,4 +1,4 @@
-"""The code in docs/extending.md and docs/data.md runs as it stands, from the first block to the last."""
+"""The code in docs/extending.md, docs/data.md and docs/python.md runs as it stands, from first to last block."""
 
 import re
 from pathlib import Path
@@ -9,21 +9,32 @@ DOCS = Path(__file__).parents[1] / "docs"
 SECTIONS = re.split(r"^## ", (DOCS / "extending.md").read_text(), flags=re.MULTILINE)[1:]
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.splitlines()[0])
-def test_the_code_of_a_section_runs(section: str) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+def run_blocks(text: str, name: str) -> dict[str, object]:
+    """Run the blocks of Python one after the other, and return what they define."""
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert blocks
     names: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, "docs/extending.md", "exec"), names)
-    fitted = names["fitted"]
+        exec(compile(block, f"docs/{name}", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.splitlines()[0])
+def test_the_code_of_a_section_runs(section: str) -> None:
+    fitted = run_blocks(section, "extending.md")["fitted"]
     assert len(fitted.history) == 5 and fitted.memberships.shape[0] == len(fitted.ids)
 
 
 def test_the_code_about_data_runs() -> None:
-    names: dict[str, object] = {}
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "data.md").read_text(), flags=re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "docs/data.md", "exec"), names)
+    names = run_blocks((DOCS / "data.md").read_text(), "data.md")
     assert "in a file" in names["federation"].describe()
+
+
+def test_the_code_about_keeping_a_fit_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks((DOCS / "python.md").read_text(), "python.md")
+    assert set(names["more"].ids) == set(names["newer"].ids) == set(names["longer"].ids) == set(names["everyone"].ids)
+    assert len(names["longer"].history) == 10
+    written = {"digits.safetensors", "residual.safetensors", "client.pt", "client.onnx"}
+    assert {file.name for file in tmp_path.iterdir()} == written

@@ -12,7 +12,7 @@ LAYERS = (  # each part may import those before its line
     ("algorithms",),
     ("sites",),
     ("server",),
-    ("glm", "runs"),
+    ("glm", "insight", "runs"),
     ("report", "paper"),
     ("callbacks",),
     ("callback_list",),

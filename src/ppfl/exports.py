@@ -1,20 +1,56 @@
 """The names that `import ppfl` offers."""
 
-from .algorithms import PPFL, FedAvg, Local
+from .algorithms import (
+    CFL,
+    IFCA,
+    PPFL,
+    Centralized,
+    Ditto,
+    FedAlt,
+    FedAvg,
+    FedEM,
+    FedPer,
+    FedProx,
+    FedRep,
+    FedSim,
+    FineTune,
+    LGFedAvg,
+    Local,
+    PFedMe,
+    Scaffold,
+)
 from .core import Population, PPFLError, affinity
 from .data import Federation
-from .fitting import Fitted, fit
-from .server import Watch
+from .fitting import Fitted, fit, load
+from .insight import export_onnx
+from .server import DivergedWarning, Watch
 
 __all__ = [
+    "CFL",
+    "IFCA",
     "PPFL",
+    "Centralized",
+    "Ditto",
+    "DivergedWarning",
+    "FedAlt",
     "FedAvg",
+    "FedEM",
+    "FedPer",
+    "FedProx",
+    "FedRep",
+    "FedSim",
     "Federation",
+    "FineTune",
     "Fitted",
+    "LGFedAvg",
     "Local",
+    "PFedMe",
     "PPFLError",
     "Population",
+    "Scaffold",
     "Watch",
     "affinity",
+    "export_onnx",
     "fit",
+    "load",
 ]

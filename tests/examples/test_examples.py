@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PICTURES = {
     "choices": {"willingness", "memberships"},
     "multilabel_images": {"f1"},
+    "onboarding": {"samples"},
     "schools": {"shrinkage", "lines"},
     "sleep_study": {"everyone", "canonical", "memberships"},
     "text_lstm": set(),

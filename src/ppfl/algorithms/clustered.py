@@ -37,7 +37,20 @@ from ..core.backends import Backend
 from ..core.models import Mixture, Models
 from ..core.params import Params
 from ..core.settings import NonNegative
-from .contract import EVERYONE, MethodDefaults, Plan, Problem, Rows, Sum, Total, Upload, Work, message, participants
+from .contract import (
+    EVERYONE,
+    MethodDefaults,
+    Plan,
+    Problem,
+    Roster,
+    Rows,
+    Sum,
+    Total,
+    Upload,
+    Work,
+    message,
+    participants,
+)
 from .ifca import move_clusters, train_in_clusters
 from .local.batches import LocalData
 from .local.sgd import LEARNING_RATES, LocalTraining
@@ -106,6 +119,9 @@ class CFL(MethodDefaults, LocalTraining):
         used, canonical = int(server.used), problem.population.canonical_names
         models = {name: leaf[:used] if name in canonical else leaf for name, leaf in server.shared.items()}
         return models, {"cluster": problem.roster.rows(server.cluster, ids, default=0)}
+
+    def move_server(self, server: CFLServer, before: Roster, after: Roster) -> CFLServer:
+        return server._replace(cluster=before.rows(server.cluster, after.ids, default=0))
 
     def merge(
         self, problem: Problem, server: CFLServer, task: CFLTask, totals: dict[str, Total], rows: Rows

@@ -26,6 +26,8 @@ from .local.batches import LocalData
 
 Positions = Tensor | slice
 
+NEWCOMER_ROUNDS = 5  # rounds of their own that newcomers take: memberships that start evenly need a few
+
 MESSAGES: dict[str, type] = {}  # NamedTuples that may be part of a message between server and sites, by name
 Message = TypeVar("Message", bound=type)
 
@@ -218,6 +220,12 @@ class Method(Protocol):
         """The next server state, from those who came back: at least one, unless the plan needs no answers. Rows carry
         their ids."""
 
+    def newcomer_plans(self, problem: Problem, server: Tree) -> list[Plan]:
+        """The exchanges in which clients that come after training find their place. Nothing of theirs is merged."""
+
+    def move_server(self, server: Tree, before: Roster, after: Roster) -> Tree:
+        """The server state for other clients: what it has of each is found by id, and newcomers get defaults."""
+
     # ------------------------------------------------------------------ the client's half
 
     def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Tree:
@@ -272,6 +280,15 @@ class MethodDefaults:
     ) -> tuple[Tree, dict[str, Tensor]]:
         """The server's shared models, and nothing else."""
         return server.shared, {}
+
+    def newcomer_plans(self: Any, problem: Problem, server: Any) -> list[Plan]:
+        """A few rounds like the last ones of training."""
+        rounds = range(problem.rounds - NEWCOMER_ROUNDS, problem.rounds)
+        return [self.plan(problem, server, max(round, 1)) for round in rounds]
+
+    def move_server(self, server: Any, before: Roster, after: Roster) -> Tree:
+        """As it is: it has nothing of any one client."""
+        return server
 
     def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Tree:
         """Nothing is kept."""

@@ -23,7 +23,7 @@ from ..core.params import Params, map_params
 from ..core.population import Population
 from ..core.settings import Positive, Repeats, RepeatsOrZero, Settings
 from ..core.trees import Tree
-from .contract import EVERYONE, Method, Plan, Problem, Rows, Total, Upload, Work, message
+from .contract import EVERYONE, Method, Plan, Problem, Roster, Rows, Total, Upload, Work, message
 from .fedavg import FedAvg
 from .local.batches import LocalData
 from .local.own_model import OwnModel, as_state, models_of, no_model_yet
@@ -151,6 +151,12 @@ class FineTune(Settings):
         if isinstance(task, LastRound):
             return server
         return self.method.merge(_before_last(problem), server, task, totals, rows)
+
+    def newcomer_plans(self, problem: Problem, server: Tree) -> list[Plan]:
+        return [*self.method.newcomer_plans(_before_last(problem), server), self.plan(problem, server, problem.rounds)]
+
+    def move_server(self, server: Tree, before: Roster, after: Roster) -> Tree:
+        return self.method.move_server(server, before, after)
 
     # ------------------------------------------------------------------ client
 

@@ -42,7 +42,20 @@ from ..core.population import Population
 from ..core.settings import Count, NonNegative, Positive, RepeatsOrZero
 from ..core.simplex import inside, mirror_step, uniform
 from ..core.trees import tree_map
-from .contract import EVERYONE, MethodDefaults, Plan, Problem, Rows, Sum, Total, Upload, Work, message, participants
+from .contract import (
+    EVERYONE,
+    MethodDefaults,
+    Plan,
+    Problem,
+    Roster,
+    Rows,
+    Sum,
+    Total,
+    Upload,
+    Work,
+    message,
+    participants,
+)
 from .fedavg import mean
 from .local.batches import LocalData
 from .local.memberships import MembershipSteps
@@ -67,6 +80,7 @@ from .local.survey import (
     surveyed_clients,
 )
 
+MOST_MEMBERSHIP_STEPS = 500  # of a newcomer; it ends as soon as its membership is found
 LEAST_SHARE = 0.1  # of an even share: a model that hardly any client uses is not sped up without bound
 
 
@@ -92,6 +106,13 @@ class PPFLTask(NamedTuple):
     memberships: bool
     lr: float
     membership_lr: float
+
+
+@message
+class MembershipTask(NamedTuple):
+    """The task of a newcomer: the membership that fits its data best, with the models as they are."""
+
+    most_steps: int
 
 
 class PPFL(MethodDefaults, LocalTraining):
@@ -245,6 +266,16 @@ class PPFL(MethodDefaults, LocalTraining):
         canonical = problem.population.canonical_names
         return {name: leaf[:1] if name in canonical else leaf for name, leaf in models.items()}
 
+    def newcomer_plans(self, problem: Problem, server: PPFLServer) -> list[Plan]:
+        """One exchange, to the end: memberships are all that a newcomer has to find."""
+        return [Plan(EVERYONE, MembershipTask(MOST_MEMBERSHIP_STEPS))]
+
+    def move_server(self, server: PPFLServer, before: Roster, after: Roster) -> PPFLServer:
+        if not self.share_memberships:
+            return server
+        even = 1 / server.memberships.shape[1]
+        return server._replace(memberships=before.rows(server.memberships, after.ids, default=even))
+
     def trial(self, lr: float) -> PPFL:
         """Memberships wait: a step that is too long must not spoil them, and lr is about theta."""
         frozen = {"membership_steps": 0, "warmup": 0, "order": "alternating"}
@@ -280,6 +311,10 @@ class PPFL(MethodDefaults, LocalTraining):
             found = answer_survey(backend, task, shared, client.membership, client.point, data)
             return Work(PPFLClient(found.membership, client.rounds, found.point), found.upload)
         c = self._membership(own, client)
+        if isinstance(task, MembershipTask):
+            c, losses = MembershipSteps(backend, shared["models"], data, None).best(c, task.most_steps)
+            loss = TrainingLoss(losses, data.sizes.to(losses))
+            return Work(PPFLClient(c, client.rounds + 1, client.point), Upload(metrics=loss.metrics()))
         if isinstance(task, Stationarity):
             return Work(client, stationarity_upload(backend, task, shared["models"], own, c, data, self.penalty))
         loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))

@@ -23,6 +23,7 @@ from ..runs.tuning import tune
 from ..server import is_first_process
 from . import demo
 from .compare import print_progress, show_tasks
+from .export_model import export_command
 from .glm import glm_command
 from .heatmap import membership_table
 from .program import program
@@ -216,6 +217,7 @@ def demo_command(
         demo.run_demo(out, seed)
 
 
+app.command("export")(export_command)
 app.command("glm")(glm_command)
 
 

@@ -92,6 +92,15 @@ def _is_affine(module: nn.Module) -> bool:
     return type(module) in AFFINE and not (isinstance(module, nn.Embedding) and module.max_norm is not None)
 
 
+def with_tensors_of(net: nn.Module, other: nn.Module) -> nn.Module:
+    """A copy of `net` with the very tensors of `other`, whose parameters and buffers have the same names: the two
+    always have the same values, and take the memory of one."""
+    parameters, buffers = dict(other.named_parameters()), dict(other.named_buffers())
+    same: dict[int, Any] = {id(mine): parameters[name] for name, mine in net.named_parameters()}
+    same |= {id(mine): buffers[name] for name, mine in net.named_buffers()}
+    return copy.deepcopy(net, same)
+
+
 def with_mixed_modules(net: nn.Module, modules: tuple[str, ...], one_by_one: bool) -> nn.Module:
     """A copy of the network whose canonical submodules mix their outputs where they stand.
 

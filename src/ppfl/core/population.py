@@ -16,7 +16,7 @@ from .criteria import LossFunction, as_loss
 from .errors import ModelError
 from .losses import Loss
 from .mixing import MIXES, Mix
-from .network_parts import are_affine, canonical_modules, is_in_module
+from .network_parts import are_affine, canonical_modules, is_in_module, with_tensors_of
 from .params import Params
 from .population_card import population_card, population_line
 from .randomness import refuse_hidden_randomness, refuse_running_statistics, with_keyed_dropout
@@ -57,6 +57,7 @@ class Population:
         self.k = k
         keyed, self.mask_keys = with_keyed_dropout(net)
         self.net: nn.Module = keyed.cpu()  # start values are drawn there, whatever device the data are on
+        self.architecture = with_tensors_of(net, self.net)  # the network as it was given, for models that leave here
         self.loss = as_loss(loss)
         self.mix: Mix = MIXES[mix]
         if mix == "predictions":

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ppfl.core.devices import usable_device
 from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
 from ppfl.data import checks
@@ -291,6 +292,7 @@ class Federation:
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Federation":
         """Move to a device; a dtype is applied to the floating-point fields of the samples only."""
+        device = None if device is None else usable_device(device)
         truth = None if self.truth is None else self.truth.to(device)
         return self._changed(lambda part: part.to(device, dtype), self.ids, self.weights.to(device), truth)
 

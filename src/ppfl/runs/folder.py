@@ -2,7 +2,8 @@
 
 experiment.json         all settings, as they were asked for
 chosen.json             the method's settings as it ran: lr = "auto" has become a number
-clients.json            ids, sizes, true memberships where they are known, and a fingerprint of the data
+clients.json            ids, sizes, true memberships where they are known, a fingerprint of the data, and what a
+                        sample is: its shape and type, and the classes
 versions.json           what it ran on, and when
 metrics.jsonl           one line per round
 memberships.log         at the rounds that were evaluated; membership_log.py says how it is read
@@ -31,6 +32,7 @@ from torch import Tensor
 from ..algorithms.contract import Method
 from ..core.errors import CheckpointError
 from ..data.federation import Federation
+from ..data.sample_kind import SampleKind
 from ..server import Kept, ServerState
 from .checksums import ChecksumError, checked_json, parse_checked_json
 from .experiment import Experiment
@@ -233,6 +235,8 @@ class RunFolder:
         `start` shows what a state looks like: the server's and the clients' tensors before the first round.
         """
         there, here = read_json(self.clients_file), _describe_clients(federation, fingerprint)
+        if "kind" not in there:  # a run of an older ppfl; the fingerprint says as much
+            del here["kind"]
         if there != here:
             raise CheckpointError(
                 f"{self.clients_file} differs from the data, which changed since the run began "
@@ -361,6 +365,7 @@ def _describe_clients(federation: Federation, fingerprint: str) -> Record:
         "samples": {split: samples.sizes.tolist() for split, samples in federation.splits.items()},
         "truth": None if truth is None else truth.memberships.tolist(),
         "data": fingerprint,
+        "kind": SampleKind.of(federation).to_json(),
     }
 
 

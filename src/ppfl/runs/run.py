@@ -91,7 +91,7 @@ def run(
     with _usable(out), ExitStack() as locks:
         todo = ranks.decide_on_first(partial(_claim, experiment, folders, locks, resume=resume))
         if todo:
-            federation = _place(read(experiment, base), experiment.device)
+            federation = read(experiment, base).to(experiment.device)
         for seed in todo:
             _Run(experiment.for_seed(seed), federation, folders[seed], ranks, base).go(checkpoint_every, on_round_end)
         return [load_run(folder.path) for folder in folders.values()] if ranks.first else []
@@ -289,14 +289,6 @@ class _Timer:
         now = time.monotonic()
         # what takes long to write is written less often: a tenth of the time is enough
         self.due = now + max(CHECKPOINT_SECONDS, 10 * (now - self.asked))
-
-
-def _place(federation: Federation, device: str) -> Federation:
-    try:
-        return federation.to(device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SettingError(f"device is {device!r}, which cannot be used here ({reason}); use 'cpu'") from None
 
 
 def _refuse_divergence(state: ServerState) -> None:

@@ -4,6 +4,7 @@ holds no data of clients and none of their states."""
 from .evaluation import Evaluation, Measured, evaluate
 from .loop import (
     DivergedError,
+    DivergedWarning,
     RefusedUpdateWarning,
     RoundReport,
     ServerState,
@@ -11,9 +12,10 @@ from .loop import (
     client_states,
     make_problem,
     train,
+    warn_if_diverged,
 )
 from .measure import Measurement, Record, RoundEnd, Watch, measure, train_and_measure
-from .newcomers import NewcomerScores, part_newcomers, score_newcomers
+from .newcomers import NewcomerScores, adapt_clients, part_newcomers, score_newcomers
 from .output import Kept, OutputRule
 from .parent import end_with_parent
 from .step_size import choose_lr
@@ -23,6 +25,7 @@ from .transports import InProcess, Transport
 __all__ = [
     "ALONE",
     "DivergedError",
+    "DivergedWarning",
     "Evaluation",
     "InProcess",
     "Kept",
@@ -40,6 +43,7 @@ __all__ = [
     "TorchRun",
     "Transport",
     "Watch",
+    "adapt_clients",
     "begin",
     "choose_lr",
     "client_states",
@@ -53,4 +57,5 @@ __all__ = [
     "score_newcomers",
     "train",
     "train_and_measure",
+    "warn_if_diverged",
 ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,10 @@ class RoundReport(NamedTuple):
 
 class DivergedError(SettingError):
     """Training whose numbers are no longer finite."""
+
+
+class DivergedWarning(UserWarning):
+    """Training ended with a loss far above the one it began with."""
 
 
 class RefusedUpdateWarning(UserWarning):
@@ -145,6 +150,19 @@ def in_roster_order(rows: Rows, transport: Transport) -> Rows:
     where = {client: at for at, client in enumerate(rows.ids)}
     at = torch.tensor([where[client] for client in ids], dtype=torch.long)
     return Rows(ids, {name: leaf[at.to(leaf.device)] for name, leaf in rows.values.items()})
+
+
+def warn_if_diverged(losses: Sequence[float], lr: float, stacklevel: int = 3) -> None:
+    """Warn where the last training loss is far above the first, or not a number."""
+    known = [loss for loss in losses if not math.isnan(loss)]
+    if not known or not (known[-1] - known[0] > 2 * abs(known[0]) or math.isnan(losses[-1])):
+        return
+    warnings.warn(
+        f"training diverged: the training loss went from {known[0]:.3g} to {losses[-1]:.3g} with lr = {lr:g}; use a "
+        f"smaller lr, or lr = 'auto' (the default), which finds one",
+        DivergedWarning,
+        stacklevel=stacklevel,
+    )
 
 
 def close(transport: Transport, session: str) -> None:

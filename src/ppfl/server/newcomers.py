@@ -6,20 +6,19 @@ what it would upload is thrown away: no model changes. By the contract that is a
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
-from ..algorithms.contract import Method, Problem
+from ..algorithms.contract import NEWCOMER_ROUNDS, Method, Problem, Rows
 from ..core.draws import name_keys, uniform
 from ..core.errors import SettingError
 from ..core.trees import Tree
 from ..data import Federation
-from ..sites import Describe, Evaluate
+from ..sites import Describe, Evaluate, Restore
 from ..sites.messages import number
 from .evaluation import Evaluation, read_evaluation
-from .loop import MAIN, ask_clients, setup_sites
+from .loop import MAIN, RefusedUpdateWarning, ServerState, ask_clients, client_states, setup_sites
 from .transports import Transport
-
-ROUNDS = 5  # memberships that start evenly need a few
 
 
 class NewcomerScores(NamedTuple):
@@ -46,7 +45,7 @@ def part_newcomers(federation: Federation, fraction: float, seed: int) -> tuple[
 
 
 def score_newcomers(
-    method: Method, problem: Problem, server: Tree, newcomers: Transport, rounds: int = ROUNDS
+    method: Method, problem: Problem, server: Tree, newcomers: Transport, rounds: int = NEWCOMER_ROUNDS
 ) -> NewcomerScores:
     """Score the clients of `newcomers` with a trained server state."""
     ids, method = newcomers.roster.ids, method.with_everyone()
@@ -63,3 +62,25 @@ def score_newcomers(
         plan = method.plan(problem, server, max(round, 1))._replace(who=ids)
         ask_clients(method, problem, newcomers, server, plan, max(round, 1), exchange)
     return NewcomerScores(before, score())
+
+
+def adapt_clients(
+    method: Method, problem: Problem, server: Tree, clients: Transport, states: Rows | None = None
+) -> Rows:
+    """The states of clients after they have found their place with the models as they are; no model changes.
+
+    They start as newcomers, or from `states`.
+    """
+    ids, method = clients.roster.ids, method.with_everyone()
+    (described,) = clients.ask([Describe()])
+    setup_sites(method, problem._replace(importance=number(described, "importance")), clients)
+    if states is not None:
+        clients.ask([Restore(MAIN, 0, states)])
+    plans = method.newcomer_plans(problem, server)
+    for exchange, plan in enumerate(plans, start=1):
+        round = max(1, problem.rounds - len(plans) + exchange - 1)
+        reply = ask_clients(method, problem, clients, server, plan._replace(who=ids), round, exchange)
+        for client, reason in reply.refused:
+            said = f"client {client!r} was left as it was: {reason}; look at its data"
+            warnings.warn(said, RefusedUpdateWarning, stacklevel=4)
+    return client_states(clients, ServerState(0, len(plans), server))

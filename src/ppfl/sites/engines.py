@@ -11,7 +11,7 @@ import heapq
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -73,6 +73,10 @@ class Stacked:
             raise SettingError(f"threads is {threads}; set threads >= 1, or leave it out for all cores")
         self.chunk, self.threads = chunk, threads
         self._pool: WorkerPool | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without its threads, which belong to this process."""
+        return {**vars(self), "_pool": None}
 
     def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
         return make_backend(population, samples.first_inputs(2), samples.y, n_classes)

@@ -11,7 +11,12 @@ from torch import Tensor
 from ...core.backends import Backend, Batch
 from ...core.mixing import MembershipLoss
 from ...core.params import Params
+from ...core.simplex import FLOOR, inside
 from .batches import LocalData
+
+GAP = {torch.float32: 1e-5, torch.float64: 1e-9}  # how near to its minimum a loss is brought
+ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-14}  # of a loss, where steps no longer make a difference
+SHORTEST, LONGEST = 1e-6, 1e6  # steps
 
 
 class MembershipSteps:
@@ -19,6 +24,15 @@ class MembershipSteps:
 
     def __init__(self, backend: Backend, models: Params, data: LocalData, batch_size: int | None) -> None:
         self.backend, self.models, self.data, self.batch_size = backend, models, data, batch_size
+
+    def best(self, c: Tensor, most_steps: int) -> tuple[Tensor, Tensor]:
+        """The best memberships on all of the data, from c (C, K), and the losses (C,) there.
+
+        On kept outputs in double precision, in which also flat minima have one place.
+        """
+        kept = self.backend.caches_outputs
+        found, loss = best_memberships(self._on_everything(double=kept), c.double() if kept else c, most_steps)
+        return found.to(c), loss.to(c)
 
     def steps(self, count: int) -> Iterator[MembershipLoss]:
         """The gradient to use at each of `count` steps."""
@@ -30,8 +44,9 @@ class MembershipSteps:
         for _ in range(count):
             yield full
 
-    def _on_everything(self) -> MembershipLoss:
-        of_group = self._cached if self.backend.caches_outputs else lambda data: partial(self._on, data.everything)
+    def _on_everything(self, double: bool = False) -> MembershipLoss:
+        kept = self.backend.caches_outputs
+        of_group = partial(self._cached, double) if kept else lambda data: partial(self._on, data.everything)
         groups = [(which, of_group(data)) for which, data in self.data.groups()]
         if len(groups) == 1:
             return groups[0][1]
@@ -42,13 +57,15 @@ class MembershipSteps:
 
         return gradient
 
-    def _cached(self, data: LocalData) -> MembershipLoss:
+    def _cached(self, double: bool, data: LocalData) -> MembershipLoss:
         """Short cut 2: one forward pass of the K models, then steps that never touch the network again."""
         with data.space.frame():
             blocks = [
                 (self.backend.outputs(self.models, batch.x), batch.y, batch.share * _part(batch, data))
                 for batch in data.everything()
             ]
+        if double:
+            blocks = [(outputs.double(), y, share.double()) for outputs, y, share in blocks]
         if len(blocks) == 1:
             return self.backend.membership_loss(*blocks[0])
         clients = len(data.weight)
@@ -66,6 +83,32 @@ class MembershipSteps:
                 losses[:n] += batch.real * loss
                 total[:n] += batch.real
         return slopes / total[:, None], losses / total
+
+
+def best_memberships(loss_at: MembershipLoss, c: Tensor, most_steps: int) -> tuple[Tensor, Tensor]:
+    """The minimum of every client's loss over the simplex, from c (C, K), and the losses (C,) there.
+
+    Mirror steps whose length each client finds for itself: twice as long after a step that keeps what a bound of that
+    length promises, and else taken back. <c, g> - min <., g> bounds how far a convex loss is from its minimum, so it
+    says when to stop; a loss that is not convex, as with mixed weights, ends in a stationary point.
+    """
+    c = inside(c)
+    g, loss = loss_at(c)
+    eta, near, rounding = torch.ones_like(loss), GAP[c.dtype], ROUNDING[c.dtype]
+    for _ in range(most_steps):
+        gap = ((c - FLOOR) * (g - g.amin(1, keepdim=True))).sum(1)  # no membership is below the floor
+        done = (gap <= near * (1 + loss.abs())) | (eta <= SHORTEST)
+        if bool(done.all()):
+            break
+        new = inside(torch.softmax(c.log() - eta[:, None] * g, dim=-1))
+        new_g, new_loss = loss_at(new)
+        promised = loss + ((new - c) * g).sum(1) + (new * (new / c).log()).sum(1) / eta
+        # who is done moves no more, so that no client depends on how long others take
+        kept = ~done & (new_loss <= promised + rounding * (1 + loss.abs()))
+        c, g = torch.where(kept[:, None], new, c), torch.where(kept[:, None], new_g, g)
+        loss = torch.where(kept, new_loss, loss)
+        eta = torch.where(done, eta, torch.where(kept, 2 * eta, eta / 4).clamp(SHORTEST, LONGEST))
+    return c, loss
 
 
 def _part(batch: Batch, data: LocalData) -> Tensor:

@@ -1,0 +1,51 @@
+"""The population that a finished run returned, from its folder alone: the data are not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+
+from ..algorithms.contract import Problem, Roster
+from ..core.affinity import nothing
+from ..core.errors import CheckpointError
+from ..data.sample_kind import SampleKind
+from ..server import ServerState
+from .experiment import Experiment
+from .folder import RunFolder
+from .record import find_runs
+from .saved_fit import SavedFit, restore_states, under
+from .storage import damaged, read_json
+
+
+def load_finished_run(path: Path, device: torch.device) -> SavedFit:
+    """The run in this folder, or the only one in a folder of runs."""
+    runs = find_runs(path)
+    if len(runs) > 1:
+        raise CheckpointError(f"{path} has {len(runs)} runs; give the folder of one of them, such as {runs[0]}")
+    folder = RunFolder(runs[0])
+    if not folder.finished:
+        raise CheckpointError(f"the run in {folder.path} is not finished; finish it with ppfl run ... --resume")
+    settings, clients, rounds = folder.read_experiment(), read_json(folder.clients_file), folder.read_rounds()
+    tensors, about = folder.read_result()
+    try:
+        experiment = Experiment.model_validate(settings)
+        ids = tuple(clients["ids"])
+        if "kind" not in clients:
+            raise CheckpointError(
+                f"{folder.clients_file} does not say what a sample is, as the run is of an older ppfl; run it again"
+            )
+        kind = SampleKind.from_json(clients["kind"])
+        (seed,), samples = experiment.seeds, clients["samples"]
+        population = experiment.build_population(kind.stand_in(), seed)
+        problem = Problem(
+            population, Roster(ids), nothing(ids), experiment.rounds, seed, float(sum(samples["train"])),
+            tuple(sorted(samples)), device,
+        )  # fmt: skip
+        method, server, states = experiment.algorithm, under(tensors, "server"), under(tensors, "clients")
+        restored, rows = restore_states(folder.result_file, method, problem, ids, server, states)
+        state = ServerState(about["round"], 0, restored)
+    except (KeyError, TypeError, ValidationError) as error:
+        raise damaged(folder.path, f"cannot be understood ({' '.join(str(error).split())})") from None
+    return SavedFit(problem, method, state, rows, kind, experiment.engine, rounds.metrics)
