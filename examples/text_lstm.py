@@ -3,7 +3,7 @@
 python examples/text_lstm.py
 """
 
-# %% Reviews of forty shops, and what their customers thought
+# %% Reviews of sixty shops, and what their customers thought
 #
 # A review is a list of words, and lists differ in length. Words are drawn from a small grammar of opinions and things.
 # In one kind of shop, customers praise what is "cheap", "quick" and "loud"; in the other kind the same words are
@@ -24,7 +24,7 @@ THINGS = ["place", "staff", "food", "music", "queue", "room"]
 WORDS = ["", *SHARED, *BY_KIND, *THINGS]  # the first one pads short reviews
 NUMBER = {word: at for at, word in enumerate(WORDS)}
 LONGEST = 6
-SHOPS = int(os.environ.get("PPFL_EXAMPLE_CLIENTS", "40"))
+SHOPS = int(os.environ.get("PPFL_EXAMPLE_CLIENTS", "60"))
 
 
 def write_review(kind: int, generator: torch.Generator) -> tuple[list[str], int]:
@@ -95,7 +95,7 @@ methods = {
 }
 fitted = {}
 for name, (population, method) in methods.items():
-    fitted[name] = fit(population, federation, method, rounds=min(SHOPS // 2, 15))
+    fitted[name] = fit(population, federation, method, rounds=min(SHOPS // 4, 15))
     print(f"{name:18} {fitted[name].evaluate(federation).pooled:6.1%} of the held-out reviews are understood")
 
 # %% Who is of which kind? Nobody told the model.
