@@ -3,7 +3,7 @@
 python examples/text_lstm.py
 """
 
-# %% Reviews of sixty shops, and what their customers thought
+# %% Reviews of forty shops, and what their customers thought
 #
 # A review is a list of words, and lists differ in length. Words are drawn from a small grammar of opinions and things.
 # In one kind of shop, customers praise what is "cheap", "quick" and "loud"; in the other kind the same words are
@@ -24,7 +24,7 @@ THINGS = ["place", "staff", "food", "music", "queue", "room"]
 WORDS = ["", *SHARED, *BY_KIND, *THINGS]  # the first one pads short reviews
 NUMBER = {word: at for at, word in enumerate(WORDS)}
 LONGEST = 6
-SHOPS = int(os.environ.get("PPFL_EXAMPLE_CLIENTS", "60"))
+SHOPS = int(os.environ.get("PPFL_EXAMPLE_CLIENTS", "40"))
 
 
 def write_review(kind: int, generator: torch.Generator) -> tuple[list[str], int]:
