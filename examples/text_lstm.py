@@ -95,7 +95,7 @@ methods = {
 }
 fitted = {}
 for name, (population, method) in methods.items():
-    fitted[name] = fit(population, federation, method, rounds=min(SHOPS // 2, 15))
+    fitted[name] = fit(population, federation, method, rounds=min(SHOPS // 4, 15))
     print(f"{name:18} {fitted[name].evaluate(federation).pooled:6.1%} of the held-out reviews are understood")
 
 # %% Who is of which kind? Nobody told the model.

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from ppfl.runs import run
+from ppfl.runs.load import load_experiment
+
 DOCS = Path(__file__).parents[1] / "docs"
-SECTIONS = re.split(r"^## ", (DOCS / "extending.md").read_text(), flags=re.MULTILINE)[1:]
+PARTS = re.split(r"^## ", (DOCS / "extending.md").read_text(), flags=re.MULTILINE)[1:]
+FILES = [part for part in PARTS if "\nfactory = " in part]
+SECTIONS = [part for part in PARTS if part not in FILES]
 
 
 def run_blocks(text: str, name: str) -> dict[str, object]:
@@ -38,3 +43,16 @@ def test_the_code_about_keeping_a_fit_runs(tmp_path: Path, monkeypatch: pytest.M
     assert len(names["longer"].history) == 10
     written = {"digits.safetensors", "residual.safetensors", "client.pt", "client.onnx"}
     assert {file.name for file in tmp_path.iterdir()} == written
+
+
+def test_the_experiment_file_with_factories_runs(tmp_path: Path) -> None:
+    (section,) = FILES
+    ((toml,), (module,)) = (
+        re.findall(rf"```{kind}\n(.*?)```", section, flags=re.DOTALL) for kind in ("toml", "python")
+    )
+    lines = [f"shop-{at % 4},{at % 3},{at % 5},{at % 7}" for at in range(60)]
+    for name, text in (("mine.toml", toml), ("shops.py", module), ("reviews.txt", "\n".join(lines))):
+        (tmp_path / name).write_text(text)
+    experiment = load_experiment(tmp_path / "mine.toml", ["rounds=2", "algorithm.lr=0.1"])
+    (record,) = run(experiment, tmp_path / "out", base=tmp_path)
+    assert record.finished
