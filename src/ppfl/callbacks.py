@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .algorithms.contract import Method, Problem
 from .core.errors import SettingError
-from .runs.storage import beside, make_folder, writing
 from .server import Record, Watch
 
 if TYPE_CHECKING:
@@ -145,10 +144,14 @@ class CSVLog:
 
     def begin(self, setting: FitSetting) -> None:
         """Make the folder, and forget the columns of another fit."""
+        from .runs.storage import make_folder  # here and below, so that a fit without a file need not import it
+
         make_folder(self.file.parent)
         self._columns = []
 
     def __call__(self, record: Record) -> None:
+        from .runs.storage import writing
+
         row = _numbers(record)
         new = [name for name in row if name not in self._columns]
         if new:
@@ -158,6 +161,8 @@ class CSVLog:
 
     def _add_columns(self, new: list[str]) -> None:
         """Write the file again with more columns: the first evaluated round has figures that others have not."""
+        from .runs.storage import beside
+
         rows: list[list[str]] = []
         if self._columns:
             with self.file.open(newline="", encoding="utf-8") as file:

@@ -19,6 +19,7 @@ from .algorithms import (
     PFedMe,
     Scaffold,
 )
+from .callbacks import CSVLog, EarlyStopping, TensorBoard
 from .core import Population, PPFLError, affinity
 from .data import Federation
 from .fitting import Fitted, fit, load
@@ -29,9 +30,11 @@ __all__ = [
     "CFL",
     "IFCA",
     "PPFL",
+    "CSVLog",
     "Centralized",
     "Ditto",
     "DivergedWarning",
+    "EarlyStopping",
     "FedAlt",
     "FedAvg",
     "FedEM",
@@ -48,6 +51,7 @@ __all__ = [
     "PPFLError",
     "Population",
     "Scaffold",
+    "TensorBoard",
     "Watch",
     "affinity",
     "export_onnx",
