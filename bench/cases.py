@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 PLAIN_FEDAVG, FEDAVG = "plain FedAvg loop", "FedAvg"
+PLAIN_PROCESSES = "plain FedAvg loop, two processes"
 WIDTHS, KS, POPULATIONS = (32, 64, 128, 256, 512), (1, 2, 4, 8, 16), (10_000, 100_000, 1_000_000)
 
 
@@ -49,6 +50,9 @@ class On(NamedTuple):
 
     def plain_fedavg(self) -> Case:
         return Case(PLAIN_FEDAVG, *self, "plain_fedavg", {})
+
+    def plain_processes(self) -> Case:
+        return Case(PLAIN_PROCESSES, *self, "plain_processes", {})
 
     def fedavg(self, against: str | None = PLAIN_FEDAVG) -> Case:
         return Case(FEDAVG, *self, "fedavg", {}, against)
@@ -107,6 +111,7 @@ def comparisons() -> list[Comparison]:
             "small rounds: perceptron 784-128-10, 10 of 1,000 clients of 56 samples",
             [
                 small.plain_fedavg(),
+                small.plain_processes(),
                 small.fedavg(),
                 small.ppfl(4, "weights"),
                 small.ppfl(4, "weights", steps=1),

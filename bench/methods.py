@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from plain import PPFL_LOOPS, Descent, FedAvgLoop
+from plain import PPFL_LOOPS, Descent, FedAvgLoop, clients_of
+from plain_processes import FedAvgProcesses
 from workloads import Workload
 
 from ppfl import PPFL, FedAvg, Population
@@ -58,7 +59,12 @@ def ppfl(workload: Workload, k: int, mix: str, theta: bool, steps: int, start: s
 
 def plain_fedavg(workload: Workload) -> Round:
     descent = Descent(LR, batch_size=workload.batch_size)
-    return FedAvgLoop(workload.net, workload.federation, descent, workload.participation)
+    return FedAvgLoop(workload.net, clients_of(workload.federation), descent, workload.participation)
+
+
+def plain_processes(workload: Workload) -> Round:
+    descent = Descent(LR, batch_size=workload.batch_size)
+    return FedAvgProcesses(workload.net, workload.federation, descent, workload.participation)
 
 
 def plain_ppfl(workload: Workload, k: int, mix: str, steps: int) -> Round:
@@ -88,7 +94,7 @@ def _rounds(method: Method, workload: Workload, k: int, mix: str) -> Round:
 
 
 ROUNDS: dict[str, Callable[..., Round]] = {
-    method.__name__: method for method in (fedavg, ppfl, plain_fedavg, plain_ppfl)
+    method.__name__: method for method in (fedavg, ppfl, plain_fedavg, plain_processes, plain_ppfl)
 }
 
 

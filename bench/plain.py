@@ -54,8 +54,8 @@ def clients_of(federation: Federation) -> list[Client]:
 class FedAvgLoop:
     """One round at each call; `values` is the model between rounds."""
 
-    def __init__(self, net: nn.Module, federation: Federation, descent: Descent, participation: float = 1.0) -> None:
-        self.clients, self.descent = clients_of(federation), descent
+    def __init__(self, net: nn.Module, clients: list[Client], descent: Descent, participation: float = 1.0) -> None:
+        self.clients, self.descent = clients, descent
         self.asked = max(1, round(participation * len(self.clients)))
         self.mine = copy.deepcopy(net)
         self.parameters = list(self.mine.parameters())
@@ -63,9 +63,14 @@ class FedAvgLoop:
         self.values = {name: p.detach().clone() for name, p in self.mine.named_parameters()}
 
     def __call__(self) -> None:
-        totals = [torch.zeros_like(p) for p in self.parameters]
         chosen = [self.clients[at] for at in torch.randperm(len(self.clients))[: self.asked].tolist()]
         weight = sum(client.weight for client in chosen)
+        totals = self.weighted_models(chosen)
+        self.values = {name: total.div_(weight) for name, total in zip(self.values, totals, strict=True)}
+
+    def weighted_models(self, chosen: list[Client]) -> list[Tensor]:
+        """The sum of the models that these clients train, each times its client's weight."""
+        totals = [torch.zeros_like(p) for p in self.parameters]
         for client in chosen:
             _load(self.parameters, self.values.values())
             self.optimizer.state.clear()
@@ -75,8 +80,8 @@ class FedAvgLoop:
                 self.optimizer.step()
             with torch.no_grad():
                 for total, p in zip(totals, self.parameters, strict=True):
-                    total.add_(p, alpha=client.weight / weight)
-        self.values = dict(zip(self.values, totals, strict=True))
+                    total.add_(p, alpha=client.weight)
+        return totals
 
 
 class PPFLLoop:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cases import FEDAVG, KS, label
+from cases import FEDAVG, KS, PLAIN_PROCESSES, label
 from results import Compared, Results
 
 GIB = 2**30
@@ -18,7 +18,14 @@ class Target(NamedTuple):
 
 
 def targets(results: Results) -> list[Target]:
-    return [*_perceptron(results), *_linear(results), *_images(results), *_millions(results), *_ranks(results)]
+    return [
+        *_perceptron(results),
+        *_linear(results),
+        *_images(results),
+        *_millions(results),
+        *_ranks(results),
+        *_small(results),
+    ]
 
 
 def at_least(part: str, what: str, bound: float, measured: float | None, form: str = "{:.2f} x") -> Target:
@@ -88,6 +95,12 @@ def _millions(results: Results) -> Iterator[Target]:
 def _ranks(results: Results) -> Iterator[Target]:
     if results.ranks:
         yield at_least("e", "two ranks against one", 1.6, results.ranks[1] / results.ranks[2])
+
+
+def _small(results: Results) -> Iterator[Target]:
+    f = results.compared.get("f")
+    if f is not None:
+        yield at_least("f", "FedAvg against the plain loop on two processes", 2, _ratio(f, PLAIN_PROCESSES, FEDAVG))
 
 
 def _ratio(compared: Compared, label: str, other: str) -> float | None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from methods import SEED, rounds_in_process
-from plain import PPFL_LOOPS, Descent, FedAvgLoop
+from plain import PPFL_LOOPS, Descent, FedAvgLoop, clients_of
 from workloads import Workload
 
 from ppfl import PPFL, FedAvg, Population
@@ -23,7 +23,7 @@ def server_after(method, k: int, mix: str = "outputs", rounds: int = ROUNDS):
 
 
 def test_the_plain_fedavg_loop_is_fedavg() -> None:
-    plain = FedAvgLoop(NET, FEDERATION, FULL)
+    plain = FedAvgLoop(NET, clients_of(FEDERATION), FULL)
     for _ in range(ROUNDS):
         plain()
     ours = server_after(FedAvg(**SETTINGS), k=1).shared

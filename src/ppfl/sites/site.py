@@ -153,7 +153,8 @@ class Site:
             return Reply(metrics=metrics, rows=Rows((), {}), refused=names)
         everyone = len(counted) == len(ids) == len(asked)
         came = None if everyone else tuple(ids[at] for at in asked[counted].tolist())
-        rows = Rows(came, tally.rows) if tally.rows else Rows((), {})
+        values = tally.rows
+        rows = Rows(came, values) if values else Rows((), {})
         return Reply(tally.totals, metrics | tally.metrics, rows, refused=names)
 
     def _asked(self, request: Train, seed: int) -> tuple[Tensor, Tensor]:
