@@ -8,15 +8,15 @@ python examples/frozen_backbone.py     (uses the digits that come with scikit-le
 # Half of the images are public: anyone may train on them. The other half belongs to clients, each of which writes only
 # some of the ten digits and may not share its images.
 
-import copy
 import os
 from collections import OrderedDict
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from ppfl import PPFL, FedAvg, Fitted, Local, Population, Watch, fit
-from ppfl.core.models import Mixture
 from ppfl.data import MNIST_GROUPS, by_label_groups, digits
 
 PER_GROUP = int(os.environ.get("PPFL_EXAMPLE_CLIENTS", "40")) // len(MNIST_GROUPS)
@@ -81,19 +81,24 @@ fit_heads("FedAvg, one head for all", one_head, FedAvg(lr=0.1))
 fit_heads("Local, one head per client", one_head, Local(lr=0.1))
 fitted = fit_heads(f"PPFL, {population.k} heads mixed", population, PPFL(lr=0.1))
 
-# %% The network of one client: its head is the mean of the canonical heads, weighted by its membership.
-#
-# The result is an ordinary module that needs nothing of ppfl.
+# %% The network of one client is an ordinary module: its head is the mean of the canonical heads, by its membership.
 
 client = federation.ids[0]
-models = fitted.models([client])
-assert isinstance(models, Mixture)
-own = copy.deepcopy(net)
-weights = {name: torch.tensordot(models.memberships[0], leaf, dims=1) for name, leaf in models.models.items()}
-own.load_state_dict(weights, strict=False)  # the backbone stays as it is
-
 test = federation.client(client)["test"].x
+own = fitted.model(client)
 with torch.no_grad():
-    same = torch.allclose(own(test).softmax(1), fitted.predict(client, test), atol=1e-5)
+    same = torch.allclose(own(test).softmax(1), fitted.predict(client, test), atol=1e-6)
 shares = ", ".join(f"{share:.0%}" for share in fitted.membership(client).tolist())
 print(f"\n{client}: memberships {shares}; its own network predicts {'the same' if same else 'something else'}")
+
+# %% As ONNX it runs without PyTorch, on a phone or in a browser. pip install 'ppfl[export]' onnxruntime
+
+if find_spec("onnxscript") and find_spec("onnxruntime"):
+    import onnxruntime
+
+    folder = Path("runs/examples/frozen_backbone")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = fitted.export_onnx(client, folder / f"{client}.onnx")
+    (deployed,) = onnxruntime.InferenceSession(file).run(None, {"x": test.numpy()})
+    far = abs(deployed - fitted.predict(client, test.numpy())).max()
+    print(f"{file}: {file.stat().st_size / 1000:.0f} kB, predictions within {far:.0e} in onnxruntime")

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from .algorithms import METHODS, PPFL
@@ -127,6 +128,10 @@ class Fitted:
         template = self.method.init_clients(self.population, self.problem.seed, ids)
         return self.method.model(self.backend, shared, own, with_leaves(template, rows))
 
+    @overload
+    def predict(self, client: ClientId, x: Tensor, *, hard: bool = False) -> Tensor: ...
+    @overload
+    def predict(self, client: ClientId, x: ArrayLike, *, hard: bool = False) -> NDArray[Any]: ...
     def predict(self, client: ClientId, x: Any, *, hard: bool = False) -> Any:
         """Mean predictions (B, ...) of a client's own model on x (B, ...): a tensor for a tensor, else an array.
 
@@ -231,6 +236,15 @@ def load(
     net: needed where the network is of a class of your own, for no code is kept in a file. Build it again; its values
     come from the file. Chains (nn.Sequential) of layers of torch.nn, and networks of experiment files, need none.
     loss, method: needed where these are of a class of your own; for the method the class is enough.
+
+    >>> import tempfile
+    >>> from ppfl.data import digits_federation
+    >>> fitted = fit(Population(torch.nn.Linear(64, 10), k=2), digits_federation(), PPFL(lr=0.1), rounds=2)
+    >>> x = torch.rand(3, 64)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     again = load(fitted.save(Path(folder) / "digits.safetensors"))
+    >>> torch.equal(again.predict("g0-c0", x), fitted.predict("g0-c0", x))
+    True
     """
     path, place = Path(path), usable_device(device)
     saved = load_finished_run(path, place) if path.is_dir() else load_fit(path, net, loss, method, place)

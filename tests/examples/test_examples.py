@@ -48,6 +48,9 @@ def test_a_mixture_of_heads_on_a_frozen_backbone_is_best_and_can_be_taken_out(tm
     assert list(accuracy) == ["pretrained", "FedAvg", "Local", "PPFL"]
     assert max(accuracy.values()) == accuracy["PPFL"]
     assert "its own network predicts the same" in printed
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    assert float(re.search(r"predictions within (\S+) in onnxruntime", printed)[1]) <= 1e-6
 
 
 def test_every_example_is_tested() -> None:

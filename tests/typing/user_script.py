@@ -12,6 +12,7 @@ from typing import Any, assert_type
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import ppfl
@@ -105,6 +106,30 @@ def call_back(population: Population, federation: Federation) -> None:
         assert_type(stopping.best_round, int | None)
 
 
+def keep_and_go_on(fitted: Fitted, population: Population, federation: Federation) -> None:
+    assert_type(fitted.predict("client-0", np.zeros((2, 4))), NDArray[Any])
+    assert_type(fitted.model("client-0"), nn.Module)
+    assert_type(fitted.update(federation), Fitted)
+    x, ids = torch.randn(20, 4), [f"new-{i % 2}" for i in range(20)]
+    newcomers = Federation.from_arrays(x, torch.arange(20) % 3, clients=ids, classes=federation.classes)
+    assert_type(fitted.onboard(newcomers), Fitted)
+    with TemporaryDirectory() as folder:
+        assert_type(fitted.save(Path(folder) / "fit.safetensors"), Path)
+        assert_type(ppfl.load(Path(folder) / "fit.safetensors"), Fitted)
+    assert_type(fit(population, federation, "ppfl", rounds=1), Fitted)
+    assert_type(fit(population, federation, rounds=1, start=fitted), Fitted)
+
+
+def use_own_metric(population: Population, federation: Federation) -> None:
+    def share_right(prediction: Tensor, target: Tensor) -> float:
+        return float((prediction.argmax(-1) == target).float().mean())
+
+    watch = Watch(metrics={"right": share_right})
+    fitted = fit(population, federation, PPFL(lr=0.1), rounds=1, watch=watch)
+    assert_type(fitted.evaluate(federation, metrics=[share_right]), Evaluation)
+    fit(Population(nn.Linear(4, 3), k=2, loss=nn.CrossEntropyLoss(label_smoothing=0.1)), federation, rounds=1)
+
+
 class Huber(Loss):
     """A loss of one's own."""
 
@@ -154,7 +179,10 @@ def fail(population: Population, federation: Federation) -> None:
 def main() -> None:
     print(ppfl.__version__)
     federation, population = make_federations(), make_populations()
-    use(train(population, federation), federation)
+    fitted = train(population, federation)
+    use(fitted, federation)
+    keep_and_go_on(fitted, population, federation)
+    use_own_metric(population, federation)
     call_back(population, federation)
     use_own_loss()
     fit_tables()

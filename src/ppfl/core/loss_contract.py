@@ -23,6 +23,14 @@ class Loss(ABC):
       follow from it.
     - `score` is what the metric is the mean of; by default the loss itself, where outputs are predictions.
     - `slopes` is by autograd; a formula is faster for chains of linear layers.
+
+    >>> class Absolute(Loss):
+    ...     name, metric_name = "absolute", "mae"
+    ...
+    ...     def per_sample(self, output, target):
+    ...         return (output[:, 0] - target).abs()
+    >>> Absolute().per_sample(torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 5.0]))
+    tensor([1., 3.])
     """
 
     name: str

@@ -16,6 +16,11 @@ def export_onnx(module: nn.Module, path: str | Path, example: Tensor) -> Path:
     """Write `module` to `path` as ONNX, for batches of any size; `example` is a batch (B, ...) of its input.
 
     The input is called "x", the output "output". Needs the packages onnx and onnxscript: pip install 'ppfl[export]'.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     export_onnx(nn.Linear(4, 2), Path(folder) / "model.onnx", torch.rand(3, 4)).name
+    'model.onnx'
     """
     path = Path(path)
     if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:

@@ -50,7 +50,14 @@ class DivergedError(SettingError):
 
 
 class DivergedWarning(UserWarning):
-    """Training ended with a loss far above the one it began with."""
+    """Training ended with a loss far above the one it began with.
+
+    To make it an error:
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("error", DivergedWarning)
+    """
 
 
 class RefusedUpdateWarning(UserWarning):
