@@ -92,7 +92,7 @@ def test_sentences_of_datasets_are_padded_over_all_clients():
         (lambda: Federation.from_arrays(Endless(), [0, 1], ["a", "b"]), "Endless.*from_datasets"),
         (lambda: Federation.from_arrays(TensorDataset(*tensors(4)), [0, 1] * 2, list("abab")), "from_datasets"),
         (lambda: Federation.from_arrays(tensors(4)[0], DataLoader(Pairs([1])), list("abab")), "from_datasets"),
-        (lambda: Federation.from_arrays({"p": [1.0]}, [0], ["a"]), "x is a dict.*from_columns"),
+        (lambda: Federation.from_arrays({"p": [1.0]}, [0], ["a"]), "of 1 inputs.*from_columns"),
         (lambda: Federation.from_datasets({"a": Endless()}), "Dataset with a length"),
         (lambda: Federation.from_datasets({"a": Stream()}), "IterableDataset.*islice"),
         (lambda: Federation.from_datasets({"a": DataLoader(Pairs([1]))}), "give its dataset"),

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
-from ppfl.data.inputs import Inputs, mapped_rows
+from ppfl.data.inputs import Inputs, mapped_rows, scaled
 from ppfl.data.limits import check_limit
 from ppfl.data.ragged import is_ragged, pad_rows
 
@@ -91,11 +91,38 @@ def refuse_datasets(x: Any) -> None:
             f"this is a {type(x).__name__}, and arrays are expected here; use Federation.from_datasets, "
             f"with one dataset per client, or one dataset and clients=..."
         )
-    if isinstance(x, Mapping):
+
+
+def several_inputs(x: Any, pad: int = 0) -> dict[str, Tensor] | None:
+    """The inputs (n, ...) of samples that have several, in a dict or a tuple of arrays; None for anything else.
+
+    >>> several_inputs({"a": [[1.5], [2.5]], "b": [3, 4]})["b"]
+    tensor([3, 4])
+    """
+    arrays = isinstance(x, tuple) and all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in x)
+    if not isinstance(x, Mapping) and not (arrays and len({len(part) for part in x}) == 1 and len(x) != len(x[0])):
+        return None
+    parts = x if isinstance(x, Mapping) else {str(at): part for at, part in enumerate(x)}
+    if odd := [name for name in parts if not str(name).isidentifier() and isinstance(x, Mapping)]:
+        raise DataError(f"an input is called {odd[0]!r}; use names of the network's arguments, such as 'tokens'")
+    if len(parts) < 2:
         raise DataError(
-            "x is a dict; a sample has one input tensor: join several inputs to one, and take them apart in the "
-            "network, or use Federation.from_columns for columns by name"
+            f"x is a dict or tuple of {len(parts)} inputs; give a single one as x itself, or use "
+            f"Federation.from_columns for a table with its columns by name"
         )
+    return {str(name): _one_input(part, pad, name) for name, part in parts.items()}
+
+
+def _one_input(part: Any, pad: int, name: Any) -> Tensor:
+    """One of several inputs (n, ...): whole numbers stay whole, as they are tokens or codes."""
+    if is_ragged(part):
+        part = pad_rows(part, pad, f"input {name!r}")
+    values = part if isinstance(part, Tensor) else _as_tensor(_as_array(part, f"input {name!r}"))
+    if values.dim() == 0 or values.is_complex():
+        raise DataError(f"input {name!r} is {values.dtype} {tuple(values.shape)}; expected real numbers (n, ...)")
+    if values.is_floating_point() or (values.dtype == torch.uint8 and values.dim() > 2):
+        return scaled(values).float()
+    return values.long()
 
 
 def as_targets(

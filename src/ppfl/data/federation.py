@@ -14,8 +14,19 @@ from torch import Tensor
 from ppfl.core.devices import usable_device
 from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
+from ppfl.core.packed_inputs import InputLayout
 from ppfl.data import checks
-from ppfl.data.arrays import LearningTask, RowGroups, as_features, as_mask, as_targets, as_weights, group_rows, quoted
+from ppfl.data.arrays import (
+    LearningTask,
+    RowGroups,
+    as_features,
+    as_mask,
+    as_targets,
+    as_weights,
+    group_rows,
+    quoted,
+    several_inputs,
+)
 from ppfl.data.columns import column, features_of
 from ppfl.data.federation_card import federation_card, federation_line
 from ppfl.data.inputs import MappedRows, row_blocks, scaled
@@ -47,6 +58,7 @@ class Federation:
     name: str = "data"
     classes: tuple[str, ...] | None = None  # names of the classes; found from the labels if not given
     features: tuple[str, ...] | None = None  # names of the columns of x, for tables
+    inputs: InputLayout | None = None  # what the columns of x are, where a sample has several inputs
 
     def __post_init__(self) -> None:
         checks.check_ids(self.ids, self.splits)
@@ -98,11 +110,17 @@ class Federation:
         `y` may have several values per sample, (n, ...). `x` may be images of bytes, uint8 (n, ..., rows, columns),
         which stay bytes until a batch scales them to 0..1; lists of token ids of different lengths, which get the id
         `pad` after their end; or a file mapped into memory, np.load(..., mmap_mode="r"), never copied as a whole.
+
+        A dict or tuple of arrays has several inputs per sample, such as {"tokens": (n, 12), "age": (n,)}, for
+        Population(..., inputs=federation.inputs). The network is called with these names, or in this order.
         """
         if truth is not None and ids is None:
             raise DataError("truth is given without ids; pass ids in the order of its rows")
         columns = getattr(x, "columns", None)
         features = tuple(str(c) for c in columns) if features is None and columns is not None else features
+        parts = several_inputs(x, pad)
+        layout = None if parts is None else InputLayout.of(parts)
+        x = x if layout is None or parts is None else layout.pack(parts)
         inputs, (targets, found) = as_features(x, tokens, pad), as_targets(y, task, classes)
         rows = group_rows(clients, ids)
         n = int(rows.offsets[-1])
@@ -135,6 +153,7 @@ class Federation:
             name=name,
             classes=found,
             features=None if features is None else tuple(features),
+            inputs=layout,
         )
 
     @classmethod
@@ -206,7 +225,8 @@ class Federation:
         """A digest of everything in it: data that differ in one bit, or in the name of a client, have another."""
         named = {f"{split} {field}": getattr(part, field) for split, part in self.splits.items() for field in _FIELDS}
         named |= {"weights": self.weights} | ({} if self.truth is None else {"truth": self.truth.memberships})
-        digest = hashlib.sha256(json.dumps([self.ids, self.classes, self.features]).encode())
+        layout = [] if self.inputs is None else [self.inputs]
+        digest = hashlib.sha256(json.dumps([self.ids, self.classes, self.features, *layout]).encode())
         for name in [name for name, tensor in named.items() if isinstance(tensor, MappedRows)]:
             mapped = named.pop(name)
             digest.update(f"{name} {mapped.dtype} {tuple(mapped.shape)}".encode())
@@ -302,7 +322,7 @@ class Federation:
         sizes = self.train.sizes
         kind = "real targets" if self.n_classes is None else f"{self.n_classes} classes"
         kind = kind if self.train.y.ndim == 1 else f"y {tuple(self.train.y.shape[1:])}, {kind}"
-        shape = f"{tuple(self.train.x.shape[1:])}"
+        shape = f"{tuple(self.train.x.shape[1:])}" if self.inputs is None else self.inputs.describe()
         shape += " bytes scaled to 0..1" if self.train.x.dtype == torch.uint8 else ""
         shape += " in a file" if isinstance(self.train.x, MappedRows) else ""
         known = f", {self.truth.memberships.shape[1]} true sources" if self.truth else ""

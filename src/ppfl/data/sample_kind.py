@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.errors import DataError
+from ..core.packed_inputs import InputLayout
+from .arrays import several_inputs
 from .federation import Federation
 from .samples import Samples
 
@@ -32,12 +34,20 @@ class SampleKind(NamedTuple):
     target: torch.dtype
     classes: tuple[str, ...] | None  # None: targets are real numbers
     target_shape: tuple[int, ...] = ()  # of one target; () for a number or a label
+    inputs: InputLayout | None = None  # where a sample has several
 
     @classmethod
     def of(cls, federation: Federation) -> SampleKind:
         """Of the samples that a federation has."""
         train = federation.train
-        return cls(tuple(train.x.shape[1:]), train.x.dtype, train.y.dtype, federation.classes, tuple(train.y.shape[1:]))
+        return cls(
+            tuple(train.x.shape[1:]),
+            train.x.dtype,
+            train.y.dtype,
+            federation.classes,
+            tuple(train.y.shape[1:]),
+            federation.inputs,
+        )
 
     @property
     def n_classes(self) -> int | None:
@@ -49,10 +59,13 @@ class SampleKind(NamedTuple):
         label = 1 if (self.n_classes or 2) > 1 else 0
         y = torch.full((2, *self.target_shape), label, dtype=self.target)
         samples = Samples(x, y, torch.tensor([0, 2]))
-        return Federation(("stand-in",), samples, classes=self.classes, name="a stand-in for the data").to(device)
+        name = "a stand-in for the data"
+        return Federation(("stand-in",), samples, classes=self.classes, inputs=self.inputs, name=name).to(device)
 
     def batch(self, x: Any) -> Tensor:
-        """Samples (B, ...) as the network takes them, from a tensor, an array or nested lists."""
+        """Samples (B, ...) as the network takes them, from a tensor, an array or nested lists, or several of these."""
+        if self.inputs is not None and (parts := several_inputs(x)) is not None:
+            x = self.inputs.pack(parts)
         if isinstance(x, Tensor):
             found = x
         else:
@@ -77,6 +90,7 @@ class SampleKind(NamedTuple):
             "target": str(self.target).removeprefix("torch."),
             "classes": None if self.classes is None else list(self.classes),
             "target_shape": list(self.target_shape),
+            "inputs": None if self.inputs is None else list(self.inputs),
         }
 
     @classmethod
@@ -86,6 +100,16 @@ class SampleKind(NamedTuple):
         for sizes in (shape, target_shape):
             if any(size < 0 for size in sizes) or torch.Size(sizes).numel() > 1 << 32:
                 raise ValueError(f"a sample or target of shape {sizes}")
-        classes = found["classes"]
+        classes, layout = found["classes"], found["inputs"]
         names = None if classes is None else tuple(str(name) for name in classes)
-        return cls(shape, _TYPES[found["dtype"]], _TYPES[found["target"]], names, target_shape)
+        return cls(shape, _TYPES[found["dtype"]], _TYPES[found["target"]], names, target_shape, _layout(layout))
+
+
+def _layout(found: Any) -> InputLayout | None:
+    if found is None:
+        return None
+    names, shapes, whole = found
+    layout = InputLayout(tuple(map(str, names)), tuple(tuple(map(int, shape)) for shape in shapes), tuple(whole))
+    if not len(layout.names) == len(layout.shapes) == len(layout.whole) > 1:
+        raise ValueError("inputs whose names, shapes and kinds differ in number")
+    return layout

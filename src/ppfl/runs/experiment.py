@@ -105,4 +105,5 @@ class Experiment(Settings):
         settings = self.population
         loss = choose_loss(settings.loss, federation)
         net = self.model.build(federation, seed, loss, copies=settings.k, base=base)
-        return Population(net, k=settings.k, canonical=settings.canonical, mix=settings.mix, loss=loss)
+        k, canonical, mix = settings.k, settings.canonical, settings.mix
+        return Population(net, k=k, canonical=canonical, mix=mix, loss=loss, inputs=federation.inputs)

@@ -104,8 +104,9 @@ def load_fit(
         parts = {name: under(tensors, name) for name in ("network", "constants", "server", "clients")}
         built = _network(path, found, net, parts)
         chosen = _loss(path, found["loss"], loss)
-        canonical = found["canonical"]
-        population = Population(built, k=found["k"], canonical=canonical, mix=found["mix"], loss=chosen)
+        kind = SampleKind.from_json(about["data"])
+        k, canonical, mix = found["k"], found["canonical"], found["mix"]
+        population = Population(built, k=k, canonical=canonical, mix=mix, loss=chosen, inputs=kind.inputs)
         rule = _method(path, about["method"], method)
         ids, client_ids = _json_of(tensors["ids"]), _json_of(tensors["clients_ids"])
         numbers, place = about["problem"], torch.device(device)
@@ -117,7 +118,7 @@ def load_fit(
         state, clients = restore_states(path, rule, problem, tuple(client_ids), parts["server"], parts["clients"])
         return SavedFit(
             problem, rule, ServerState(about["state"]["round"], about["state"]["exchange"], state), clients,
-            SampleKind.from_json(about["data"]), about["engine"] if about["engine"] in ENGINES else "stacked",
+            kind, about["engine"] if about["engine"] in ENGINES else "stacked",
             _json_of(tensors["history"]),
         )  # fmt: skip
     except PPFLError:

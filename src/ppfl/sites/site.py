@@ -14,7 +14,7 @@ from torch import Tensor
 from ..algorithms.contract import Rows, Share
 from ..core.backends import Backend
 from ..core.draws import name_keys, uniform
-from ..core.errors import CheckpointError, DataError, SettingError
+from ..core.errors import CheckpointError, DataError, ModelError, SettingError
 from ..core.models import Mixture, Models
 from ..core.population import Population
 from ..core.trees import tree_map
@@ -58,6 +58,12 @@ class Site:
 
         metrics: what it can be asked to compute besides the loss and its score.
         """
+        if federation.inputs != population.inputs:
+            found = "one input" if federation.inputs is None else f"the inputs {federation.inputs.describe()}"
+            raise ModelError(
+                f"a sample has {found}, and the network was made for others; use Population(..., "
+                f"inputs=federation.inputs)"
+            )
         self.federation, self.engine, self.name = federation, engine, name
         self.filters = default_filters() if filters is None else tuple(filters)
         self.importance = federation.importance if importance is None else importance

@@ -18,7 +18,7 @@ Backend = Autograd
 
 def make_backend(population: Population, x: Tensor, y: Tensor, n_classes: int | None) -> Backend:
     """The fastest backend for a population on data like x (N, ...) and y (N,)."""
-    chain = None if population.mask_keys else chain_of(population.net)
+    chain = None if population.mask_keys or population.inputs else chain_of(population.net)
     if chain is None or not chain.takes(x) or not chain.trains_all(population.net):
         return Autograd(population, x, y, n_classes)
     return Chained(population, chain, x, y, n_classes)
