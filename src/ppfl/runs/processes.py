@@ -108,11 +108,14 @@ def _without_ctrl_c() -> Iterator[None]:
 def _serve(connection: Connection, work: Callable[[Any], Any], threads: int) -> None:
     """What a worker does."""
     end_with_parent()
-    signal.signal(signal.SIGTERM, _interrupt_once)
     torch.set_num_threads(threads)
     try:
         while True:
-            connection.send(work(connection.recv()))
+            task = connection.recv()
+            signal.signal(signal.SIGTERM, _interrupt_once)
+            result = work(task)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # between tasks there is nothing to save
+            connection.send(result)
     except (KeyboardInterrupt, EOFError, BrokenPipeError):  # told to stop, or nothing is left to do
         return
 
