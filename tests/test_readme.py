@@ -18,7 +18,10 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_example_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     example, _ = blocks("python")
     exec(compile(example, "README.md", "exec"), {})
     accuracy, membership, labels = capsys.readouterr().out.strip().split("\n", 2)

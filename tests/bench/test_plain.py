@@ -4,6 +4,7 @@ import pytest
 import torch
 from methods import SEED, rounds_in_process
 from plain import PPFL_LOOPS, Descent, FedAvgLoop, clients_of
+from plain_processes import FedAvgProcesses
 from workloads import Workload
 
 from ppfl import PPFL, FedAvg, Population
@@ -30,6 +31,15 @@ def test_the_plain_fedavg_loop_is_fedavg() -> None:
     assert ours.keys() == plain.values.keys()
     for name, value in plain.values.items():
         torch.testing.assert_close(ours[name], value, **NEAR)
+
+
+def test_the_plain_loop_on_two_processes_is_the_plain_loop() -> None:
+    one, two = FedAvgLoop(NET, clients_of(FEDERATION), FULL), FedAvgProcesses(NET, FEDERATION, FULL)
+    for _ in range(ROUNDS):
+        one()
+        two()
+    for name, value in one.values.items():
+        torch.testing.assert_close(two.values[name], value, **NEAR)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
