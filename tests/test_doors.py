@@ -11,7 +11,7 @@ from ppfl import PPFL, FedAvg, Federation, Population, fit
 from ppfl.algorithms import METHODS
 from ppfl.core.errors import DataError, SettingError
 from ppfl.data.sample_kind import SampleKind
-from ppfl.fitting import load
+from ppfl.fitted import load
 from ppfl.server import DivergedWarning, warn_if_diverged
 from support import make_federation, make_net
 

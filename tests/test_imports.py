@@ -16,6 +16,7 @@ LAYERS = (  # each part may import those before its line
     ("report", "paper"),
     ("callbacks",),
     ("callback_list",),
+    ("fitted",),
     ("fitting",),
     ("cli",),
 )

@@ -16,7 +16,7 @@ from ppfl.core import Loss
 from ppfl.core.errors import CheckpointError, ModelError, SettingError
 from ppfl.core.losses import squared
 from ppfl.core.trees import named_leaves
-from ppfl.fitting import load
+from ppfl.fitted import load
 from ppfl.runs.network_description import build_network, describe_network
 from support import make_federation, make_net
 
@@ -37,7 +37,7 @@ CASES = {
 }
 PREDICT = """
 import sys, torch
-from ppfl.fitting import load
+from ppfl.fitted import load
 for path in sys.argv[1:]:
     fitted = load(path)
     x = torch.load(path + ".x", weights_only=True)

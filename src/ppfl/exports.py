@@ -22,7 +22,8 @@ from .algorithms import (
 from .callbacks import CSVLog, EarlyStopping, TensorBoard
 from .core import Population, PPFLError, affinity
 from .data import Federation
-from .fitting import Fitted, fit, load
+from .fitted import Fitted, load
+from .fitting import fit
 from .insight import export_onnx
 from .server import DivergedWarning, Watch
 

@@ -1,40 +1,22 @@
-"""`fit` and what it returns: the door for Python."""
+"""`fit`: the door for Python."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
-
-import torch
-from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from .algorithms import METHODS, PPFL
-from .algorithms.contract import Method, Problem, Rows
+from .algorithms.contract import Method
 from .callback_list import OnRound, running
 from .core.affinity import Affinity
-from .core.backends import Backend
-from .core.devices import usable_device
-from .core.errors import DataError, SettingError
-from .core.losses import Loss
-from .core.models import Mixture, Models
+from .core.errors import SettingError
 from .core.population import Population
-from .core.trees import with_leaves
 from .data import Federation
-from .data.federation import Split
-from .data.inputs import scaled
 from .data.sample_kind import SampleKind
-from .insight import client_model, export_onnx, onboarding
-from .runs.saved_fit import SavedFit, load_fit, save_fit
-from .runs.saved_run import load_finished_run
+from .fitted import Fitted
+from .insight import onboarding
 from .server import (
-    Evaluation,
     InProcess,
     Record,
-    ServerState,
     Watch,
     begin,
     choose_lr,
@@ -43,213 +25,12 @@ from .server import (
     train_and_measure,
     warn_if_diverged,
 )  # fmt: skip
-from .server.evaluation import read_evaluation
-from .server.loop import MAIN, setup_sites
-from .sites import Engine, Evaluate, Metrics, Restore, Site, Stacked, as_metrics, engine_by_name
+from .sites import Engine, Site, engine_by_name
 
 if TYPE_CHECKING:
-    from .report.fitted_card import FittedFacts
+    pass
 
 ClientId = str | int
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A trained population: who the clients are, and a model for each.
-
-    Clients are named by text: 7 and "7" are the same client. x may be a tensor, an array or nested lists.
-
-    >>> from ppfl.data import digits_federation
-    >>> federation = digits_federation()
-    >>> fitted = fit(Population(torch.nn.Linear(64, 10), k=4), federation, PPFL(lr=0.1), rounds=3)
-    >>> fitted
-    <Fitted PPFL(lr=0.1), 3 rounds, 40 clients, accuracy ...%, shares ...>
-    >>> fitted.membership("g0-c0").shape
-    torch.Size([4])
-    >>> fitted.predict("g0-c0", torch.rand(2, 64)).shape  # probabilities of ten classes
-    torch.Size([2, 10])
-    >>> fitted.evaluate(federation)
-    <Evaluation of 40 clients with 360 samples: score ...>
-    >>> fitted.model("g0-c0")
-    Linear(in_features=64, out_features=10, bias=True)
-    """
-
-    problem: Problem
-    method: Method
-    state: ServerState
-    clients: Rows = field(repr=False)  # the states of all known clients, with their ids
-    kind: SampleKind = field(repr=False)  # of the samples
-    engine: Engine = field(repr=False)
-    history: list[Record] = field(repr=False)
-
-    def __repr__(self) -> str:
-        return self._facts().line()
-
-    def _repr_html_(self) -> str:
-        return self._facts().card().html()
-
-    @cached_property
-    def backend(self) -> Backend:
-        """How models run."""
-        like = self.kind.stand_in(self.problem.device)
-        return self.engine.backend(self.population, like.train, like.n_classes)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the backend, which is made again: it has buffers for each thread."""
-        return {name: value for name, value in vars(self).items() if name != "backend"}
-
-    @property
-    def population(self) -> Population:
-        return self.problem.population
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Of all known clients: those that were trained with, and those that came later."""
-        assert self.clients.ids is not None
-        return self.clients.ids
-
-    @property
-    def memberships(self) -> Tensor:
-        """(M, K), one row per client, in the order of `ids`."""
-        models = self.models(self.ids)
-        return models.memberships if isinstance(models, Mixture) else torch.ones(len(self.ids), 1)
-
-    def membership(self, client: ClientId) -> Tensor:
-        """(K,) of one client, by name."""
-        models = self.models([client])
-        return models.memberships[0] if isinstance(models, Mixture) else torch.ones(1)
-
-    def models(self, clients: Sequence[ClientId]) -> Models:
-        """The personal models of these clients."""
-        ids = tuple(map(str, clients))
-        at = self._positions(ids)
-        shared, own = self.method.send(self.problem, self.state.server, ids, None)
-        rows = {name: leaf[at.to(leaf.device)] for name, leaf in self.clients.values.items()}
-        template = self.method.init_clients(self.population, self.problem.seed, ids)
-        return self.method.model(self.backend, shared, own, with_leaves(template, rows))
-
-    @overload
-    def predict(self, client: ClientId, x: Tensor, *, hard: bool = False) -> Tensor: ...
-    @overload
-    def predict(self, client: ClientId, x: ArrayLike, *, hard: bool = False) -> NDArray[Any]: ...
-    def predict(self, client: ClientId, x: Any, *, hard: bool = False) -> Any:
-        """Mean predictions (B, ...) of a client's own model on x (B, ...): a tensor for a tensor, else an array.
-
-        hard: by the max rule, every client wholly in its largest membership.
-        """
-        models, batch = self.models([client]), self.kind.batch(x).to(self.problem.device)
-        with torch.no_grad():
-            found = self.backend.predict(models.hardened() if hard else models, scaled(batch)[None])[0]
-        return found if isinstance(x, Tensor) else found.cpu().numpy()
-
-    def evaluate(
-        self, federation: Federation, split: Split = "test", *, hard: bool = False, metrics: Metrics = ()
-    ) -> Evaluation:
-        """Every client's own model on its own data, found by its id; rows in the order of the federation.
-
-        metrics: functions (prediction, target) -> number or objects of torchmetrics, by name or as a list.
-        """
-        federation.split(split)
-        chosen = as_metrics(metrics)
-        self._positions(federation.ids)
-        transport = InProcess(Site(federation, self.population, self.engine, metrics=chosen))
-        setup_sites(self.method, self.problem, transport)
-        shared, own = self.method.send(self.problem, self.state.server, federation.ids, None)
-        asked = Evaluate(MAIN, (split,), shared, own, hard=hard, metrics=tuple(chosen))
-        _, reply = transport.ask([Restore(MAIN, 0, self.clients), asked])
-        return read_evaluation(reply, (split,), transport, chosen).splits[split]
-
-    def _facts(self) -> FittedFacts:
-        from .report.fitted_card import FittedFacts  # here, as only notebooks and consoles need it
-
-        # one client tells whether clients have canonical models in common; the networks of all would be large
-        mixed = isinstance(self.models(self.ids[:1]), Mixture)
-        memberships = self.memberships if mixed else None
-        method = repr(self.method)
-        return FittedFacts(self.method.title, method, self.state.round, len(self.ids), memberships, self.history)
-
-    # ------------------------------------------------------------------ one client's model, to take away
-
-    def model(self, client: ClientId, *, predictions: bool = False, hard: bool = False) -> nn.Module:
-        """A client's own model as a plain nn.Module in evaluation mode, which needs nothing of ppfl's engines.
-
-        It returns what the network returns: outputs before the link, such as logits. With mix="predictions", or with
-        `predictions`, it returns predictions, as `predict` does.
-        """
-        models = self.models([client])
-        return client_model(self.population, models.hardened() if hard else models, predictions=predictions)
-
-    def export_onnx(self, client: ClientId, path: str | Path, *, predictions: bool = True) -> Path:
-        """Write a client's own model as ONNX, for batches of any size. Needs pip install 'ppfl[export]'."""
-        example = scaled(self.kind.stand_in(self.problem.device).train.x)
-        return export_onnx(self.model(client, predictions=predictions), path, example)
-
-    # ------------------------------------------------------------------ keeping it, and going on
-
-    def save(self, path: str | Path) -> Path:
-        """Write everything to one file (safetensors, with a checksum), which `ppfl.load` reads. Nothing is pickled."""
-        name = getattr(self.engine, "name", Stacked.name)
-        parts = self.problem, self.method, self.state, self.clients, self.kind, name, self.history
-        save_fit(Path(path), SavedFit(*parts))
-        return Path(path)
-
-    def onboard(self, federation: Federation) -> Fitted:
-        """With the clients of `federation`, which are new: each finds its place among the models as they are.
-
-        With PPFL that is its membership, fitted to its training samples. Known clients stay as they are.
-        """
-        return replace(self, clients=onboarding.onboard(self._trained(), federation))
-
-    def update(self, federation: Federation) -> Fitted:
-        """With known clients fitted to the data that `federation` has of them, the models as they are."""
-        return replace(self, clients=onboarding.update(self._trained(), federation))
-
-    def _trained(self) -> onboarding.TrainedClients:
-        return onboarding.TrainedClients(
-            self.problem, self.method, self.state, self.clients, self.kind, self.engine
-        )  # fmt: skip
-
-    @cached_property
-    def _place(self) -> dict[str, int]:
-        return {client: at for at, client in enumerate(self.ids)}
-
-    def _positions(self, clients: Sequence[str]) -> Tensor:
-        unknown = [client for client in clients if client not in self._place]
-        if unknown:
-            raise DataError(
-                f"there is no client {unknown[0]!r} among the {len(self.ids)} that were fitted; ids look like "
-                f"{self.ids[0]!r}; new clients come in with fitted.onboard(federation)"
-            )
-        return torch.tensor([self._place[client] for client in clients], dtype=torch.long)
-
-
-def load(
-    path: str | Path,
-    *,
-    net: nn.Module | None = None,
-    loss: Loss | None = None,
-    method: Method | type[Method] | None = None,
-    device: torch.device | str = "cpu",
-) -> Fitted:
-    """A fitted population from the file that `fitted.save` wrote, or from the folder of a finished run.
-
-    net: needed where the network is of a class of your own, for no code is kept in a file. Build it again; its values
-    come from the file. Chains (nn.Sequential) of layers of torch.nn, and networks of experiment files, need none.
-    loss, method: needed where these are of a class of your own; for the method the class is enough.
-
-    >>> import tempfile
-    >>> from ppfl.data import digits_federation
-    >>> fitted = fit(Population(torch.nn.Linear(64, 10), k=2), digits_federation(), PPFL(lr=0.1), rounds=2)
-    >>> x = torch.rand(3, 64)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     again = load(fitted.save(Path(folder) / "digits.safetensors"))
-    >>> torch.equal(again.predict("g0-c0", x), fitted.predict("g0-c0", x))
-    True
-    """
-    path, place = Path(path), usable_device(device)
-    saved = load_finished_run(path, place) if path.is_dir() else load_fit(path, net, loss, method, place)
-    parts = saved._asdict() | {"engine": engine_by_name(saved.engine)}
-    return Fitted(**parts)
 
 
 def fit(
@@ -275,9 +56,9 @@ def fit(
     elsewhere; False shows nothing, and True prints a few lines where there can be no bar. The logger "ppfl" gets one
     line at the start, and at level DEBUG one per round.
 
+    >>> from torch import nn
     >>> from ppfl.data import digits_federation
-    >>> net = torch.nn.Linear(64, 10)
-    >>> fitted = fit(Population(net, k=4), digits_federation(), rounds=3)
+    >>> fitted = fit(Population(nn.Linear(64, 10), k=4), digits_federation(), rounds=3)
     >>> fitted.memberships.shape
     torch.Size([40, 4])
     """

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ppfl.fitting import load
+from ppfl.fitted import load
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ppfl.core.errors import DataError
 from ppfl.data import Federation, Samples, Truth, samples
-from ppfl.data.arrays import group_rows
+from ppfl.data.client_rows import group_rows
 
 
 def rows(n: int = 30, clients: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from ppfl.core.losses import cross_entropy
 from ppfl.core.mixing import MIXES
 from ppfl.core.simplex_program import minimize_on_simplex
 from ppfl.core.trees import named_leaves
-from ppfl.fitting import load
+from ppfl.fitted import load
 from support import make_federation, make_net
 
 ALL = make_federation((17, 12, 30, 9, 25, 14, 8), test_fraction=0.3)

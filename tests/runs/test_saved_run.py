@@ -7,7 +7,7 @@ import torch
 
 from ppfl.core.errors import CheckpointError
 from ppfl.data import Federation
-from ppfl.fitting import load
+from ppfl.fitted import load
 from ppfl.runs import RunFolder, load_run, run
 from ppfl.runs.run import read_data
 from ppfl.runs.storage import read_json, write_json

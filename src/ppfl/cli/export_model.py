@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..core.errors import SettingError
-from ..fitting import load
+from ..fitted import load
 from ..runs.names import folder_name
 from ..runs.saved_fit import save_weights
 from .terminal import say

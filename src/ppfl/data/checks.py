@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
-from ppfl.data.arrays import quoted
 from ppfl.data.inputs import MappedRows
 from ppfl.data.limits import check_limit
+from ppfl.data.raw_arrays import quoted
 from ppfl.data.samples import Samples
 from ppfl.data.truth import Truth
 

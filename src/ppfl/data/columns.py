@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ppfl.core.errors import DataError
-from ppfl.data.arrays import quoted
 from ppfl.data.ragged import is_ragged
+from ppfl.data.raw_arrays import quoted
 
 
 def column(data: Any, name: str) -> Any:

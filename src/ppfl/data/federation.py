@@ -16,21 +16,13 @@ from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
 from ppfl.core.packed_inputs import InputLayout
 from ppfl.data import checks
-from ppfl.data.arrays import (
-    LearningTask,
-    RowGroups,
-    as_features,
-    as_mask,
-    as_targets,
-    as_weights,
-    group_rows,
-    quoted,
-    several_inputs,
-)
+from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets, several_inputs
+from ppfl.data.client_rows import RowGroups, as_weights, group_rows
 from ppfl.data.columns import column, features_of
 from ppfl.data.federation_card import federation_card, federation_line
 from ppfl.data.inputs import MappedRows, row_blocks, scaled
 from ppfl.data.limits import check_limit
+from ppfl.data.raw_arrays import quoted
 from ppfl.data.samples import Samples, held_out
 from ppfl.data.torch_datasets import read_clients, read_items
 from ppfl.data.truth import Truth

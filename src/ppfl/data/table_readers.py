@@ -9,9 +9,10 @@ from typing import IO, Any
 import numpy as np
 
 from ppfl.core.errors import DataError
-from ppfl.data.arrays import LearningTask, quoted
+from ppfl.data.arrays import LearningTask
 from ppfl.data.federation import Federation
 from ppfl.data.limits import check_limit
+from ppfl.data.raw_arrays import quoted
 from ppfl.data.streams import check_size, existing_file, open_bounded, reading
 
 _ROWS_AT_A_TIME = 8192

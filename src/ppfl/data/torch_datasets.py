@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from ppfl.core.errors import DataError
-from ppfl.data.arrays import as_ids, quoted
+from ppfl.data.client_rows import as_ids
 from ppfl.data.ragged import is_ragged
+from ppfl.data.raw_arrays import quoted
 
 
 def read_clients(datasets: Any, test: Any = None) -> tuple[Any, Any, list[str], list[bool] | None]:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.errors import DataError
-from ...data.arrays import quoted
 from ...data.limits import check_limit
+from ...data.raw_arrays import quoted
 from ..client_ids import Array
 from ..standardize import INTERCEPT
 

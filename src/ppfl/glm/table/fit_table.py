@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.errors import DataError
-from ...data.arrays import quoted
+from ...data.raw_arrays import quoted
 from .coefficients import CoefficientTable, make_coefficient_table
 from .encoding import Encoding
 from .held_out_scores import LOCAL, POOLED, HeldOutComparison, HeldOutScore

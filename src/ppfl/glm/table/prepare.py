@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.errors import DataError, SettingError
-from ...data.arrays import as_ids, group_rows, quoted
+from ...data.client_rows import as_ids, group_rows
+from ...data.raw_arrays import quoted
 from ...data.samples import held_out
 from ...data.table_readers import with_text_names
 from ..client_ids import Array

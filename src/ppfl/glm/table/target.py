@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...core.errors import DataError, SettingError
-from ...data.arrays import quoted
+from ...data.raw_arrays import quoted
 from ..client_ids import Array
 from ..families import REGRESSIONS, Family, classification_family, regression_family
 from .encoding import is_text
