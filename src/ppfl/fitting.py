@@ -76,13 +76,13 @@ def fit(
     transport = InProcess(site)
     problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
     history: list[Record] = []
+    if start is not None:
+        problem, first = onboarding.continue_training(start._trained(), federation, method, problem, transport)
+        history += start.history
     with running(on_round, progress, problem, method, watch) as callbacks:
         if start is None:
             method = choose_lr(method, problem, transport)
             first = begin(method, problem, transport)
-        else:
-            problem, first = onboarding.continue_training(start._trained(), federation, method, problem, transport)
-            history += start.history
         callbacks.log_start(method)
         for end in train_and_measure(method, problem, transport, watch, first):
             history.append(end.record)
