@@ -28,7 +28,7 @@ from hostile_files import FORMATS, files, read
 from hostile_settings import settings
 from trial import Trial
 
-GUIDED_SECONDS = 300  # beside 10,000 inputs
+GUIDED_SECONDS = 60  # of one process; five of them beside 10,000 inputs, each with what those before it found
 BATCH = 1000  # inputs per process
 SECONDS = 10  # for one input
 MEMORY = 3 << 30  # bytes of address space beyond what the imports take
@@ -42,7 +42,8 @@ def attack(count: int, random: Random, folder: Path) -> Iterator[Trial]:
         for first in range(0, share, BATCH):
             yield from _batch(kind, seed, first, min(BATCH, share - first), folder)
     if find_spec("atheris") is not None:
-        yield _guided_trial(max(5, GUIDED_SECONDS * count // 10_000), folder)
+        for _ in range(max(1, count // 2000)):
+            yield _guided_trial(min(GUIDED_SECONDS, 5 + count // 100), folder)
 
 
 def _batch(kind: str, seed: int, first: int, count: int, folder: Path) -> Iterator[Trial]:

@@ -156,6 +156,10 @@ def test_half_a_checkpoint(ppfl, experiment, tmp_path, snapshot):
     assert snapshot(out) == before
 
 
+def test_a_path_that_no_file_system_has(ppfl):
+    assert_refused(ppfl("show", "x" * 5000), "File name too long")
+
+
 def test_options_that_do_not_exist(ppfl, experiment):
     done = ppfl("run", experiment, "--resum")
     assert done.code == 2

@@ -219,6 +219,13 @@ def test_a_finished_run_can_be_read_where_nothing_can_be_written(finished, tmp_p
         assert run(small_experiment(), finished.parent, resume=True)[0].finished
 
 
+def test_the_lock_that_a_killed_process_left_beside_a_finished_run_is_removed(finished):
+    lock = finished.with_name("seed-0.lock")
+    lock.write_text("{}")
+    assert run(small_experiment(), finished.parent, resume=True)[0].finished
+    assert not lock.exists()
+
+
 def test_a_name_too_long_for_the_disk_is_an_error_of_ours(tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot be used \(File name too long\); choose another --out"):
         run(small_experiment(), tmp_path / ("x" * 300))

@@ -41,6 +41,21 @@ def test_features_ten_times_larger_take_steps_a_hundred_times_smaller() -> None:
     assert chosen[10.0] == pytest.approx(chosen[1.0] / 100)
 
 
+def test_a_client_whose_updates_are_refused_does_not_decide_on_the_step_size() -> None:
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(160, 3, generator=g), torch.randn(3, generator=g)
+    ids, labels = [f"c{at % 8}" for at in range(160)], (x @ w > 0).long()
+    bad = torch.tensor([client == "c3" for client in ids])
+    spoiled = Federation.from_arrays(torch.where(bad[:, None], 1000 * x, x), labels ^ bad, ids, test_fraction=0)
+    chosen = []
+    for federation in (spoiled, spoiled.select([client for client in spoiled.ids if client != "c3"])):
+        net = nn.Linear(3, 2)
+        nn.init.zeros_(net.weight)
+        problem, transport = ready(federation, Population(net, k=1))
+        chosen.append(choose_lr(FedAvg(batch_size=5), problem, transport).lr)
+    assert chosen[0] == chosen[1]
+
+
 @pytest.mark.parametrize("method", [FedAvg(batch_size=4), Local(batch_size=4), PPFL(batch_size=4)])
 def test_no_neighbouring_step_trains_faster(method) -> None:
     population = Population(make_net(), k=2 if method.name == "ppfl" else 1)

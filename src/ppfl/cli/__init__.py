@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .stop_signals import interrupt_on_signals, leave_if_unannounced, leave_on_signals
+from .stop_signals import interrupt_on_signals, leave_if_stopped, leave_on_signals
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -24,7 +24,7 @@ def _run_program() -> None:
         run_command_line(None)
     finally:
         leave_on_signals()
-        leave_if_unannounced()
+        leave_if_stopped()
 
 
 __all__ = ["main"]

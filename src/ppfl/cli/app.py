@@ -55,6 +55,10 @@ def run_command_line(arguments: Sequence[str] | None) -> None:
             if is_first_process() or isinstance(error, RankError):  # of many that fail alike, one says so
                 say(f"error: {' '.join(str(error).split())}", error=True)
             sys.exit(2)
+        except OSError as error:  # of a path that no file system has, a disk that is gone
+            path = error.filename if isinstance(error.filename, str) else "a file"
+            say(f"error: {path[:200]} cannot be used ({error.strerror or error}); check the path", error=True)
+            sys.exit(2)
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,6 +5,7 @@ Imported before torch, so that a command can be stopped while it starts.
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -36,10 +37,17 @@ def announce() -> None:
     _announced = True
 
 
-def leave_if_unannounced() -> None:
-    """End a program that was stopped where no command could say so: while arguments were read, or after the work."""
-    if _last is not None and not _announced:
-        _leave(_last)
+def leave_if_stopped() -> None:
+    """End a program that was stopped with the exit code of its signal, and say so if no command could.
+
+    Python itself would at times end by the signal instead, after a KeyboardInterrupt in code that was made from text.
+    """
+    if _last is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if not _announced:
+            os.write(2, b"stopped\n")
+        os._exit(128 + _last)
 
 
 def _handle(number: int, handler: Callable[[int, object], NoReturn]) -> None:
@@ -47,7 +55,7 @@ def _handle(number: int, handler: Callable[[int, object], NoReturn]) -> None:
         signal.signal(number, handler)
 
 
-def _leave(number: int, frame: object = None) -> NoReturn:
+def _leave(number: int, frame: object) -> NoReturn:
     os.write(2, b"stopped\n")
     os._exit(128 + number)
 

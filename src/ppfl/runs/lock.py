@@ -16,6 +16,15 @@ from ..core.errors import CheckpointError
 PATIENCE = 2.0  # seconds, in which the workers of a command that was killed have ended
 
 
+def remove_stale_lock(folder: Path) -> None:
+    """Remove the lock file that a killed process left beside a run folder, if it is there and can be removed."""
+    file = _lock_file(folder)
+    with suppress(OSError, Timeout):
+        if file.exists():
+            with FileLock(file, timeout=0):
+                file.unlink()
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of `folder`, which need not exist yet; the kernel ends the lock of a process that died.
@@ -23,7 +32,7 @@ def locked(folder: Path) -> Iterator[None]:
     The lock is a file beside the folder, which says whose it is. It is removed in the end, with the folders that were
     made for it where nothing else is in them.
     """
-    file = folder.with_name(folder.name + ".lock")
+    file = _lock_file(folder)
     made = [parent for parent in file.parents if not parent.exists()]
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file, timeout=PATIENCE)
@@ -43,6 +52,10 @@ def locked(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             for parent in made:
                 parent.rmdir()
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".lock")
 
 
 def _owner(file: Path) -> str:

@@ -41,7 +41,7 @@ from ..sites import Restore, Site
 from ..sites.engines import balanced
 from .experiment import Experiment
 from .folder import Checkpoint, CheckpointNumbers, RunFolder, method_of
-from .lock import locked
+from .lock import locked, remove_stale_lock
 from .provenance import describe_environment
 from .record import RunRecord, load_run
 
@@ -112,7 +112,9 @@ def _claim(experiment: Experiment, folders: dict[int, RunFolder], locks: ExitSta
     """The seeds that are not finished, each locked against other processes."""
     for seed, folder in folders.items():
         with _usable(folder.path):
-            if not folder.finished:
+            if folder.finished:
+                remove_stale_lock(folder.path)
+            else:
                 locks.enter_context(locked(folder.path))
             folder.claim(experiment.for_seed(seed), resume=resume)
     return [seed for seed, folder in folders.items() if not folder.finished]

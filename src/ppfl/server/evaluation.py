@@ -126,10 +126,12 @@ def evaluate(
     per_client: bool = True,
     hard: bool = False,
     metrics: Mapping[str, PredictionMetric] | None = None,
+    without: tuple[str, ...] = (),
 ) -> Measured:
-    """Every client's personal model on its own data. hard: by the max rule. metrics: those that the sites have."""
+    """Every client's personal model on its own data. hard: by the max rule. metrics: those that the sites have.
+    without: clients that are not part of the sums."""
     shared, own = method.send(problem, server, None, None)
-    (reply,) = transport.ask([Evaluate(session, splits, shared, own, per_client, hard, tuple(metrics or ()))])
+    (reply,) = transport.ask([Evaluate(session, splits, shared, own, per_client, hard, tuple(metrics or ()), without)])
     return read_evaluation(reply, splits, transport, metrics)
 
 

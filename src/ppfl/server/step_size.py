@@ -55,11 +55,13 @@ def _lr(exponent: int) -> float:
 def _loss_after_trial(method: Method, problem: Problem, transport: Transport, dropout: float) -> float:
     state = begin(method, problem, transport, session=TRIAL, dropout=dropout)
     now = _training_loss(method, problem, transport, state.server)
+    refused: set[str] = set()  # a client whose updates do not count must not decide on the step size either
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RefusedUpdateWarning)  # the run itself reports them
-            for later, _ in train(method, problem, transport, state, TRIAL):
-                before, now = now, _training_loss(method, problem, transport, later.server)
+            for later, report in train(method, problem, transport, state, TRIAL):
+                refused |= {client for client, _ in report.refusals}
+                before, now = now, _training_loss(method, problem, transport, later.server, tuple(sorted(refused)))
                 if not now <= RISE * before:  # nor where it is nan
                     return math.inf
     except DivergedError:
@@ -67,9 +69,12 @@ def _loss_after_trial(method: Method, problem: Problem, transport: Transport, dr
     return now
 
 
-def _training_loss(method: Method, problem: Problem, transport: Transport, server: Tree) -> float:
+def _training_loss(
+    method: Method, problem: Problem, transport: Transport, server: Tree, without: tuple[str, ...] = ()
+) -> float:
     """sum_i p_i f_i over clients whose loss is finite; nan where that is less than half of them."""
-    found = evaluate(method, problem, transport, server, ("train",), session=TRIAL, per_client=False)
+    splits = ("train",)
+    found = evaluate(method, problem, transport, server, splits, session=TRIAL, per_client=False, without=without)
     sums = found.splits["train"].sums
     if float(sums["not_finite"]) > float(sums["clients"]):
         return math.nan

@@ -67,6 +67,7 @@ class Evaluate(NamedTuple):
     per_client: bool = True  # whether each client's scores are reported, as rows
     hard: bool = False  # by the max rule
     metrics: tuple[str, ...] = ()  # names of metrics that the site knows, besides the loss and its score
+    without: tuple[str, ...] = ()  # clients whose scores are not part of the sums
 
 
 @message

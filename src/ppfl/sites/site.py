@@ -197,6 +197,9 @@ class Site:
             kept = KeptPredictions(self._known_metrics(request.metrics), samples.n_clients) if request.metrics else None
             with torch.no_grad():
                 scores = score_clients(self.backend, samples, models_of, session.weight, self.keys, request.hard, kept)
+            if request.without:
+                left_out = [self.positions[client] for client in request.without if client in self.positions]
+                scores.samples[left_out] = 0
             sums = score_sums(scores, self.importance, loss)
             metrics |= {f"{split}.{name}": value for name, value in sums.items()}
             if request.per_client:
