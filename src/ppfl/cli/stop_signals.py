@@ -43,8 +43,9 @@ def leave_if_stopped() -> None:
     Python itself would at times end by the signal instead, after a KeyboardInterrupt in code that was made from text.
     """
     if _last is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.__stdout__, sys.__stderr__):
+            if stream is not None:
+                stream.flush()
         if not _announced:
             os.write(2, b"stopped\n")
         os._exit(128 + _last)
