@@ -8,11 +8,13 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "ppfl"
 LAYERS = (  # each part may import those before its line
+    ("parent_process",),
     ("core", "data"),
     ("algorithms",),
     ("sites",),
     ("server",),
-    ("glm", "insight", "runs"),
+    ("insight", "runs"),
+    ("glm",),
     ("report", "paper"),
     ("callbacks",),
     ("callback_list",),

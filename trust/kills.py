@@ -26,7 +26,7 @@ from ppfl.runs.storage import write_toml
 ROUNDS = 100
 EVERY = 7  # rounds between checkpoints
 STOPS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-LINGER = 5.0  # seconds in which the processes of a command that was killed must have ended
+LINGER = 20.0  # seconds in which the processes of a killed command must have ended, also on a busy machine
 METHODS: dict[str, Any] = {"one": {}, "two": {"population": {"mix": "weights"}}, "three": {"population": {"k": 3}}}
 
 

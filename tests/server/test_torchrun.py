@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from ppfl.server import ALONE, is_first_process, launched_ranks
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
+EXPERIMENT = SCRIPT.parents[2] / "experiments" / "synthetic.toml"
 QUIET = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
@@ -51,3 +55,32 @@ def test_without_torchrun_there_is_one_process(monkeypatch) -> None:
     assert launched_ranks("cpu") is ALONE and is_first_process()
     monkeypatch.setenv("RANK", "1")
     assert not is_first_process()
+
+
+PARENT = """
+import subprocess, sys, time
+command = [sys.executable, "-m", "ppfl", "run", sys.argv[1], "--out", sys.argv[2]]
+print(subprocess.Popen(command, stdout=subprocess.DEVNULL).pid)
+time.sleep(float(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0], ids=["before it starts", "while it starts"])
+def test_a_process_whose_torchrun_died_does_not_wait_for_it(tmp_path, seconds) -> None:
+    with socket.socket() as nobody:  # bound, but it does not listen: the store of a torchrun that is gone
+        nobody.bind(("127.0.0.1", 0))
+        store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(nobody.getsockname()[1])}
+        ranks = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", PARENT, str(EXPERIMENT), str(tmp_path / "out"), str(seconds)],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, timeout=60,
+            env=os.environ | QUIET | store | ranks, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        process = Path(f"/proc/{int(done.stdout)}")
+        until = time.monotonic() + 30
+        while process.exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        is_left = process.exists()
+        if is_left:
+            os.kill(int(done.stdout), signal.SIGKILL)
+        assert not is_left

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ..parent_process import end_with_torchrun
 from .stop_signals import interrupt_on_signals, leave_if_stopped, leave_on_signals
 
 
@@ -17,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run_program() -> None:
     leave_on_signals()
+    end_with_torchrun()
     from .app import run_command_line  # takes seconds, as torch is imported
 
     try:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ..core.errors import LostWorkerError
-from ..server import end_with_parent
+from ..parent_process import end_with_parent
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

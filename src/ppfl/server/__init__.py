@@ -17,7 +17,6 @@ from .loop import (
 from .measure import Measurement, Record, RoundEnd, Watch, measure, train_and_measure
 from .newcomers import NewcomerScores, adapt_clients, part_newcomers, score_newcomers
 from .output import Kept, OutputRule
-from .parent import end_with_parent
 from .step_size import choose_lr
 from .torchrun import ALONE, Ranks, TorchRanks, TorchRun, is_first_process, launched_ranks
 from .transports import InProcess, Transport
@@ -47,7 +46,6 @@ __all__ = [
     "begin",
     "choose_lr",
     "client_states",
-    "end_with_parent",
     "evaluate",
     "is_first_process",
     "launched_ranks",

@@ -22,10 +22,10 @@ from torch import Tensor
 from ..algorithms.contract import Rows
 from ..core.errors import PPFLError, RankError
 from ..core.trees import named_leaves, with_leaves
+from ..parent_process import end_with_parent
 from ..sites import Describe, Reply, Request, Site
 from ..sites.messages import combine
 from ..sites.wire import build, describe, parse
-from .parent import end_with_parent
 from .transports import make_roster, named_rows, route
 
 Answer = TypeVar("Answer")
@@ -54,9 +54,9 @@ class TorchRanks(Ranks):
 
     def __init__(self, device: str = "cpu", timeout: timedelta = timedelta(minutes=30)) -> None:
         if not dist.is_initialized():
+            end_with_parent()
             dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=timeout)
             atexit.register(_leave)
-            end_with_parent()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(device)
         self.bytes_carried = 0
