@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from pictures import DATA, below, grouped_bars, save, titled
 
-from ppfl.glm import PopulationChoice
+from ppfl.glm import NEW, PopulationChoice
 from ppfl.report.drawing import text
 from ppfl.report.palette import model_colour
 from ppfl.report.simplex_plot import simplex_chart
@@ -95,7 +95,7 @@ print(f"{(shares.max(1) > 0.8).mean():.0%} of the customers have at least 80% of
 # The canonical tastes stay as they are, and a few choices are enough to find the membership of a new customer.
 
 first, later = data[new & (visit < 4)], data[new & (visit >= 4)]
-unknown = model.deviance(later[COLUMNS], later.choice, later.chid)
+unknown = model.deviance(later[COLUMNS], later.choice, later.chid, clients=NEW)
 memberships = model.onboard(**table(first), y=first.choice)
 print(f"{len(memberships)} new customers, deviance of their later choices: {unknown:.2f} before onboarding, ", end="")
 print(f"{model.deviance(**table(later), y=later.choice):.2f} after four choices")

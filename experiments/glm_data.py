@@ -1,22 +1,11 @@
-"""Public tables with a client column, for `glm_comparison.py`.
-
-Most files come from R packages and are named after them (`lme4_sleepstudy.csv.gz`, from
-https://vincentarelbundock.github.io). school.mat and vehicle.json.gz are common in multi-task learning, and the choices
-of electricity contracts in discrete choice.
-"""
+"""A table with a client column, and its division into rows to fit and rows held out."""
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import scipy.io
-import scipy.linalg
 
 Array = np.ndarray
 
@@ -65,96 +54,3 @@ def standardise(train: Table, test: Table) -> tuple[Table, Table]:
     mean, scale = train.x.mean(), train.x.std(ddof=0)
     scale[scale == 0] = 1.0
     return train._replace(x=(train.x - mean) / scale), test._replace(x=(test.x - mean) / scale)
-
-
-def _encode(data: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Numbers unchanged, and categories as indicators of all levels except the first."""
-    return pd.get_dummies(data[list(columns)], drop_first=True).astype(float)
-
-
-def _sleepstudy(folder: Path) -> Table:
-    data = pd.read_csv(folder / "lme4_sleepstudy.csv.gz")
-    return Table("gaussian", _encode(data, "Days"), data.Reaction.to_numpy(), data.Subject.to_numpy())
-
-
-def _exam(folder: Path) -> Table:
-    data = pd.read_csv(folder / "mlmRev_Exam.csv.gz")
-    x = _encode(data, "standLRT", "sex", "schgend", "schavg")
-    return Table("gaussian", x, data.normexam.to_numpy(), data.school.to_numpy())
-
-
-def _hsb82(folder: Path) -> Table:
-    data = pd.read_csv(folder / "mlmRev_Hsb82.csv.gz")
-    x = _encode(data, "cses", "sx", "minrty", "meanses", "sector")
-    return Table("gaussian", x, data.mAch.to_numpy(), data.school.to_numpy())
-
-
-def _schools(folder: Path) -> Table:
-    data = scipy.io.loadmat(folder / "school.mat")
-    scores = [y.ravel() for y in data["Y"][0]]
-    pupils = [x if len(x) == len(y) else x.T for x, y in zip(data["X"][0], scores, strict=True)]
-    clients = np.repeat(np.arange(len(scores)), [len(y) for y in scores])
-    x = np.vstack(pupils).astype(float)
-    x = x[:, _independent(x)]
-    return Table("gaussian", pd.DataFrame(x).add_prefix("x"), np.concatenate(scores).astype(float), clients)
-
-
-def _independent(x: Array) -> list[int]:
-    """A largest set of columns that are linearly independent of each other and of an intercept."""
-    centred = x - x.mean(0)
-    _, r, order = scipy.linalg.qr(centred, mode="economic", pivoting=True)
-    size = np.abs(np.diag(r))
-    return sorted(order[size > 1e-8 * size.max()].tolist())
-
-
-def _contraception(folder: Path) -> Table:
-    data = pd.read_csv(folder / "mlmRev_Contraception.csv.gz")
-    x = _encode(data.assign(age2=data.age**2), "age", "age2", "livch", "urban")
-    return Table("bernoulli", x, (data.use == "Y").to_numpy().astype(int), data.district.to_numpy())
-
-
-def _vehicle(folder: Path) -> Table:
-    with gzip.open(folder / "vehicle.json.gz") as file:
-        data = json.load(file)
-    x, y = ([np.asarray(data["user_data"][user][part], float) for user in data["users"]] for part in "xy")
-    clients = np.repeat(data["users"], [len(own) for own in y])
-    target = (np.concatenate([own.ravel() for own in y]) > 0).astype(int)
-    return Table("bernoulli", pd.DataFrame(np.vstack(x)).add_prefix("x"), target, clients)
-
-
-def _epilepsy(folder: Path) -> Table:
-    data = pd.read_csv(folder / "HSAUR_epilepsy.csv.gz")
-    x = _encode(data.assign(base=np.log(data.base)), "base", "age", "treatment", "period")
-    return Table("poisson", x, data["seizure.rate"].to_numpy(), data.subject.to_numpy())
-
-
-def _grouseticks(folder: Path) -> Table:
-    data = pd.read_csv(folder / "lme4_grouseticks.csv.gz")
-    x = _encode(data.astype({"YEAR": str}), "cHEIGHT", "YEAR")
-    return Table("poisson", x, data.TICKS.to_numpy(), data.BROOD.to_numpy())
-
-
-def _insteval(folder: Path) -> Table:
-    data = pd.read_csv(folder / "lme4_InstEval.csv.gz")
-    x = _encode(data.astype({"dept": str}), "studage", "lectage", "service", "dept")
-    return Table("gaussian", x, data.y.to_numpy().astype(float), data.s.to_numpy())
-
-
-def _electricity(folder: Path) -> Table:
-    data = pd.read_csv(folder / "choicelearn_electricity.csv.gz")
-    x = data[["pf", "cl", "loc", "wk", "tod", "seas"]].astype(float)
-    return Table("choice", x, data.choice.to_numpy().astype(int), data.id.to_numpy(), data.chid.to_numpy())
-
-
-TABLES: dict[str, Callable[[Path], Table]] = {
-    "sleepstudy": _sleepstudy,
-    "Exam": _exam,
-    "Hsb82": _hsb82,
-    "school.mat": _schools,
-    "Contraception": _contraception,
-    "vehicle": _vehicle,
-    "epilepsy": _epilepsy,
-    "grouseticks": _grouseticks,
-    "InstEval": _insteval,
-    "Electricity": _electricity,
-}

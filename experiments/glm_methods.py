@@ -1,4 +1,4 @@
-"""Three ways to fit a table with a client column: one model for all, one model per client, and a population."""
+"""Ways to fit a table with a client column: one model for all, one model per client, and a population."""
 
 from __future__ import annotations
 
@@ -14,30 +14,12 @@ from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from ppfl.glm import PopulationChoice, PopulationClassifier, PopulationRegressor
 
 RIDGES = (0.1, 1.0, 10.0, 100.0)
-LARGEST_K = 4
 MANY_ROWS = 3000  # for more rows, one validation split replaces cross-validation
 
 
 class MethodPredictions(NamedTuple):
     mean: Array  # expectations or probabilities for the test rows
     seconds: float  # processor time, like all times here, so that other work on the machine does not count
-
-
-class Candidate(NamedTuple):
-    k: int
-    differing: str  # clients differ in "all" columns, in the mixed model's "slopes", or in the "intercept"
-    ridge: float
-    validation: float  # score on training rows that the fit did not see; the smallest is chosen
-    seconds: float
-
-
-class Chosen(NamedTuple):
-    best: Candidate
-    score: float  # on the test rows, after a fit to all training rows
-    converged: bool
-    alone: float  # seconds of the chosen fit
-    seconds: float  # of the chosen fit and all candidates
-    candidates: list[Candidate]
 
 
 def score(table: Table, mean: Array) -> float:
@@ -53,23 +35,49 @@ def score(table: Table, mean: Array) -> float:
     return float(2 * np.mean(np.where(y > 0, y * np.log(np.maximum(y, 1) / mean), 0.0) - (y - mean)))
 
 
+# ---------------------------------------------------------------------- validation on training rows
+
+
+def validation_splits(table: Table) -> list[Array]:
+    """Masks of validation rows: five parts of every client's rows, or for many rows one quarter."""
+    if len(table.y) > MANY_ROWS:
+        return [held_out(table, 0.25, seed=0)]
+    random = np.random.default_rng(0)
+    part = np.full(len(table.y), -1)
+    for rows in table.rows_by_client().values():
+        if len(rows) > 1:  # a client with one row keeps it for training
+            part[random.permutation(rows)] = (np.arange(len(rows)) + random.integers(5)) % 5
+    return [part == i for i in range(5)]
+
+
+def validation_score(table: Table, splits: list[Array], predict: Callable[[Table, Table], Array]) -> float:
+    """The score over the validation rows of all splits."""
+    mean = np.zeros(len(table.y))
+    for validation in splits:
+        mean[validation] = predict(table.take(~validation), table.take(validation))
+    predicted = np.any(splits, 0)
+    return score(table.take(predicted), mean[predicted])
+
+
 # ---------------------------------------------------------------------- one model for all, and a population
 
 ESTIMATORS: dict[str, Callable[..., Any]] = {
     "gaussian": PopulationRegressor,
     "bernoulli": PopulationClassifier,
-    "poisson": lambda k, **more: PopulationRegressor(k, family="poisson", **more),
+    "poisson": lambda k, family="poisson", **more: PopulationRegressor(k, family=family, **more),
     "choice": PopulationChoice,
 }
 
 
-def _fit(table: Table, k: int, shared: Any, ridge: float = 1.0) -> Any:
+def fit(table: Table, k: Any, **settings: Any) -> Any:
     more = {} if table.situations is None else {"situations": table.situations}
-    model = ESTIMATORS[table.family](k, shared=shared, ridge=ridge, random_state=0)
-    return model.fit(table.x, table.y, clients=table.clients, **more)
+    model = ESTIMATORS[table.family](k, random_state=0, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whether a fit converged is in the results
+        return model.fit(table.x, table.y, clients=table.clients, **more)
 
 
-def _predict(model: Any, table: Table) -> Array:
+def predict(model: Any, table: Table) -> Array:
     if table.situations is not None:
         return model.predict_proba(table.x, table.situations, clients=table.clients)
     if table.family == "bernoulli":
@@ -79,68 +87,57 @@ def _predict(model: Any, table: Table) -> Array:
 
 def pooled(train: Table, test: Table) -> MethodPredictions:
     start = time.process_time()
-    model = _fit(train, 1, None)
-    return MethodPredictions(_predict(model, test), time.process_time() - start)
+    model = fit(train, 1)
+    return MethodPredictions(predict(model, test), time.process_time() - start)
 
 
-def population(train: Table, test: Table) -> Chosen:
-    """Choose K and the shared columns by validation, then the ridge."""
-    start = time.process_time()
-    splits = _validation_splits(train)
-    settings = _shared_settings(train)
-    candidates: list[Candidate] = []
-
-    def attempt(k: int, differing: str, ridge: float) -> None:
-        begun = time.process_time()
-        validation = _validation_score(
-            train, splits, lambda first, last: _predict(_fit(first, k, settings[differing], ridge), last)
-        )
-        seconds = (time.process_time() - begun) / len(splits)
-        candidates.append(Candidate(k, differing, ridge, validation, seconds))
-        print(f"    {candidates[-1]}", flush=True)
-
-    for k in range(1, LARGEST_K + 1):
-        for differing in settings if k > 1 else ["all"]:
-            attempt(k, differing, 1.0)
-    best = min(candidates, key=lambda c: c.validation)
-    for ridge in (10.0, 100.0):
-        attempt(best.k, best.differing, ridge)
-    best = min(candidates, key=lambda c: c.validation)
-    begun = time.process_time()
-    model = _fit(train, best.k, settings[best.differing], best.ridge)
-    alone = time.process_time() - begun
-    found = score(test, _predict(model, test))
-    return Chosen(best, found, model.converged_, alone, time.process_time() - start, candidates)
-
-
-def _validation_splits(table: Table) -> list[Array]:
-    """Masks of validation rows: ten parts of every client's rows, or for many rows one quarter."""
-    if len(table.y) > MANY_ROWS:
-        return [held_out(table, 0.25, seed=0)]
-    random = np.random.default_rng(0)
-    part = np.full(len(table.y), -1)
-    for rows in table.rows_by_client().values():
-        if len(rows) > 1:  # a client with one row keeps it for training
-            part[random.permutation(rows)] = (np.arange(len(rows)) + random.integers(10)) % 10
-    return [part == i for i in range(10)]
-
-
-def _validation_score(table: Table, splits: list[Array], predict: Callable[[Table, Table], Array]) -> float:
-    """The score over the validation rows of all splits."""
-    mean = np.zeros(len(table.y))
-    for validation in splits:
-        mean[validation] = predict(table.take(~validation), table.take(validation))
-    predicted = np.any(splits, 0)
-    return score(table.take(predicted), mean[predicted])
-
-
-def _shared_settings(table: Table) -> dict[str, Any]:
-    """From what clients differ in to the setting `shared` of the estimator."""
-    if table.family == "choice":  # has no intercept, and all columns vary
-        return {"all": None}
+def candidate_settings(table: Table) -> dict[str, dict[str, Any]]:
+    """What clients may differ in, with the settings of the estimator; for counts with and without overdispersion."""
     constant = [i for i in range(table.x.shape[1]) if i not in table.slopes]
-    middle = {"slopes": constant} if 0 < len(constant) < table.x.shape[1] else {}
-    return {"all": None, **middle, "intercept": "all"}
+    shared = {"all": None, "intercept": "all"}
+    if 0 < len(constant) < table.x.shape[1]:
+        shared["slopes"] = constant
+    found = {name: {"shared": columns} for name, columns in shared.items()}
+    if table.family == "poisson":
+        found |= {f"{name}, nb": {**settings, "family": "negative binomial"} for name, settings in found.items()}
+    return found
+
+
+def fit_auto(table: Table, **settings: Any) -> tuple[Any, float]:
+    """A fit that chooses K itself, and the held-out log-likelihood per training row with that K."""
+    model = fit(table, "auto", **settings)
+    k = model.memberships_.shape[1]
+    return model, next(float(record.held_out) for record in model.selection_ if record.k == k)
+
+
+def ours(train: Table, test: Table) -> dict[str, Any]:
+    """One call that chooses K for each setting; the setting with the best held-out likelihood is used."""
+    tried: dict[str, Any] = {}
+    models: dict[str, Any] = {}
+    for name, settings in candidate_settings(train).items():
+        start = time.process_time()
+        models[name], held_out = fit_auto(train, **settings)
+        tried[name] = {
+            "k": int(models[name].memberships_.shape[1]), "score": score(test, predict(models[name], test)),
+            "held_out": held_out, "seconds": time.process_time() - start,
+        }  # fmt: skip
+    best = max(tried, key=lambda name: tried[name]["held_out"])
+    start = time.process_time()
+    fit(train, 3, **candidate_settings(train)[best])
+    return {
+        **tried[best], "differing": best, "converged": bool(models[best].converged_),
+        "alone": time.process_time() - start, "choice": sum(one["seconds"] for one in tried.values()),
+        "clients": describe_clients(models[best]), "tried": tried,
+    }  # fmt: skip
+
+
+def describe_clients(model: Any) -> str:
+    """The shares of the canonical models, and how many clients belong to one of them almost alone."""
+    memberships = np.asarray(model.memberships_)
+    if memberships.shape[1] == 1:
+        return "one model for all"
+    shares = ", ".join(f"{share:.0%}" for share in np.sort(memberships.mean(0))[::-1])
+    return f"shares {shares}; {(memberships.max(1) > 0.8).mean():.0%} of clients are over 80 % one model"
 
 
 # ---------------------------------------------------------------------- one model per client
@@ -149,9 +146,9 @@ def _shared_settings(table: Table) -> dict[str, Any]:
 def own(train: Table, test: Table) -> MethodPredictions:
     """One GLM per client, with the same ridge for all of them, chosen by validation."""
     start = time.process_time()
-    splits = _validation_splits(train)
+    splits = validation_splits(train)
     ridge = min(
-        RIDGES, key=lambda ridge: _validation_score(train, splits, lambda first, last: _own_means(first, last, ridge))
+        RIDGES, key=lambda ridge: validation_score(train, splits, lambda first, last: _own_means(first, last, ridge))
     )
     return MethodPredictions(_own_means(train, test, ridge), time.process_time() - start)
 

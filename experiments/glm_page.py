@@ -1,4 +1,4 @@
-"""The page of `glm_comparison.py`: a table of all measurements, and sentences generated from them."""
+"""The page of `glm_comparison.py`: tables of all measurements, and sentences generated from them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from glm_methods import LARGEST_K
 
 ROOT = Path(__file__).parents[1]
-METHODS = ("pooled", "own", "mixed", "ours")
+METHODS = ("pooled", "own", "statsmodels", "lme4", "glmmTMB", "flexmix", "ours")
+RIVALS = ("pooled", "own", "lme4", "glmmTMB", "flexmix")  # statsmodels fits the same models as lme4, less exactly
 
 
 class Summary:
@@ -21,136 +21,115 @@ class Summary:
 
     def __init__(self, name: str, found: dict[str, Any]) -> None:
         self.name, self.found, self.splits = name, found, found["splits"]
-        self.scores = {method: self._mean(method, "score") for method in METHODS}
-        self.seconds = {method: self._mean(method, "seconds") for method in METHODS}
-        self.alone = self._mean("ours", "alone")
 
-    def _mean(self, method: str, what: str) -> float | None:
-        values = [split[method][what] for split in self.splits if split[method]]
-        return None if not values or None in values else float(np.mean(values))
+    @property
+    def complete(self) -> bool:
+        return all(method in split for split in self.splits for method in METHODS)
+
+    def mean(self, method: str, what: str = "score") -> float | None:
+        values = [split[method].get(what) for split in self.splits]
+        return None if None in values else float(np.mean(values))
+
+    @property
+    def best(self) -> float:
+        """The smallest score of all other methods."""
+        return min(value for method in RIVALS if (value := self.mean(method)) is not None)
 
     @property
     def ratio(self) -> float:
-        """Our score divided by the better of pooled and own."""
-        return self.scores["ours"] / min(self.scores["pooled"], self.scores["own"])
+        return self.mean("ours") / self.best
 
-    @property
-    def to_mixed(self) -> float | None:
-        mixed = self.scores["mixed"]
-        return None if mixed is None else self.scores["ours"] / mixed
-
-    @property
-    def with_slopes(self) -> tuple[float, float] | None:
-        """Seconds for random slopes, and for one of our fits with K > 1 in which the same columns vary."""
-        mixed = [split["mixed"]["slopes"] for split in self.splits if split["mixed"] and split["mixed"]["slopes"]]
-        tried = [candidate for split in self.splits for candidate in split["ours"]["candidates"]]
-        differing = "slopes" if any(c["differing"] == "slopes" for c in tried) else "all"
-        ours = [c["seconds"] for c in tried if c["k"] > 1 and c["differing"] == differing]
-        return (float(np.mean(mixed)), float(np.mean(ours))) if mixed and ours else None
+    def kinds(self, method: str) -> str:
+        """The kinds of random effects, in the order of the splits."""
+        return "/".join(dict.fromkeys(split[method]["effects"] for split in self.splits if split[method]["effects"]))
 
     @property
     def shape(self) -> str:
         """The chosen K, and what clients differ in."""
-        kinds = [f"{split['ours']['k']} {split['ours']['differing']}" for split in self.splits]
-        return ", ".join(dict.fromkeys(kinds))
+        return ", ".join(dict.fromkeys(f"{split['ours']['k']} {split['ours']['differing']}" for split in self.splits))
 
-    @property
-    def mixed(self) -> str:
-        """The score of statsmodels, with the kind of random effects and notes about failures."""
-        results = [split["mixed"] for split in self.splits if split["mixed"]]
-        if not results:
-            return "none"
-        notes = "; ".join(dict.fromkeys(result["note"] for result in results if result["note"]))
-        effects = "/".join(dict.fromkeys(result["effects"] for result in results))
-        shown = "–" if self.scores["mixed"] is None else f"{self.scores['mixed']:.4g}"
-        return f"{shown} ({effects}{'; ' * bool(notes)}{notes})"
+    def score_row(self) -> list[str]:
+        scores = [self.mean(method) for method in METHODS]
+        least = min(score for score in scores if score is not None)
+        shown = ["–" if score is None else f"**{score:.4g}**" if score == least else f"{score:.4g}" for score in scores]
+        about = [self.found["family"], self.found["clients"], self.found["rows"], self.found["columns"]]
+        return [self.name, *map(str, about), *shown, self.shape, f"{self.ratio:.3f}"]
 
-    def row(self) -> str:
-        def seconds(value: float | None) -> str:
-            return "–" if value is None else f"{value:.3g}"
+    def seconds_row(self) -> list[str]:
+        cells = [show_seconds(self.mean(method, "seconds")) for method in METHODS[2:6]]
+        effects = [self.kinds(method) for method in METHODS[2:5]] + [""]
+        shown = [f"{cell} ({effect})" if effect else cell for cell, effect in zip(cells, effects, strict=True)]
+        return [self.name, *shown, show_seconds(self.mean("ours", "alone")), show_seconds(self.mean("ours", "choice"))]
 
-        cells = [
-            self.name, self.found["family"], self.found["clients"], self.found["rows"],
-            *(f"{self.scores[method]:.4g}" for method in ("pooled", "own")), self.mixed,
-            f"{self.scores['ours']:.4g}", self.shape, *(seconds(self.seconds[method]) for method in METHODS),
-            seconds(self.alone), f"{self.ratio:.3f}", "–" if self.to_mixed is None else f"{self.to_mixed:.3f}",
-        ]  # fmt: skip
-        return f"| {' | '.join(map(str, cells))} |"
+    def clients_row(self) -> list[str]:
+        return [self.name, *(self.splits[0][method]["clients"] or "–" for method in ("lme4", "flexmix", "ours"))]
 
 
-HEAD = (
-    "data", "family", "clients", "rows", "pooled", "own", "mixed model", "ours", "K", "pooled s", "own s", "mixed s",
-    "ours s", "chosen fit s", "ours / better", "ours / mixed",
-)  # fmt: skip
+def show_seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2g}" if value < 10 else f"{value:.0f}"
+
+
+def markdown(head: list[str], rows: list[list[str]], text_columns: int = 1) -> list[str]:
+    line = "|" + " --- |" * text_columns + " ---: |" * (len(head) - text_columns)
+    return [f"| {' | '.join(head)} |", line, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def sentences(summaries: list[Summary]) -> list[str]:
     """The main findings, generated from the results."""
-    with_mixed = [s for s in summaries if s.to_mixed is not None]
-    large = [s for s in with_mixed if s.found["clients"] > 100]
-    behind = [f"{s.name} ({s.ratio - 1:+.1%})" for s in summaries if s.ratio > 1.02]
+    count = len(summaries)
+    behind = [f"{s.name} ({s.ratio - 1:+.1%})" for s in summaries if s.ratio > 1.01]
+    best = [s.name for s in summaries if s.ratio < 1]
     found = [
-        f"Ours is within 2 % of the better of pooled and own, or better, on "
-        f"{sum(s.ratio <= 1.02 for s in summaries)} of {len(summaries)} tables, and strictly better on "
-        f"{sum(s.ratio < 1 for s in summaries)}." + (f" It is behind on {', '.join(behind)}." if behind else ""),
+        f"Ours is within 1 % of the best of pooled, own, lme4, glmmTMB and flexmix, or better, on "
+        f"{count - len(behind)} of {count} tables." + (f" It is behind on {', '.join(behind)}." if behind else ""),
+        f"It is the best of all on {len(best)}{': ' * bool(best)}{', '.join(best)}.",
     ]
-    if with_mixed:
-        behind = [f"{s.name} ({s.to_mixed - 1:+.2%})" for s in with_mixed if s.to_mixed > 1]
-        found.append(
-            f"Compared with statsmodels it is equal or better on {sum(s.to_mixed <= 1 for s in with_mixed)} of "
-            f"{len(with_mixed)} tables, and within 1 % on {sum(s.to_mixed <= 1.01 for s in with_mixed)}."
-            + (f" It is behind on {', '.join(behind)}." if behind else "")
-        )
-    for s in (s for s in large if s.with_slopes):
-        mixed, ours = s.with_slopes
-        over = "over " * any("not done" in split["mixed"]["note"] for split in s.splits)
-        found.append(
-            f"{s.name} with varying slopes: statsmodels takes {over}{mixed:.3g} s for random slopes, one of our fits "
-            f"{ours:.3g} s ({over}{mixed / ours:.2g} times)."
-        )
-    for s in large:
-        whole, alone = (s.seconds["mixed"] / seconds for seconds in (s.seconds["ours"], s.alone))
-        found.append(
-            f"{s.name}, {s.found['clients']} clients: the mixed model takes {whole:.2g} times as long as all our fits "
-            f"for K from 1 to 4, and {alone:.2g} times as long as the chosen fit alone."
-        )
-    for s in (s for s in summaries if s.found["clients"] > 1000):
-        tried = [candidate for split in s.splits for candidate in split["ours"]["candidates"]]
-        times = [c["seconds"] for c in tried if (c["k"], c["differing"]) == (4, "all")]
-        found.append(f"{s.name}: a fit with K = 4 takes {np.mean(times):.3g} s.")
+    for method in RIVALS:
+        pairs = [(s.mean(method), s) for s in summaries]
+        known = [(value, s) for value, s in pairs if value is not None]
+        within = sum(value <= 1.01 * min(s.best, s.mean("ours")) for value, s in known)
+        failed = f", and has no result on {count - len(known)}" if len(known) < count else ""
+        found.append(f"{method} is within 1 % of the best of all, ours included, on {within} tables{failed}.")
     not_converged = [s.name for s in summaries if not all(split["ours"]["converged"] for split in s.splits)]
     if not_converged:
-        found.append(f"The chosen fit did not converge on {', '.join(not_converged)}.")
+        found.append(f"Our chosen fit did not converge on every split of {', '.join(not_converged)}.")
     return found
 
 
-TITLE = "Population GLMs compared with pooled, own and mixed models"
+TITLE = "Population GLMs compared with mixed models and latent classes"
 
 NOTES = """\
 Scores are root mean squared errors for the gaussian family and mean deviances for all others, of a quarter of each
-client's rows (or choices), held out at random; smaller is better. All numbers are means over {splits} splits, which are
-the same for all methods; seconds are processor time.
+client's rows, held out at random; smaller is better, and the smallest is bold. All numbers are means over {splits}
+splits ({twice} for tables of fewer than 1,000 rows), which are the same for all methods. Seconds are processor time of
+one fit, in R and Python alike.
 
-- Pooled: one GLM for all clients (K = 1).
-- Own: one GLM per client. All clients of a table have the same ridge, chosen from 0.1, 1, 10 and 100 (columns
-  standardised, losses summed) by validation on training rows. If all targets of a client are equal, its prediction is
-  that value, moved slightly towards the overall mean.
-- Mixed model: statsmodels `MixedLM`, or `BinomialBayesMixedGLM` and `PoissonBayesMixedGLM` by variational Bayes, with
-  random slopes for all columns that vary within clients if that converges within {limit:g} s, else with random
-  intercepts. It has no model for choices.
-- Ours: K from 1 to {most}, and clients that differ in all columns, in the intercept and the random slopes of the mixed
-  model, or in the intercept only. Both are chosen by validation on training rows (ten-fold within clients, or one
-  quarter for more than 3,000 rows), then the ridge from 1, 10 and 100. "Ours s" is the time of all these fits, "chosen
-  fit s" that of the last one, on all training rows."""
+- pooled: one GLM for all clients.
+- own: one GLM per client, with a ridge that validation on training rows chooses from 0.1, 1, 10 and 100.
+- statsmodels: `MixedLM`, or `BinomialBayesMixedGLM` and `PoissonBayesMixedGLM` by variational Bayes, with random slopes
+  of all columns that vary within clients if that converges in {limit:g} s, else with random intercepts.
+- lme4: `lmer` and `glmer`, with random slopes or random intercepts: the smaller AIC of those that converge in
+  {limit:g} s. glmmTMB: the same; for counts the smaller AIC of Poisson and negative binomial as well.
+- flexmix: latent classes, K from 1 to 4 with the smallest BIC, three starts each; its seconds are those of all K.
+- ours: `k="auto"`, which chooses K by held-out likelihood within clients, for clients that differ in all columns, in
+  the random slopes of the mixed model, or in the intercept only, and for counts with the Poisson and the negative
+  binomial family (nb). Of these calls, the one with the best held-out likelihood on training rows is used."""
 
 
 def page(summaries: list[Summary], splits: int, limit: float, command: str) -> str:
+    scores = ["data", "family", "clients", "rows", "columns", *METHODS, "K, what differs", "ours / best other"]
+    seconds = ["data", *METHODS[2:6], "ours, K = 3", "ours, with all choices"]
+    clients = ["data", "lme4", "flexmix", "ours"]
     return "\n".join(
         [
             heading(TITLE, command, "scikit-learn", "statsmodels"), "",
-            NOTES.format(splits=splits, limit=limit, most=LARGEST_K), "",
-            f"| {' | '.join(HEAD)} |", f"|{' --- |' * 2}{' ---: |' * (len(HEAD) - 2)}",
-            *(summary.row() for summary in summaries), "", *(f"- {sentence}" for sentence in sentences(summaries)), "",
+            NOTES.format(splits=splits, twice=2 * splits, limit=limit), "",
+            "## Held-out scores", "", *markdown(scores, [s.score_row() for s in summaries], 2), "",
+            *(f"- {sentence}" for sentence in sentences(summaries)), "",
+            "## Seconds", "", *markdown(seconds, [s.seconds_row() for s in summaries]), "",
+            "## Who the clients are", "",
+            "Standard deviations of random effects and residuals, sizes of latent classes, and shares of canonical "
+            "models (first split).", "", *markdown(clients, [s.clients_row() for s in summaries], 4), "",
         ]
     )  # fmt: skip
 

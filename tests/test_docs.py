@@ -1,4 +1,4 @@
-"""The code in docs/extending.md, docs/data.md and docs/python.md runs as it stands, from first to last block."""
+"""The code in docs/extending.md, docs/data.md, docs/python.md and docs/glm.md runs as it stands."""
 
 import re
 from pathlib import Path
@@ -42,6 +42,20 @@ def test_the_code_about_keeping_a_fit_runs(tmp_path: Path, monkeypatch: pytest.M
     assert set(names["more"].ids) == set(names["newer"].ids) == set(names["longer"].ids) == set(names["everyone"].ids)
     assert len(names["longer"].history) == 10
     written = {"digits.safetensors", "residual.safetensors", "client.pt", "client.onnx"}
+    assert {file.name for file in tmp_path.iterdir()} == written
+
+
+def test_the_session_of_a_statistician_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("formulaic")
+    monkeypatch.chdir(tmp_path)
+    (section,) = re.findall(r"## A session.*?(?=^## )", (DOCS / "glm.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    names = run_blocks(section, "glm.md")
+    model, new = names["model"], names["new"]
+    assert model.k_ == 2  # as the table was drawn
+    truth, found = names["slope"], names["effects"]["hours"] + names["fixed"]["hours"]
+    assert abs(found.to_numpy() - truth).mean() < 0.3
+    assert list(names["same"].predict(new)) == pytest.approx(list(model.predict(new)), abs=1e-6)
+    written = {"schools.csv", "residuals.html", "summary.html", "schools.safetensors"}
     assert {file.name for file in tmp_path.iterdir()} == written
 
 

@@ -35,7 +35,7 @@ def read(path: Path, random: Random) -> object:
     from ppfl.data import read_csv, read_idx, read_npz, read_parquet
     from ppfl.data.cifar import read_cifar10_batch
     from ppfl.data.table_readers import read_frame
-    from ppfl.glm.table.prepare import TableSettings, prepare_table
+    from ppfl.glm.table import TableSettings, prepare_table
 
     if ".npz" in path.suffixes:
         pool = read_npz(path, tokens=random.random() < 0.2)

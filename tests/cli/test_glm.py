@@ -68,7 +68,8 @@ def test_the_printed_tables_agree_with_the_files(ppfl, shops, tmp_path, monkeypa
     for label, figures in result["held_out"].items():
         line = next(line for line in done.out.splitlines() if line.startswith(label))
         assert f"{figures['rmse']:#.4g}" in line
-    assert "fitting k = 2 (2 of 4)" in done.err
+    assert "fitting k = 1, 2 (1 of 4)" in done.err
+    assert "k = 2 is the largest that was tried; try more with -k 2,3,4,5" in done.out
     page = (tmp_path / "runs" / "glm-shops" / "report.html").read_text()
     assert f"ppfl glm {shops} --client shop --target sold -k 2,1 --n-init 2" in page
 
@@ -105,6 +106,9 @@ def test_classes_have_an_accuracy_and_holding_out_is_optional(ppfl, shops, tmp_p
         (["--family", "normal"], ["no family 'normal'", "gaussian"]),
         (["--family", "bernoulli"], ["80 classes"]),
         (["-k", "two"], ["-k is 'two'", "1,2,3"]),
+        (["--choose", "aic"], ["choose is 'aic'", "held_out, bic"]),
+        (["--formula", "sold ~ price + (1 | shop)"], ["what the formula says"]),
+        (["--sep", ";;"], ["sep is ';;'"]),
         (["-k", "0"], ["k is 0"]),
         (["-k", "2,50"], ["k is 50", "10 clients"]),
         (["--affinity", "features"], ["penalty is 0"]),
@@ -120,6 +124,68 @@ def test_bad_options_give_one_line_of_error(ppfl, shops, tmp_path, options, part
     assert done.err.count("\n") == 1
     assert all(part in done.err for part in parts)
     assert not (tmp_path / "out").exists()
+
+
+def test_bad_cells_and_lost_clients_are_reported(ppfl, shops, tmp_path):
+    table = pd.read_csv(shops, dtype=str)
+    table.loc[16, "price"] = "n/a?"
+    table.loc[table["shop"] == "007", "price"] = ""
+    file = tmp_path / "some.csv"
+    table.to_csv(file, index=False)
+    done = ppfl("glm", file, *QUICK, "-k", "1", "--out", tmp_path / "out")
+    assert done.code == 0
+    assert "price has 1 cell without a number, 'n/a?' in row 17: taken as missing" in done.out
+    assert "9 rows lack a value" in done.out
+    assert "left out, because every row lacks a value: client 007" in done.out
+    assert "levels)" not in done.out
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["clients_left_out"] == ["007"]
+    assert result["bad_cells"] == [{"column": "price", "cells": 1, "example": "n/a?", "row": 17}]
+
+
+def test_a_formula_says_client_target_and_columns(ppfl, shops, tmp_path):
+    formula = "sold ~ price + day + (price | shop)"
+    assert ppfl("glm", shops, "--formula", formula, "-k", "2", "--n-init", "2", "--out", tmp_path / "a").code == 0
+    assert ppfl("glm", shops, *QUICK, "--shared", "day", "-k", "2", "--out", tmp_path / "b").code == 0
+    found, wanted = ((tmp_path / name / "memberships.csv") for name in "ab")
+    assert [row["client"] for row in read_rows(found)] == [row["client"] for row in read_rows(wanted)]
+    for left, right in zip(read_rows(found), read_rows(wanted), strict=True):
+        assert float(left["A"]) == pytest.approx(float(right["A"]))
+    shared = {row["term"]: row["shared"] for row in read_rows(tmp_path / "a" / "coefficients.csv")}
+    assert shared == {"intercept": "no", "price": "no", "day[T.tu]": "yes"}
+
+
+def test_decimal_commas_and_other_separators(ppfl, shops, tmp_path):
+    table = pd.read_csv(shops, dtype={"shop": str})
+    for sep, option in ((";", ";"), ("\t", "tab")):
+        table.to_csv(tmp_path / "comma.csv", sep=sep, decimal=",", index=False)
+        options = (*QUICK, "-k", "1", "--out", tmp_path / "out")
+        assert ppfl("glm", tmp_path / "comma.csv", *options, "--sep", option, "--decimal", ",", "--quiet").code == 0
+        found = read_rows(tmp_path / "out" / "coefficients.csv")
+        assert ppfl("glm", shops, *options, "--quiet").code == 0
+        assert found == read_rows(tmp_path / "out" / "coefficients.csv")
+        assert f"separated by {sep!r}" in ppfl("glm", tmp_path / "comma.csv", *options).err
+
+
+def test_clients_may_have_intercepts_only(ppfl, shops, tmp_path):
+    done = ppfl(
+        "glm", shops, "--client", "shop", "--target", "sold", "--columns", "", "-k", "1", "--out", tmp_path / "out"
+    )
+    assert done.code == 0
+    assert "clients differ in their intercepts only" in done.out
+    assert [row["term"] for row in read_rows(tmp_path / "out" / "coefficients.csv")] == ["intercept"]
+
+
+def test_a_fit_that_does_not_converge_is_a_note(ppfl, shops, tmp_path):
+    table = pd.read_csv(shops, dtype={"shop": str})
+    table["sold"] = 2 * table["price"] + 1  # no noise, so the likelihood has no maximum
+    table.to_csv(tmp_path / "exact.csv", index=False)
+    options = (*QUICK, "-k", "2", "--n-init", "1", "--test-fraction", "0")
+    done = ppfl("glm", tmp_path / "exact.csv", *options, "--out", tmp_path / "out")
+    assert done.code == 0
+    assert "the fit with k = 2 did not converge; a larger --ridge" in done.out
+    assert "Warning" not in done.err
+    assert ".py" not in done.err
 
 
 def test_a_missing_file(ppfl, tmp_path):

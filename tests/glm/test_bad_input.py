@@ -99,7 +99,7 @@ def test_onboarding_needs_new_clients():
     assert_raises(lambda: model.onboard(X, TABLE.y, CLIENTS), "client 0 is known already")
     assert_raises(lambda: model.onboard(X, TABLE.y, None), "clients is None")
     assert_raises(lambda: model.client_coef(99), "client 99", "onboard")
-    alone = regressor().fit(X, TABLE.y)
+    alone = regressor(k=1).fit(X, TABLE.y)
     assert_raises(lambda: alone.onboard(X, TABLE.y, CLIENTS + 1), "fitted without clients")
     np.testing.assert_array_equal(alone.predict(X, CLIENTS.astype(str)), alone.predict(X))
 
@@ -331,13 +331,13 @@ def test_a_fit_that_stops_early_says_what_to_do():
     with pytest.warns(ConvergenceWarning, match="after 1 of 1 iterations.*raise max_iter"):
         model = regressor(max_iter=1, tol=1e-12).fit(X, TABLE.y, clients=CLIENTS)
     assert not model.converged_
-    with pytest.warns(ConvergenceWarning, match=r"after \d+ of 500 iterations.*tol = 0; .*raise tol"):
-        regressor(tol=0.0).fit(X, TABLE.y, clients=CLIENTS)
+    # with the smallest tolerance a fit ends where rounding errors hide all that is left to gain
+    assert regressor(tol=0.0).fit(X, TABLE.y, clients=CLIENTS).converged_
 
 
 def test_targets_without_noise_have_no_best_fit():
     with pytest.warns(ConvergenceWarning, match="fits every row exactly.*fewer columns"):
-        regressor().fit(X, X @ [1.0, 2.0])
+        regressor(k=1).fit(X, X @ [1.0, 2.0])
 
 
 # ---------------------------------------------------------------------- choices
@@ -368,9 +368,11 @@ def test_choice_tables_are_also_checked_after_the_fit():
     model = choice().fit(CHOICES.x, CHOICES.y, CHOICES.situations, CHOICES.clients)
     for method in (model.score, model.deviance):
         assert_raises(
-            lambda: method(CHOICES.x, 0 * CHOICES.y, CHOICES.situations), "situation 0 has 0 alternatives taken"
+            lambda: method(CHOICES.x, 0 * CHOICES.y, CHOICES.situations, "new"), "situation 0 has 0 alternatives taken"
         )
-        assert_raises(lambda: method(CHOICES.x, CHOICES.y[:-1], CHOICES.situations), f"{len(CHOICES.y) - 1} entries")
+        assert_raises(
+            lambda: method(CHOICES.x, CHOICES.y[:-1], CHOICES.situations, "new"), f"{len(CHOICES.y) - 1} entries"
+        )
     assert_raises(lambda: model.predict(CHOICES.x, None), "situations is None")
     names = CHOICES.clients.astype(str)
     assert_raises(lambda: model.predict(CHOICES.x, CHOICES.situations, names), "such as '0'")

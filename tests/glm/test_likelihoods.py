@@ -9,13 +9,13 @@ from scipy import stats
 import ppfl.glm.likelihoods as likelihoods
 from drawn_populations import FAMILIES, draw_population, make_family, make_rows, to_double
 from ppfl.glm.designs import ChoiceDesign, DenseDesign, SparseDesign
-from ppfl.glm.families import MultinomialFamily
-from ppfl.glm.likelihoods import ClientRows, Coefficients, GaussianMoments
-from ppfl.glm.membership_grid import DirichletPrior, Grid, concentration, grid_size, spread_memberships
+from ppfl.glm.families import REGRESSIONS, MultinomialFamily
+from ppfl.glm.likelihoods import ClientRows, Coefficients, GaussianMoments, fastest_form
 from ppfl.glm.solvers.marginal import Marginal
 from ppfl.glm.solvers.parameters import ParameterShape, Regularization
 
 K = 3
+EVERY_FAMILY = (*FAMILIES, "negative binomial", "zero-inflated poisson", "zero-inflated negative binomial")
 
 
 def coefficients_for(rows: ClientRows, seed: int = 0) -> Coefficients:
@@ -23,10 +23,25 @@ def coefficients_for(rows: ClientRows, seed: int = 0) -> Coefficients:
     m = rows.varying.outputs(rows.family.outputs)
     canonical = torch.randn(K, rows.varying.columns, m, generator=g, dtype=torch.float64) / 2
     shared = torch.randn(rows.shared.columns, m, generator=g, dtype=torch.float64) / 2
-    return Coefficients(canonical, shared, torch.tensor(0.3, dtype=torch.float64))
+    nuisance = torch.tensor([0.3, -0.7], dtype=torch.float64)[: len(rows.family.nuisance)]
+    return Coefficients(canonical, shared, nuisance)
 
 
-def log_density_by_scipy(name: str, mean: np.ndarray, y: float, dispersion: float) -> float:  # type: ignore[type-arg]
+def draw_memberships(clients: int, count: int) -> torch.Tensor:
+    """(clients, K, count), some of them at the faces of the simplex."""
+    drawn = np.random.default_rng(0).dirichlet([0.3] * K, (clients, count))
+    drawn[:, 0] = [0.0, *[1 / (K - 1)] * (K - 1)]
+    return torch.from_numpy(drawn.swapaxes(1, 2).copy())
+
+
+def log_density_by_scipy(name: str, mean: np.ndarray, y: float, nuisance: list[float]) -> float:  # type: ignore[type-arg]
+    if name.startswith("zero-inflated"):
+        share = 1 / (1 + np.exp(-nuisance[-1]))
+        counts = np.exp(log_density_by_scipy(name.removeprefix("zero-inflated "), mean, y, nuisance[:-1]))
+        return float(np.log(share * (y == 0) + (1 - share) * counts))
+    dispersion = float(np.exp(nuisance[0])) if nuisance else 1.0
+    if name == "negative binomial":
+        return float(stats.nbinom.logpmf(y, 1 / dispersion, 1 / (1 + dispersion * mean[0])))
     if name == "gaussian":
         return float(stats.norm.logpdf(y, mean[0], np.sqrt(dispersion)))
     if name == "poisson":
@@ -39,7 +54,7 @@ def log_density_by_scipy(name: str, mean: np.ndarray, y: float, dispersion: floa
 def mean_by_numpy(name: str, eta: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
     if name == "gaussian":
         return eta
-    if name in ("poisson", "gamma"):
+    if name in REGRESSIONS:
         return np.exp(eta)
     if name == "bernoulli":
         return np.array([1 / (1 + np.exp(eta[0])), 1 / (1 + np.exp(-eta[0]))])
@@ -47,20 +62,18 @@ def mean_by_numpy(name: str, eta: np.ndarray) -> np.ndarray:  # type: ignore[typ
 
 
 @pytest.mark.parametrize("mix", ["weights", "predictions"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EVERY_FAMILY)
 def test_a_clients_log_likelihood_is_the_sum_of_its_rows(name: str, mix: str) -> None:
     drawn = draw_population(name, clients=4, rows=5)
     weight = np.random.default_rng(1).uniform(0.5, 2, len(drawn.y))
     rows = make_rows(drawn, make_family(name), mix, shared=["x1"], weight=weight)
-    grid = Grid(spread_memberships(K, 6), torch.rand(4, K).double() / 5)
-    grid.floor[0] = 0
+    memberships = draw_memberships(4, 6)
     coefficients = coefficients_for(rows)
-    found = rows.client_log_likelihoods(coefficients, grid)
-    memberships = grid.floor[:, None] + grid.scale[:, None, None] * grid.atoms
+    found = rows.client_log_likelihoods(coefficients, memberships)
     assert isinstance(rows.varying, DenseDesign)
     assert isinstance(rows.shared, DenseDesign)
     for client in range(4):
-        for g, c in enumerate(memberships[client].numpy()):
+        for g, c in enumerate(memberships[client].T.numpy()):
             total = 0.0
             for row in np.flatnonzero(rows.client.numpy() == client):
                 common = rows.shared.x[row].numpy() @ coefficients.shared.numpy()
@@ -70,24 +83,26 @@ def test_a_clients_log_likelihood_is_the_sum_of_its_rows(name: str, mix: str) ->
                     mean = mean_by_numpy(name, c @ eta)
                 else:
                     mean = sum(share * mean_by_numpy(name, one) for share, one in zip(c, eta, strict=True))
-                density = log_density_by_scipy(name, mean, float(rows.y[row]), float(np.exp(0.3)))
+                density = log_density_by_scipy(name, mean, float(rows.y[row]), coefficients.nuisance.tolist())
                 total += float(rows.weight[row]) * density
             assert float(found[client, g]) == pytest.approx(total, rel=1e-9)
-    torch.testing.assert_close(rows.client_log_likelihoods(coefficients, memberships[:, 2:3]), found[:, 2:3])
-    full_grid = rows.client_log_likelihoods(coefficients, Grid.full(K, 6, 4))
-    torch.testing.assert_close(full_grid[0], found[0])
+    torch.testing.assert_close(rows.client_log_likelihoods(coefficients, memberships[..., 2:3]), found[:, 2:3])
+    common = rows.client_log_likelihoods(coefficients, memberships[:1])
+    torch.testing.assert_close(common[0], found[0])
+    for chunk in rows.chunks(6):
+        torch.testing.assert_close(
+            chunk.data.client_log_likelihoods(coefficients, memberships[chunk.clients]), found[chunk.clients]
+        )
 
 
 def test_moments_have_the_likelihood_of_gaussian_rows() -> None:
     rows = make_rows(draw_population("gaussian", clients=6, rows=9), make_family("gaussian"), "weights", shared=["x0"])
     coefficients, moments = coefficients_for(rows), GaussianMoments.of(rows)
-    floor = torch.rand(6, K, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 4
-    own = torch.rand(6, 1, K, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    for c in (Grid.full(K, 11, 6), Grid(spread_memberships(K, 11), floor), own):
+    for c in (draw_memberships(1, 11), draw_memberships(6, 11), draw_memberships(6, 1)):
         torch.testing.assert_close(
             moments.client_log_likelihoods(coefficients, c), rows.client_log_likelihoods(coefficients, c)
         )
-    some = torch.tensor([1, 4, 5])
+    some, own = torch.tensor([1, 4, 5]), draw_memberships(6, 4)
     for data in (rows, moments):
         torch.testing.assert_close(
             data.subset(some).client_log_likelihoods(coefficients, own[some]),
@@ -124,15 +139,15 @@ def test_a_choice_is_a_softmax_over_the_available_alternatives(mix: str) -> None
     empty = ChoiceDesign(torch.zeros(6, 3, 0).double(), torch.from_numpy(available))
     client = torch.tensor([0, 0, 0, 1, 1, 1])
     rows = ClientRows(design, empty, to_double(chosen), torch.ones(6).double(), client, 2, MultinomialFamily(3), mix)
-    coefficients, atoms = coefficients_for(rows), spread_memberships(K, 5)
+    coefficients, atoms = coefficients_for(rows), draw_memberships(1, 5)
     theta = coefficients.canonical[..., 0].numpy()
 
     def probability(taste: np.ndarray, row: int) -> float:  # type: ignore[type-arg]
         utility = np.exp(x[row] @ taste) * available[row]
         return float(utility[0] / utility.sum())
 
-    found = rows.client_log_likelihoods(coefficients, Grid.full(K, 5, 2))
-    for at, c in enumerate(atoms.numpy()):
+    found = rows.client_log_likelihoods(coefficients, atoms)
+    for at, c in enumerate(atoms[0].T.numpy()):
         for number in range(2):
             own_rows = range(3 * number, 3 * number + 3)
             if mix == "weights":
@@ -145,14 +160,13 @@ def test_a_choice_is_a_softmax_over_the_available_alternatives(mix: str) -> None
 
 
 @pytest.mark.parametrize("mix", ["weights", "predictions"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EVERY_FAMILY)
 def test_the_marginal_has_the_right_gradient(name: str, mix: str) -> None:
     rows = make_rows(draw_population(name, clients=5, rows=4), make_family(name), mix, shared=["x2"])
-    shape = ParameterShape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs)
-    floor = torch.rand(5, K, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 5
+    shape = ParameterShape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs, len(rows.family.nuisance))
     regularization = Regularization(0.1, 0.2, torch.ones(shape.varying).double(), torch.ones(shape.shared).double())
-    objective = Marginal(rows, shape, Grid(spread_memberships(K, 12), floor), regularization)
     at = np.random.default_rng(0).normal(size=shape.size) / 3
+    objective = Marginal.of(fastest_form(rows), shape, regularization, 16).adapted(at)
     _, gradient = objective(at)
     for entry in range(shape.size):
         step = np.zeros(shape.size)
@@ -163,54 +177,28 @@ def test_the_marginal_has_the_right_gradient(name: str, mix: str) -> None:
 
 def test_chunks_give_the_same_objective(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_rows(draw_population("poisson", clients=7, rows=5), make_family("poisson"), "weights")
-    shape = ParameterShape(K, rows.varying.columns, 0, 1)
+    shape = ParameterShape(K, rows.varying.columns, 0, 1, len(rows.family.nuisance))
     at = np.random.default_rng(0).normal(size=shape.size) / 3
     regularization = Regularization(0.1, 0.0, torch.ones(shape.varying).double(), torch.ones(0).double())
-    whole = Marginal(rows, shape, Grid.full(K, 10, 7), regularization)(at)
-    monkeypatch.setattr(likelihoods, "_CHUNK_SIZE", 10 * 2 * 11)  # two clients at a time
-    assert len(list(rows.chunks(10))) == 4
-    value, gradient = Marginal(rows, shape, Grid.full(K, 10, 7), regularization)(at)
-    assert value == pytest.approx(whole[0], rel=1e-12)
-    np.testing.assert_allclose(gradient, whole[1], rtol=1e-10, atol=1e-14)
+    whole = Marginal.of(rows, shape, regularization, 16).adapted(at)
+    monkeypatch.setattr(likelihoods, "_CHUNK_SIZE", 16 * 2 * 15)  # few clients at a time
+    assert len(list(rows.chunks(16))) > 2
+    parts = Marginal.of(rows, shape, regularization, 16).adapted(at)
+    assert parts(at)[0] == pytest.approx(whole(at)[0], rel=1e-12)
+    np.testing.assert_allclose(parts(at)[1], whole(at)[1], rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("alpha", [0.2, 0.3, 1.0, 3.0])
-@pytest.mark.parametrize("k", [2, 3, 4])
-def test_the_grid_integrates_over_dirichlet_distributions(k: int, alpha: float) -> None:
-    """The grid reproduces the known means and variances of Dirichlet(alpha)."""
-    grid = Grid.full(k, grid_size(k), 1)
-    log_alpha = torch.full((k,), float(np.log(alpha)), dtype=torch.float64)
-    alpha = float(concentration(log_alpha)[0])
-    weight = DirichletPrior.of(grid).log_weights(log_alpha).exp()[0]
-    mean = weight @ grid.atoms
-    assert float((mean - 1 / k).abs().max()) < 0.01
-    variance = weight @ (grid.atoms - 1 / k).square()
-    expected = (1 / k) * (1 - 1 / k) / (k * alpha + 1)
-    assert float((variance / expected - 1).abs().max()) < 0.05
-
-
-@pytest.mark.parametrize("k", [2, 3])
-def test_a_shrunk_grid_integrates_like_a_fine_full_grid(k: int) -> None:
-    """For an integrand that is concentrated in a corner of the simplex."""
-    log_alpha = torch.linspace(-1.0, 0.5, k, dtype=torch.float64)
-    floor = torch.full((1, k), 0.1, dtype=torch.float64)
-    floor[0, 0] = 0.6
-    best = floor[0] + (1 - float(floor.sum())) / k
-    values = []
-    for grid in (Grid(spread_memberships(k, 400), floor), Grid.full(k, 100_000, 1)):
-        memberships = grid.floor[:, None] + grid.scale[:, None, None] * grid.atoms
-        logs = -0.5 * ((memberships - best) / 0.02).square().sum(-1)
-        values.append(float(torch.logsumexp(logs + DirichletPrior.of(grid).log_weights(log_alpha), 1)))
-    assert values[0] == pytest.approx(values[1], abs=0.05)
-
-
-@pytest.mark.parametrize("log_alpha", [-4.0, 0.0, 3.0, 30.0])
-def test_no_shrunk_grid_has_a_total_weight_above_one(log_alpha: float) -> None:
-    """For any concentration; an unbounded weight would make the likelihood unbounded."""
-    g = torch.Generator().manual_seed(0)
-    best = torch.rand(200, K, generator=g, dtype=torch.float64).pow(3)
-    best = best / best.sum(1, keepdim=True)
-    width = torch.logspace(-4, -1.5, 200, dtype=torch.float64)[:, None].expand(-1, K)
-    grid = Grid.full(K, grid_size(K), 200).shrink_around(best, width)
-    weight = DirichletPrior.of(grid).log_weights(torch.full((K,), log_alpha, dtype=torch.float64)).exp().sum(1)
-    assert float(weight.max()) < 1.1
+@pytest.mark.parametrize("name", ["gaussian", "poisson", "gamma", "bernoulli", "negative binomial"])
+def test_the_marginal_has_the_right_hessian(name: str) -> None:
+    """Louis' formula against differences of the gradient."""
+    rows = make_rows(draw_population(name, clients=6, rows=5), make_family(name), "weights", shared=["x2"])
+    shape = ParameterShape(K, rows.varying.columns, rows.shared.columns, 1, len(rows.family.nuisance))
+    regularization = Regularization(0.1, 0.2, torch.ones(shape.varying).double(), torch.ones(shape.shared).double())
+    at = np.random.default_rng(0).normal(size=shape.size) / 3
+    objective = Marginal.of(fastest_form(rows), shape, regularization, 16).adapted(at)
+    value, gradient, hessian = objective.with_hessian(at)
+    assert value == pytest.approx(objective(at)[0], rel=1e-12)
+    np.testing.assert_allclose(gradient, objective(at)[1], atol=1e-10)
+    steps = 1e-5 * np.eye(shape.size)
+    numerical = np.stack([(objective(at + step)[1] - objective(at - step)[1]) / 2e-5 for step in steps])
+    np.testing.assert_allclose(hessian, numerical, rtol=1e-4, atol=1e-7)

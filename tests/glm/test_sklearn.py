@@ -40,6 +40,7 @@ def expected_failures(estimator) -> dict[str, str]:
 # Family "poisson" is left out because scikit-learn's targets are not whole numbers, and PopulationChoice because it
 # needs `situations`, which generic checks do not pass.
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # see NO_MAXIMUM
+@pytest.mark.filterwarnings("ignore::ppfl.glm.MissingClientsWarning")  # the checks know of no clients
 @parametrize_with_checks(
     [regressor(max_iter=50), regressor(family="gamma", max_iter=50), classifier(max_iter=50)],
     expected_failed_checks=expected_failures,

@@ -20,7 +20,7 @@ K = 3
 
 def make_profile(name: str, mix: str, penalty: float, tol: float = 1e-9) -> tuple[Profile, ParameterShape]:
     rows = make_rows(draw_population(name, clients=6, rows=8), make_family(name), mix, shared=["x2"])
-    shape = ParameterShape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs)
+    shape = ParameterShape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs, len(rows.family.nuisance))
     W = affinities.uniform([str(i) for i in range(6)])
     start = torch.full((6, K), 1 / K, dtype=torch.float64)
     regularization = Regularization(0.1, 0.5, torch.ones(shape.varying).double(), torch.ones(shape.shared).double())
@@ -51,7 +51,7 @@ def test_the_profile_is_the_papers_objective() -> None:
     value, _ = profile(at)
     coefficients, _ = shape.unpack(torch.from_numpy(at))
     c = profile.memberships
-    losses = -profile.data.client_log_likelihoods(coefficients, c[:, None])[:, 0] / 8
+    losses = -profile.data.client_log_likelihoods(coefficients, c[..., None])[:, 0] / 8
     p = torch.full((6,), 1 / 6, dtype=torch.float64)
     W = affinities.uniform([str(i) for i in range(6)])
     paper = core_objective.objective(losses, c, p, W, penalty=0.02)
@@ -106,7 +106,7 @@ def test_one_canonical_model_is_the_pooled_glm(name: str) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.3, 0.1, 0.03])
-def test_a_client_with_a_precise_membership_is_not_missed_by_the_grid(noise: float) -> None:
+def test_a_client_with_a_precise_membership_is_not_missed(noise: float) -> None:
     """Lines through 0 with slopes from -2 to 2 and little noise: the canonical models are the outermost clients."""
     random = np.random.default_rng(0)
     share = np.concatenate([np.zeros(4), np.ones(4), np.linspace(0.1, 0.9, 8)])
@@ -114,7 +114,7 @@ def test_a_client_with_a_precise_membership_is_not_missed_by_the_grid(noise: flo
     x = random.normal(size=(160, 1))
     y = (4 * share[clients] - 2) * x[:, 0] + noise * random.normal(size=160)
     model = PopulationRegressor(k=2, n_init=4, random_state=0).fit(x, y, clients=clients)
-    np.testing.assert_allclose(sorted(model.canonical_coef_[:, 0]), [-2, 2], atol=0.05 + 0.5 * noise)
+    np.testing.assert_allclose(sorted(model.canonical_coef_[:, 0]), [-2, 2], atol=0.1 + 0.6 * noise)
     found = np.asarray(model.memberships_)[:, int(model.canonical_coef_[:, 0].argmax())]
     assert np.abs(found - share).mean() < 0.02 + 0.1 * noise
 
@@ -124,14 +124,16 @@ def test_a_converged_marginal_fit_is_stationary() -> None:
         rows = make_rows(draw_population(name, clients=20, rows=10), make_family(name), "weights")
         samples = rows.n_samples * rows.family.has_dispersion
         regularization = Regularization(0.01, 0.0, torch.ones(4).double(), torch.ones(0).double(), samples)
-        problem = GLMProblem(rows, fastest_form(rows), ParameterShape(K, 4, 0, 1), regularization)
+        problem = GLMProblem(
+            rows, fastest_form(rows), ParameterShape(K, 4, 0, 1, len(rows.family.nuisance)), regularization
+        )
         solution, objective = solve_marginal(problem, SearchSettings(3, 1e-6, 500, np.random.default_rng(0)))
         value, gradient = objective(solution.vector)
         assert value == pytest.approx(solution.objective)
         assert np.abs(gradient).max() <= 1e-6
-        adapted = objective.with_grid(objective.adapted_grid(solution.vector, problem.data))
+        adapted = objective.adapted(solution.vector)
         assert adapted.log_likelihood(solution.vector) == pytest.approx(
-            objective.log_likelihood(solution.vector), abs=0.05
+            objective.log_likelihood(solution.vector), abs=0.1
         )
 
 
@@ -155,6 +157,6 @@ def test_without_a_penalty_each_client_has_its_own_best_mixture() -> None:
     at = np.random.default_rng(3).normal(size=shape.size)
     profile(at)
     coefficients, _ = shape.unpack(torch.from_numpy(at))
-    best = profile.data.client_log_likelihoods(coefficients, profile.memberships[:, None])
-    others = to_double(np.random.default_rng(0).dirichlet([0.5] * K, 200))
+    best = profile.data.client_log_likelihoods(coefficients, profile.memberships[..., None])
+    others = to_double(np.random.default_rng(0).dirichlet([0.5] * K, 200).T)[None]
     assert bool((profile.data.client_log_likelihoods(coefficients, others) <= best + 1e-9).all())

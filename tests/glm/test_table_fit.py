@@ -9,10 +9,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, mean_gamma_deviance, mean_poisson_deviance, mean_squared_error
 
 from ppfl.core.errors import DataError, PPFLError, SettingError
+from ppfl.glm import PopulationRegressor
 from ppfl.glm.table.encoding import OTHER, EncodedColumn, Encoding, choose_features
 from ppfl.glm.table.fit_table import TableFit, fit_table
 from ppfl.glm.table.local_models import MODELS, LocalModels
-from ppfl.glm.table.prepare import TableSettings, prepare_table
+from ppfl.glm.table.number_cells import BadCells
+from ppfl.glm.table.prepare import prepare_table
+from ppfl.glm.table.table_settings import TableSettings
 from ppfl.glm.table.target import FAMILIES, Target
 
 
@@ -31,7 +34,8 @@ def make_shops(seed: int = 0) -> pd.DataFrame:
     return table
 
 
-TARGETS = {"gaussian": "sold", "poisson": "count", "gamma": "amount", "bernoulli": "open", "multinomial": "size"}
+TARGETS = dict.fromkeys(FAMILIES, "count")  # all other families have counts
+TARGETS |= {"gaussian": "sold", "gamma": "amount", "bernoulli": "open", "multinomial": "size"}
 SMALL = {"ks": (2,), "n_init": 2, "columns": ("price", "day")}
 
 
@@ -46,7 +50,7 @@ def fitted(family: str, **more: object) -> TableFit:
 def test_useless_columns_are_left_out_unless_they_are_named() -> None:
     shops = make_shops().assign(rownames=lambda t: t["row"] * 7 % 1000, one="x", name=[f"n{i}" for i in range(120)])
     found = choose_features(
-        shops[["row", "rownames", "shop", "sold", "price", "day", "one", "name"]], ["shop", "sold"], []
+        shops[["row", "rownames", "shop", "sold", "price", "day", "one", "name"]], ["shop", "sold"], None
     )
     assert found.names == ("price", "day")
     assert found.left_out == {"row": "row numbers", "rownames": "row numbers", "one": "one value", "name": "120 levels"}
@@ -96,7 +100,10 @@ def test_a_shared_column_shares_all_its_levels() -> None:
         ([0, 1, 1], "bernoulli", ("0", "1")),
         ([10, 2, 3], "multinomial", ("2", "3", "10")),
         ([0.5, 1.0, 2.0], "gaussian", ()),
-        (range(9), "gaussian", ()),
+        (range(9), "poisson", ()),
+        ([0, 1, 3, 0, 2, 1], "poisson", ()),
+        ([0, 300, 20, 40, 60, 80], "gaussian", ()),
+        ([0, 1, -1], "multinomial", ("-1", "0", "1")),
     ],
 )
 def test_the_family_is_guessed_with_a_reason(values: object, family: str, classes: tuple[str, ...]) -> None:
@@ -106,7 +113,7 @@ def test_the_family_is_guessed_with_a_reason(values: object, family: str, classe
     assert not Target.of("y", pd.Series(values), family).reason
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TARGETS)
 def test_scores_agree_with_scikit_learn(family: str) -> None:
     target = Target.of("y", make_shops()[TARGETS[family]], family)
     rows = np.arange(120) % 3 == 0
@@ -116,9 +123,10 @@ def test_scores_agree_with_scikit_learn(family: str) -> None:
         wanted = {"deviance": 2 * log_loss(y, mean), "accuracy": (mean.argmax(1) == y).mean()}
     else:
         mean = random.uniform(0.5, 2, len(y))
-        deviances = {"poisson": mean_poisson_deviance, "gamma": mean_gamma_deviance}
-        wanted = {"deviance": deviances[family](y, mean)} if family in deviances else {}
-        wanted = wanted or {"rmse": mean_squared_error(y, mean) ** 0.5}
+        deviance = {"gaussian": mean_squared_error, "gamma": mean_gamma_deviance}.get(family, mean_poisson_deviance)
+        wanted = {"deviance": deviance(y, mean)}
+        if family == "gaussian":
+            wanted = {"rmse": wanted["deviance"] ** 0.5}
     assert target.figures(mean, rows) == pytest.approx(wanted)
 
 
@@ -143,13 +151,54 @@ def test_incomplete_rows_are_left_out_and_counted() -> None:
     shops.loc[3, "price"] = np.nan
     shops.loc[7, "day"] = None
     table = prepare_table(shops, TableSettings("shop", "sold", columns=("price", "day")))
-    assert (len(table.frame), table.incomplete) == (118, 2)
+    assert (len(table.frame), table.incomplete, table.lost) == (118, 2, ())
+
+
+def test_a_client_without_a_complete_row_is_named() -> None:
+    shops = make_shops()
+    shops.loc[shops["shop"] == 4, "price"] = np.nan
+    assert prepare_table(shops, TableSettings("shop", "sold")).lost == ("4",)
+    assert prepare_table(shops, TableSettings(formula="sold ~ price + (1 | shop)")).lost == ("4",)
+
+
+@pytest.mark.parametrize("column", ["price", "sold"])
+def test_a_bad_cell_is_missing_and_its_column_stays_numeric(column: str) -> None:
+    shops = make_shops()
+    clean = shops.drop(index=16)
+    shops[column] = shops[column].astype(str)
+    shops.loc[16, column] = "n/a?"
+    settings = TableSettings("shop", "sold", columns=("price", "day"))
+    table = prepare_table(shops, settings)
+    assert table.bad_cells == [BadCells(column, 1, "n/a?", 17)]
+    assert table.incomplete == 1
+    assert table.target.family == "gaussian"
+    wanted = prepare_table(clean, settings)
+    np.testing.assert_allclose(table.encoding.encode(table.frame), wanted.encoding.encode(wanted.frame))
+    by_formula = prepare_table(shops, TableSettings(formula="sold ~ price + day + (1 | shop)"))
+    assert by_formula.bad_cells == table.bad_cells
+
+
+def test_text_with_some_numbers_stays_text() -> None:
+    shops = make_shops().assign(code=["a1", "7", "8", "9"] * 30)
+    assert not prepare_table(shops, TableSettings("shop", "sold", columns=("code",))).bad_cells
+
+
+def test_numbers_with_decimal_commas_are_recognised() -> None:
+    shops = make_shops()
+    shops["price"] = [f"{price:.3f}".replace(".", ",") for price in shops["price"]]
+    assert prepare_table(shops, TableSettings("shop", "sold")).left_out["price"] == "numbers with a decimal comma"
+
+
+@pytest.mark.parametrize("family", [None, "gaussian", "poisson", "bernoulli"])
+def test_a_constant_target_is_refused(family: str | None) -> None:
+    with pytest.raises(DataError, match="target 'sold' is 2.5 in every row"):
+        prepare_table(make_shops().assign(sold=2.5), TableSettings("shop", "sold", family))
 
 
 # ---------------------------------------------------------------------- fits
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TARGETS)
 def test_results_agree_with_the_estimator(family: str) -> None:
     found = fitted(family)
     shops = make_shops()
@@ -204,6 +253,58 @@ def test_shared_columns_are_equal_in_all_canonical_models() -> None:
         assert (np.ptp(term.values) == 0) == term.is_shared
 
 
+def test_a_formula_gives_what_its_columns_give() -> None:
+    columns = fitted("gaussian", shared=("day",))
+    formula = fit_table(make_shops(), TableSettings(formula="sold ~ price + day + (price | shop)", ks=(2,), n_init=2))
+    assert formula.encoding.terms == ["day[T.tu]", "day[T.we]", "price"] or formula.encoding.terms[0] == "price"
+    by_name = {term.name: term for term in formula.terms.coefficients}
+    for term in columns.terms.coefficients:
+        same = by_name[term.name.replace(" = ", "[T.") + "]" if " = " in term.name else term.name]
+        assert same.values == pytest.approx(term.values)
+        assert same.is_shared == term.is_shared
+    assert [score.figures for score in formula.scores] == [pytest.approx(score.figures) for score in columns.scores]
+
+
+def test_an_offset_of_a_formula_reaches_all_models() -> None:
+    shops = make_shops().assign(hours=lambda t: 1.0 + t["row"] % 7)
+    settings = TableSettings(formula="count ~ price + offset(log(hours)) + (price | shop)", ks=(2,), n_init=2)
+    found = fit_table(shops, settings)
+    assert found.table.target.family == "poisson"
+    same = PopulationRegressor(2, family="poisson", n_init=2, random_state=0)
+    same.fit(shops[["price"]], shops["count"], clients=shops["shop"].astype(str), offset=np.log(shops["hours"]))
+    np.testing.assert_allclose(found.model.canonical_coef_, same.canonical_coef_)
+    assert [score.label for score in found.scores] == ["2 canonical models", "one model for all"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"columns": ()}, {"target": "", "client": "", "formula": "sold ~ 1 + (1 | shop)"}]
+)
+def test_clients_may_differ_in_their_intercepts_alone(settings: dict[str, object]) -> None:
+    shops = make_shops().assign(sold=lambda t: t["sold"] + 20 * (t["shop"] % 2))
+    found = fit_table(shops, TableSettings(**{"client": "shop", "target": "sold", "ks": (2,), "n_init": 2, **settings}))
+    assert [term.name for term in found.terms.coefficients] == ["intercept"]
+    ours, pooled, own = (score.figures["rmse"] for score in found.scores)
+    assert ours < pooled
+    assert own < pooled
+
+
+def test_the_held_out_likelihood_and_the_bic_choose_k() -> None:
+    for choose in ("held_out", "bic"):
+        found = fitted("gaussian", ks=(1, 2), choose=choose)
+        best = max(found.candidates, key=lambda each: (each.held_out if choose == "held_out" else -each.bic) or 0.0)
+        assert found.best == best
+
+
+def test_records_of_k_are_in_the_units_of_the_target() -> None:
+    found = fitted("gaussian", ks=(1, 2), choose="bic")
+    for name in ("log_likelihood", "aic", "bic"):
+        assert getattr(found.best, name) == pytest.approx(getattr(found.model, f"{name}_"))
+    plain = fitted("gaussian", ks=(1, 2))
+    large = fit_table(make_shops().assign(sold=lambda t: 1000 * t["sold"]), TableSettings(**vars(plain.settings)))
+    for before, after in zip(plain.candidates, large.candidates, strict=True):
+        assert after.held_out == pytest.approx(before.held_out - np.log(1000), abs=1e-3)
+
+
 def test_the_same_seed_gives_the_same_fit() -> None:
     settings = TableSettings("shop", "sold", **SMALL)
     first, again = (fit_table(make_shops(), settings) for _ in range(2))
@@ -216,7 +317,8 @@ def test_steps_are_reported_when_they_begin() -> None:
     steps: list[tuple[str, int, int]] = []
     settings = TableSettings("shop", "sold", ks=(1,), columns=("price",))
     fit_table(make_shops(), settings, lambda *step: steps.append(step))
-    assert steps == [("k = 1", 1, 3), ("one model for all", 2, 3), ("a model for each client", 3, 3)]
+    names = ["k = 1", "one model for all", "held-out rows", "a model for each client"]
+    assert steps == [(name, number, 4) for number, name in enumerate(names, 1)]
 
 
 @pytest.mark.parametrize(
@@ -250,8 +352,6 @@ def test_infinite_values_and_empty_tables_are_refused() -> None:
         prepare_table(shops, TableSettings("shop", "sold"))
     with pytest.raises(DataError, match="none of 120 rows"):
         prepare_table(shops.assign(price=np.nan), TableSettings("shop", "sold", columns=("price",)))
-    with pytest.raises(DataError, match="no column is left"):
-        prepare_table(shops[["shop", "sold"]], TableSettings("shop", "sold"))
     with pytest.raises(SettingError, match="no number of canonical models"):
         TableSettings("shop", "sold", ks=())
 

@@ -20,8 +20,9 @@ from ppfl.glm.standardize import ColumnScaling
 TABLE = make_client_table()
 TOL = 1e-7
 # The objective is flattest in the distribution of memberships, with a curvature of 0.05 / n. A gradient of TOL leaves
-# this much uncertainty there, and less in predictions.
-NEAR = TOL * len(TABLE.x) / 0.05
+# this much uncertainty there, and less in predictions. The points that stand for the integral depend a little on the
+# way to the minimum, which adds the rest.
+NEAR = TOL * len(TABLE.x) / 0.05 + 3e-3
 EXACT = {"ridge": 0.0, "tol": TOL}
 ESTIMATORS = {
     "gaussian": (regressor(**EXACT), TABLE.y),
@@ -197,7 +198,7 @@ def test_units_of_y_scale_all_coefficients():
 
 
 def test_one_gaussian_model_has_the_likelihood_of_least_squares():
-    model = regressor(**EXACT).fit(TABLE.x, TABLE.y)
+    model = regressor(**{**EXACT, "k": 1}).fit(TABLE.x, TABLE.y)
     design = np.c_[TABLE.x, np.ones(len(TABLE.x))]
     residual = TABLE.y - design @ np.linalg.lstsq(design, TABLE.y)[0]
     by_hand = -len(residual) / 2 * (np.log(2 * np.pi * (residual**2).mean()) + 1)
@@ -218,7 +219,7 @@ def test_the_gaussian_score_is_r_squared():
 def test_unknown_clients_are_predicted_the_same_among_known_ones(estimator):
     model, some = plain_fit(estimator), TABLE.x[:7]
     unknown = means(model, some, np.full(7, 99))
-    np.testing.assert_array_equal(means(model, some, None), unknown)
+    np.testing.assert_array_equal(means(model, some, "new"), unknown)
     mixed = means(model, some, np.array([3, 99, 3, 99, 3, 99, 3]))
     np.testing.assert_allclose(mixed[::2], means(model, some[::2], np.full(4, 3)))
     np.testing.assert_allclose(mixed[1::2], unknown[1::2])

@@ -36,7 +36,9 @@ class SelectionRow(NamedTuple):
     k: int
     bic: float
     aic: float
-    score: ScoreRow | None
+    log_likelihood: float = -100.0
+    held_out: float | None = None
+    held_out_error: float | None = None
 
 
 def population(k: int = 3, clients: int = 20, **changes: Any) -> PopulationResults:
@@ -59,7 +61,7 @@ def population(k: int = 3, clients: int = 20, **changes: Any) -> PopulationResul
             EffectRow("sold", "price", values, -1.0, reach=values, pooled_reach=0.3),
             EffectRow("sold", "day", [0.5] * k, 0.5, is_shared=True, reach=[0.2] * k, pooled_reach=0.2),
         ],
-        candidates=[SelectionRow(1, 300.0, 290.0, scores[1]), SelectionRow(k, 200.0, 190.0, scores[0])],
+        candidates=[SelectionRow(1, 300.0, 290.0), SelectionRow(k, 200.0, 190.0)],
         scores=scores,
     )  # fmt: skip
     return found._replace(**changes)
@@ -146,11 +148,20 @@ def test_score_bars_start_at_zero() -> None:
     assert (ours / pooled, own / pooled) == pytest.approx((0.5, 0.75), abs=1e-3)
 
 
-def test_a_number_of_models_that_predicts_better_is_reported() -> None:
+def test_the_choice_of_k_is_explained() -> None:
     drawn = population(3)
-    assert "predicted best with" not in render_population(drawn)
-    tried = [SelectionRow(1, 300.0, 290.0, ScoreRow("", {"rmse": 1.0})), drawn.candidates[1]]
-    assert "predicted best with 1" in render_population(drawn._replace(candidates=tried))
+    page = render_population(drawn)
+    assert "chosen by the BIC" in page
+    assert "lowest BIC is that of" not in page
+    tried = [
+        SelectionRow(1, 100.0, 290.0, held_out=-1.25, held_out_error=0.125),
+        SelectionRow(3, 200.0, 190.0, held_out=-1.0),
+    ]
+    page = render_population(drawn._replace(candidates=tried, chosen_by="the held-out likelihood"))
+    assert "chosen by the held-out likelihood" in page
+    assert "The lowest BIC is that of 1" in page
+    assert "-1.2500" in page
+    assert "0.1250" in page
 
 
 def test_sections_without_data_are_left_out() -> None:

@@ -27,19 +27,36 @@ PAGE = "report.html"
 def glm_command(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="A table in csv (.gz, .bz2, .xz, .zst and .zip too) or parquet.")],
-    client: Annotated[str, typer.Option(metavar="COLUMN", help="The client of every row.")],
-    target: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.")],
+    client: Annotated[str, typer.Option(metavar="COLUMN", help="The client of every row.", show_default=False)] = "",
+    target: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.", show_default=False)] = "",
+    formula: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of --client, --target, --columns and --shared: 'reaction ~ days + (days | subject)'. After "
+            "the bar is the client column, before it the terms whose coefficients vary between clients."
+        ),
+    ] = None,
     family: Annotated[
         str | None,
-        typer.Option(help="gaussian, poisson, gamma, bernoulli or multinomial.", show_default="guessed"),
+        typer.Option(
+            help="Distribution of the target, such as gaussian, gamma, poisson, bernoulli or multinomial; a name that "
+            "does not exist lists all.",
+            show_default="guessed",
+        ),
     ] = None,
     k: Annotated[
-        str,
-        typer.Option("-k", metavar="K[,K...]", help="Number of canonical models; of several, the lowest BIC wins."),
-    ] = "3",
+        str, typer.Option("-k", metavar="K[,K...]", help="Number of canonical models, several to choose from, or auto.")
+    ] = "auto",
+    choose: Annotated[
+        str, typer.Option(help="How K is chosen: held_out (likelihood of rows held out within clients) or bic.")
+    ] = "held_out",
     columns: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN[,COLUMN...]", help="Features; text is encoded.", show_default="all other columns"),
+        typer.Option(
+            metavar="COLUMN[,COLUMN...]",
+            help="Features; text is encoded. '' for none: clients differ in their intercepts only.",
+            show_default="all other columns",
+        ),
     ] = None,
     shared: Annotated[
         list[str] | None,
@@ -55,16 +72,20 @@ def glm_command(
     test_fraction: Annotated[float, typer.Option(help="Share of each client's rows to hold out.")] = 0.2,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     n_init: Annotated[int, typer.Option(help="Number of random starts; the best is used.")] = 8,
+    sep: Annotated[str, typer.Option(help="What separates the cells of a csv file: one character, or tab.")] = ",",
+    decimal: Annotated[str, typer.Option(help="The decimal point in a csv file.")] = ".",
     out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="runs/glm-<FILE>")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Fit K canonical GLMs and one membership per client to a table."""
     from ..glm.table import TableSettings, fit_table
 
-    frame = read_frame(file, client)
+    named = TableSettings(client, target, formula=formula)  # checks them before a large file is read
+    frame = read_frame(file, named.client, "\t" if sep in ("tab", "\\t") else sep, decimal)
     settings = TableSettings(
-        client, target, family, _split_names(columns, frame.columns), _parse_ks(k), test_fraction, seed,
-        _split_names(shared, frame.columns), mix, penalty, affinity, ridge, n_init,
+        client, target, family, None if columns is None else _split_names(columns, frame.columns), _parse_ks(k),
+        test_fraction, seed, _split_names(shared, frame.columns), mix, penalty, affinity, ridge, n_init, formula,
+        choose,
     )  # fmt: skip
     with _show_steps(quiet=quiet) as on_step:
         fitted = fit_table(frame, settings, on_step)
@@ -96,7 +117,7 @@ def _print(fitted: TableFit, file: Path) -> None:
 
 def _write(fitted: TableFit, folder: Path, file: Path, command: str) -> Path:
     """Write all files, each of them completely or not at all, and return the report."""
-    from ..glm.table import CLEAR, file_contents
+    from ..glm.table import CLEAR, CRITERIA, file_contents
     from ..report import PopulationResults, render_population
     from ..report.sorted_memberships import letter
     from .glm_tables import table_notes
@@ -124,6 +145,7 @@ def _write(fitted: TableFit, folder: Path, file: Path, command: str) -> Path:
             average=fitted.terms.average,
             coefficients=fitted.terms.coefficients,
             candidates=fitted.candidates,
+            chosen_by=CRITERIA["bic" if fitted.best.held_out is None else fitted.settings.choose],
             scores=fitted.scores,
         )
     )
@@ -140,11 +162,11 @@ def _split_names(values: Sequence[str] | None, known: Sequence[str]) -> list[str
     return [name for value in values or () for name in ([value] if value in known else value.split(",")) if name]
 
 
-def _parse_ks(text: str) -> list[int]:
+def _parse_ks(text: str) -> list[int] | str:
     try:
-        return sorted({int(part) for part in text.split(",")})
+        return text if text == "auto" else sorted({int(part) for part in text.split(",")})
     except ValueError:
-        raise SettingError(f"-k is {text!r}; give a whole number such as 3, or several such as 1,2,3") from None
+        raise SettingError(f"-k is {text!r}; give a whole number such as 3, several such as 1,2,3, or auto") from None
 
 
 @contextmanager

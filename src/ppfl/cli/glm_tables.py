@@ -31,6 +31,7 @@ def summary_lines(fitted: TableFit, name: str) -> Iterator[str]:
     columns = ", ".join(table.features[:6]) + (
         f" and {len(table.features) - 6} more" if len(table.features) > 6 else ""
     )
+    columns = columns or "the client alone"
     yield (
         f"{name}: {len(table.frame)} rows of {len(fitted.ids)} clients ({settings.client}); "
         f"{table.target.name} from {columns}"
@@ -46,31 +47,63 @@ def table_notes(fitted: TableFit) -> list[str]:
     notes = [f"family {target.family}{which}{guessed}"]
     if table.left_out:
         reasons = (f"{name} ({reason})" for name, reason in table.left_out.items())
-        notes.append(f"left out: {', '.join(reasons)}; name a column in --columns to use it")
+        commas = any("decimal comma" in reason for reason in table.left_out.values())
+        remedy = "read them with --decimal ," if commas else "name a column in --columns to use it"
+        notes.append(f"left out: {', '.join(reasons)}; {remedy}")
+    if not fitted.encoding.terms:
+        notes.append("there are no other columns, so clients differ in their intercepts only")
+    notes += [cells.describe() for cells in table.bad_cells]
     if table.incomplete:
-        notes.append(f"{table.incomplete} rows lack a value in one of these columns and are left out")
+        one = table.incomplete == 1
+        rows = "1 row lacks" if one else f"{table.incomplete} rows lack"
+        notes.append(f"{rows} a value in one of these columns and {'is' if one else 'are'} left out")
+    if table.lost:
+        clients = "client" if len(table.lost) == 1 else "clients"
+        notes.append(f"left out, because every row lacks a value: {clients} {_shorten(table.lost)}")
+    if table.formula:
+        notes += [f"formula {table.formula.formula}", *table.formula.notes]
     for column in fitted.encoding.columns:
         if column.levels:
             rare = f"; other: {_shorten(column.rare)}" if column.rare else ""
             notes.append(f"{column.name} is text: {_shorten(column.levels[1:])}, each against {column.levels[0]}{rare}")
     if unfinished := [str(candidate.k) for candidate in fitted.candidates if not candidate.converged]:
-        notes.append(f"k = {', '.join(unfinished)} stopped before it converged; a larger --ridge helps")
+        notes.append(
+            f"the fit with k = {', '.join(unfinished)} did not converge; a larger --ridge, fewer columns or a smaller "
+            f"-k helps"
+        )
+    largest = max(candidate.k for candidate in fitted.candidates)
+    if len(fitted.candidates) > 1 and fitted.best.k == largest < len(fitted.ids):
+        more = ",".join(str(k) for k in range(largest, min(largest + 3, len(fitted.ids)) + 1))
+        notes.append(f"k = {largest} is the largest that was tried; try more with -k {more}")
     return notes
 
 
 def candidate_table(fitted: TableFit) -> PrintedTable:
     """One row per number of canonical models."""
-    metric = next(iter(fitted.best.score.figures)) if fitted.best.score else None
-    table = _make_table("k", "BIC", "AIC", *([f"held-out {_METRIC_NAMES[metric]}"] if metric else []))
+    has_scores = all(candidate.held_out is not None for candidate in fitted.candidates)
+    heads = ["held-out log-likelihood", "± to the best"] if has_scores else []
+    table = _make_table("k", "log-likelihood", "BIC", "AIC", *heads)
     for candidate in fitted.candidates:
-        cells = [str(candidate.k), f"{candidate.bic:.1f}", f"{candidate.aic:.1f}"]
-        cells += [_format_score(metric, candidate.score.figures[metric])] if metric and candidate.score else []
+        cells = [
+            str(candidate.k),
+            *(f"{each:.1f}" for each in (candidate.log_likelihood, candidate.bic, candidate.aic)),
+        ]
+        if candidate.held_out is not None:
+            cells += [f"{candidate.held_out:.4f}", f"{candidate.held_out_error or 0.0:.4f}"]
         table.add_row(*cells, style="bold" if candidate is fitted.best else None)
-    note = f"k = {fitted.best.k} has the lowest BIC and is used"
-    if metric:
-        most_accurate = min(fitted.candidates, key=lambda each: each.score.figures[metric] if each.score else 0.0)
-        note += "" if most_accurate is fitted.best else f"; k = {most_accurate.k} predicts held-out rows best"
-    return PrintedTable("How many canonical models", table, note)
+    return PrintedTable("How many canonical models", table, _explain_choice(fitted, has_scores=has_scores))
+
+
+def _explain_choice(fitted: TableFit, *, has_scores: bool) -> str:
+    k, candidates = fitted.best.k, fitted.candidates
+    lowest = min(candidates, key=lambda candidate: candidate.bic).k
+    if fitted.settings.choose == "bic" or not has_scores:
+        return f"k = {k} has the lowest BIC and is used"
+    best = max(candidates, key=lambda candidate: candidate.held_out or 0.0).k
+    note = f"k = {k} predicts held-out rows best and is used"
+    if best != k:
+        note = f"k = {k} is used, the smallest that predicts held-out rows about as well as k = {best}"
+    return note + ("" if lowest == k else f"; k = {lowest} has the lowest BIC, which --choose bic goes by")
 
 
 def coefficient_table(fitted: TableFit) -> PrintedTable:

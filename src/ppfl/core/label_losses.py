@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import links
+from .densities import bernoulli_log_density, observed_class
 from .errors import DataError, ModelError
 from .links import log_mix
 from .loss_contract import Loss, check_one_column, one_output, refuse_values, unfit
@@ -55,8 +56,8 @@ class CrossEntropy(Classification):
         if outputs.shape[:-1] != (len(outputs), *target.shape):
             expected = "outputs (B, classes) for labels (B,), and (B, T, classes) for (B, T)"
             raise ModelError(unfit(self.name, outputs[0], target, expected))
-        label = _numbered(target, 1).expand(outputs.shape[:-1]).unsqueeze(-1)
-        return outputs.log_softmax(-1).gather(-1, label).squeeze(-1)
+        label = _numbered(target, 1).expand(outputs.shape[:-1])
+        return observed_class(outputs.log_softmax(-1), label)
 
     def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """softmax(output) - 1_y, times the share of a label in its sample's mean."""
@@ -94,9 +95,7 @@ class Logistic(Classification):
 
     def _log_likelihood(self, outputs: Tensor, target: Tensor) -> Tensor:
         y = target.flatten()
-        return F.logsigmoid((2 * y.to(outputs.dtype) - 1) * one_output(outputs, y, self.name)).reshape(
-            -1, *target.shape
-        )
+        return bernoulli_log_density(one_output(outputs, y, self.name), y).reshape(-1, *target.shape)
 
     def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """sigmoid(output) - y."""
@@ -126,7 +125,7 @@ class MultiLabel(Classification):
     def _log_likelihood(self, outputs: Tensor, target: Tensor) -> Tensor:
         if outputs[0].numel() != target.numel():
             raise ModelError(unfit(self.name, outputs[0], target, "one output per label"))
-        return F.logsigmoid((2 * target.to(outputs.dtype).clamp_min(0) - 1) * outputs.reshape(-1, *target.shape))
+        return bernoulli_log_density(outputs.reshape(-1, *target.shape), target.to(outputs.dtype).clamp_min(0))
 
     def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """(sigmoid(output) - y) / L."""

@@ -2,10 +2,10 @@
 
 import math
 
-import torch
 from torch import Tensor
 
 from . import links
+from .densities import poisson_deviance, poisson_log_density
 from .errors import DataError, ModelError
 from .loss_contract import Loss, check_one_column, one_output, refuse_values, unfit
 
@@ -57,7 +57,7 @@ class Poisson(Loss):
         """exp(o) - y o, (B,)."""
         y = target.flatten().to(output.dtype)
         o = one_output(output[None], y, self.name)[0]
-        return o.exp() - y * o
+        return -poisson_log_density(o, o.exp(), y)
 
     def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """exp(output) - y."""
@@ -68,7 +68,7 @@ class Poisson(Loss):
         """Unit deviance 2 (y log(y / r) - y + r)."""
         y = target.flatten().to(prediction.dtype)
         r = one_output(prediction[None], y, self.name)[0]
-        return 2 * (torch.xlogy(y, y) - torch.xlogy(y, r) - y + r)
+        return poisson_deviance(r, y)
 
     def _check(self, y: Tensor, outputs: int | None) -> None:
         check_one_column(self.name, y, outputs, "fit columns one by one")

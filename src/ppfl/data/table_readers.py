@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ppfl.core.errors import DataError
+from ppfl.core.errors import DataError, SettingError
 from ppfl.data.arrays import LearningTask
 from ppfl.data.federation import Federation
 from ppfl.data.limits import check_limit
@@ -47,9 +47,25 @@ def read_parquet(path: str | Path, client: str, target: str, **settings: Any) ->
     return from_table(_parquet_frame(path), client, target, **{"name": stem(path), **settings})
 
 
-def read_frame(path: str | Path, client: str) -> Any:
-    """A pandas table from a parquet file (.parquet or .pq), otherwise from a csv file with client ids as text."""
-    return _parquet_frame(path) if Path(path).suffix in (".parquet", ".pq") else _csv_frame(path, client)
+def read_frame(path: str | Path, client: str, sep: str = ",", decimal: str = ".") -> Any:
+    """A pandas table from a parquet file (.parquet or .pq), otherwise from a csv file with client ids as text.
+
+    `sep` separates the cells of a csv file, and `decimal` is the decimal point in it.
+    """
+    if Path(path).suffix in (".parquet", ".pq"):
+        if (sep, decimal) != (",", "."):
+            raise SettingError(f"sep and decimal are for csv files, but {path} is a parquet file; leave them out")
+        return _parquet_frame(path)
+    for name, value in (("sep", sep), ("decimal", decimal)):
+        if len(value) != 1 or value in '\n\r"':
+            raise SettingError(f"{name} is {value!r}; set one character, such as ; or , or a tab")
+    frame = _csv_frame(path, client, sep, decimal)
+    if len(frame.columns) == 1 and (other := next((each for each in ";\t|," if each in str(frame.columns[0])), None)):
+        raise DataError(
+            f"{path} has one column only, {str(frame.columns[0])!r}; its cells seem to be separated by {other!r}, "
+            f"so set sep to it"
+        )
+    return frame
 
 
 def from_table(
@@ -139,21 +155,26 @@ def _check_numeric(inputs: Any) -> None:
         raise DataError(f"columns {counts} have missing values; fill them, or drop the rows or columns")
 
 
-def _csv_frame(path: str | Path, client: str) -> Any:
+def _csv_frame(path: str | Path, client: str, sep: str = ",", decimal: str = ".") -> Any:
     pandas = _pandas()
     path = existing_file(path, "a csv file")
     with reading(path, "cannot be read as csv", "check the file"):
-        _check_columns(path)
+        _check_columns(path, sep)
         with open_bounded(path) as stream:
             return pandas.read_csv(
-                _WithoutNul(stream, path), dtype={client: str}, skipinitialspace=True, low_memory=False
+                _WithoutNul(stream, path),
+                sep=sep,
+                decimal=decimal,
+                dtype={client: str},
+                skipinitialspace=sep != "\t",  # an empty cell between two tabs is no space to skip
+                low_memory=False,
             )
 
 
-def _check_columns(path: Path) -> None:
+def _check_columns(path: Path, sep: str) -> None:
     with open_bounded(path) as stream:
         header = next((line for line in stream if line.strip()), b"")
-    count = header.count(b",") + 1
+    count = header.count(sep.encode()) + 1
     check_limit("features", count, f"{path} has {count:,} columns")
 
 

@@ -20,6 +20,7 @@ from .designs import ChoiceDesign
 from .estimator import PopulationEstimator
 from .families import MultinomialFamily
 from .likelihoods import ClientRows
+from .missing_clients import NEW
 from .standardize import ColumnScaling
 
 
@@ -90,8 +91,10 @@ class PopulationChoice(PopulationEstimator):
 
     def __init__(
         self,
-        k: int = 3,
+        k: Any = 3,
         *,
+        k_max: int = 5,
+        choose: str = "held_out",
         mix: str = "weights",
         penalty: float = 0.0,
         affinity: Any = "uniform",
@@ -104,7 +107,8 @@ class PopulationChoice(PopulationEstimator):
         random_state: Any = None,
     ) -> None:
         super().__init__(
-            k, mix=mix, penalty=penalty, affinity=affinity, shared=shared, ridge=ridge, fit_intercept=False,
+            k, k_max=k_max, choose=choose, mix=mix, penalty=penalty, affinity=affinity, shared=shared, ridge=ridge,
+            fit_intercept=False,
             solver=solver, n_init=n_init, tol=tol, max_iter=max_iter, random_state=random_state,
         )  # fmt: skip
 
@@ -140,8 +144,10 @@ class PopulationChoice(PopulationEstimator):
         x = validate_data(self, X, dtype=np.float64, reset=False)
         grouping = _Situations.of(situations, len(x))
         rows = self._situation_rows(grouping.center(x), np.zeros(grouping.total), grouping, None)
-        by_situation = None
-        if clients is not None:
+        by_situation: Any = None
+        if isinstance(clients, str) and clients == NEW:
+            by_situation = clients
+        elif clients is not None:
             codes = _situation_clients(grouping, ClientCodes.of(clients, len(x)))
             by_situation = [codes.ids[code] for code in codes.codes]
         return self._mean(rows, by_situation)[grouping.situation, grouping.place]

@@ -18,35 +18,44 @@ from .client_affinity import check_affinity, make_affinity
 from .client_ids import Array, ClientCodes
 from .client_memberships import ClientMemberships
 from .families import Family, GaussianFamily
+from .inference import InferenceMixin, client_coefficient_intervals
 from .likelihoods import ClientRows, fastest_form
-from .membership_grid import concentration
+from .missing_clients import NEW, warn_of_fit_without_clients, warn_of_prediction_without_clients
 from .solvers import (
     GLMProblem,
+    LogLikelihood,
     ParameterShape,
     Regularization,
     SearchSettings,
+    SelectionRecord,
     SolverResult,
+    choose_by,
+    concentration,
     fit_federated,
     fit_marginal,
     fit_profile,
+    marginal_log_likelihood,
     one_thread,
 )
 from .standardize import ColumnScaling
 
 MIXES = ("weights", "predictions")
 SOLVERS = ("auto", "marginal", "profile", "federated")
+CHOICES = ("held_out", "bic")
 _EXACT_FIT = 1e-7  # data with any noise have a larger dispersion than this, for standardised targets
 
 
-class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
+class PopulationEstimator(InferenceMixin, BaseEstimator):  # type: ignore[misc]
     """K canonical models and one membership per client, fitted to a table."""
 
     _family: Family
 
     def __init__(
         self,
-        k: int = 3,
+        k: Any = 3,
         *,
+        k_max: int = 5,
+        choose: str = "held_out",
         mix: str = "weights",
         penalty: float = 0.0,
         affinity: Any = "uniform",
@@ -60,6 +69,8 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
         random_state: Any = None,
     ) -> None:
         self.k = k
+        self.k_max = k_max
+        self.choose = choose
         self.mix = mix
         self.penalty = penalty
         self.affinity = affinity
@@ -80,27 +91,36 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
             result = self._solve(rows, clients)
         order = torch.argsort(result.memberships.mean.mean(0), descending=True, stable=True)
         canonical = result.coefficients.canonical[order]
+        self._objective = result.objective  # with its data; it is neither pickled nor saved
         self._result = result._replace(
             coefficients=result.coefficients._replace(canonical=canonical),
             memberships=result.memberships.reorder(order),
             prior=result.prior.reorder(order),
             log_alpha=result.log_alpha[order],
+            objective=result.objective.without_data(),
         )
+        self._covariance, self._deviations = None, None
         self._order = order
+        self.k_ = len(order)
         self.clients_ = np.array(clients.ids)
+        self._n_rows = len(rows.y)
         self._onboarded: ClientMemberships | None = None
         self.objective_path_ = np.array(result.path)
         self.n_iter_ = max(1, len(result.path) - 1)
-        self.converged_ = result.converged
-        self.log_likelihood_ = result.log_likelihood
+        self.converged_ = result.converged and not self._fits_exactly()
+        self._log_likelihood = result.log_likelihood
+        self._log_units = 0.0
         self.concentration_ = concentration(self._result.log_alpha).numpy()
-        if not result.converged:
+        if not self.converged_:
             warnings.warn(self._convergence_message(), ConvergenceWarning, stacklevel=4)
         return self
 
+    def _fits_exactly(self) -> bool:
+        return self._family.has_dispersion and float(self._result.coefficients.nuisance[0].exp()) < _EXACT_FIT
+
     def _convergence_message(self) -> str:
-        dispersion = float(self._result.coefficients.log_dispersion.exp())
-        if self._family.has_dispersion and dispersion < _EXACT_FIT:
+        if self._fits_exactly():
+            dispersion = float(self._result.coefficients.nuisance[0].exp())
             return (
                 f"the model fits every row exactly, to a dispersion of {dispersion:.0e}, so its likelihood grows "
                 f"without end and no fit is best; use fewer columns, a smaller k or more rows, or add the noise y lacks"
@@ -112,32 +132,42 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _solve(self, rows: ClientRows, clients: ClientCodes) -> SolverResult:
         solver = self._check_settings()
-        k = self._check_k(clients)
+        ks = self._check_k(clients)
         affinity = make_affinity(clients.ids, self.affinity, rows) if self.penalty > 0 else None
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        shape = ParameterShape(k, rows.varying.columns, rows.shared.columns, rows.varying.outputs(rows.family.outputs))
-        varying, shared = self._scaling.is_slope()
-        samples = rows.n_samples * rows.family.has_dispersion
-        problem = GLMProblem(rows, fastest_form(rows), shape, Regularization(self.ridge, 0.0, varying, shared, samples))
-        if solver == "federated":
-            return fit_federated(problem, affinity, self.penalty, self.tol, self.max_iter, seed)
+        data = fastest_form(rows)
+
+        def make_problem(k: int) -> GLMProblem:
+            outputs = rows.varying.outputs(rows.family.outputs)
+            shape = ParameterShape(k, rows.varying.columns, rows.shared.columns, outputs, len(rows.family.nuisance))
+            varying, shared = self._scaling.is_slope()
+            samples = rows.n_samples * rows.family.has_dispersion
+            penalty = rows.family.nuisance_penalty if rows.family.nuisance else None
+            return GLMProblem(rows, data, shape, Regularization(self.ridge, 0.0, varying, shared, samples, penalty))
+
         search = SearchSettings(self.n_init, self.tol, self.max_iter, np.random.default_rng(seed))
-        if solver == "profile":
-            return fit_profile(problem, affinity, self.penalty, search)
-        return fit_marginal(problem, search)
+        self.selection_: list[SelectionRecord] = []
+        if solver == "marginal":
+            if len(ks) == 1:
+                return fit_marginal(make_problem(ks[0]), search)
+            result, self.selection_ = choose_by(make_problem, ks, search, self.choose)
+            return result
+        if len(ks) > 1:
+            raise SettingError(f"k is {self.k!r}, but solver = {solver!r} fits one k only; set a number")
+        if solver == "federated":
+            return fit_federated(make_problem(ks[0]), affinity, self.penalty, self.tol, self.max_iter, seed)
+        return fit_profile(make_problem(ks[0]), affinity, self.penalty, search)
 
     def _check_settings(self) -> str:
         """Check all settings, and return the name of the solver."""
-        for name, known in (("mix", MIXES), ("solver", SOLVERS)):
+        for name, known in (("mix", MIXES), ("solver", SOLVERS), ("choose", CHOICES)):
             if getattr(self, name) not in known:
                 raise SettingError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(known)}")
         check_affinity(self.affinity)
         if self.fit_intercept not in (True, False):
             raise SettingError(f"fit_intercept is {self.fit_intercept!r}; use True or False")
-        for name in ("k", "n_init", "max_iter"):
-            value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise SettingError(f"{name} is {value!r}; set a whole number, at least 1")
+        for name in ("k_max", "n_init", "max_iter"):
+            _check_count(name, getattr(self, name))
         for name in ("ridge", "tol", "penalty"):
             value = getattr(self, name)
             if not isinstance(value, Real) or not 0 <= float(value) < np.inf:
@@ -151,17 +181,58 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
             return str(self.solver)
         return "profile" if self.penalty > 0 else "marginal"
 
-    def _check_k(self, clients: ClientCodes) -> int:
+    def _check_k(self, clients: ClientCodes) -> list[int]:
+        """All numbers of canonical models to try."""
+        if isinstance(self.k, str):
+            if self.k != "auto":
+                raise SettingError(f"k is {self.k!r}; set a number, several such as [1, 2, 3], or 'auto'")
+            ks = list(range(1, min(int(self.k_max), len(clients.ids)) + 1))
+        else:
+            ks = sorted(set(self.k)) if isinstance(self.k, list | tuple | range) else [self.k]
+        if not ks:
+            raise SettingError("k is empty; set a number, several such as [1, 2, 3], or 'auto'")
+        for k in ks:
+            _check_count("k", k)
         if not self._has_clients:
-            return 1  # without clients it is a plain GLM
-        if self.k > len(clients.ids):
-            raise SettingError(f"k is {self.k} but the number of clients is {len(clients.ids)}; set k to at most that")
-        return int(self.k)
+            if len(ks) == 1 and ks[0] > 1:  # with several, or "auto", one model is one of the choices
+                warn_of_fit_without_clients(ks[0])
+            return [1]
+        if ks[-1] > len(clients.ids):
+            raise SettingError(f"k is {ks[-1]} but the number of clients is {len(clients.ids)}; set k to at most that")
+        return [int(k) for k in ks]
 
     def _names(self, x: Any) -> list[str]:
         return list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(x.shape[1])]))
 
     # ------------------------------------------------------------------ after the fit
+
+    @property
+    def log_likelihood_(self) -> float:
+        """With memberships integrated out for the marginal solver, in the units of y."""
+        return self._exact_log_likelihood().value + self._log_units
+
+    @property
+    def log_likelihood_error_(self) -> float:
+        """The standard error of `log_likelihood_`, from the integration."""
+        return self._exact_log_likelihood().error
+
+    def _exact_log_likelihood(self) -> LogLikelihood:
+        """Computed when it is first needed, because it takes about as long as a fit."""
+        check_is_fitted(self, "_result")
+        if self._log_likelihood is None:
+            coefficients = self._result.coefficients
+            with one_thread():
+                alpha = concentration(self._result.log_alpha)
+                self._log_likelihood = marginal_log_likelihood(self._objective.data, coefficients, alpha)
+        return self._log_likelihood
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the data of the fit, but with everything that only they can tell."""
+        state = dict(super().__getstate__())
+        if state.get("_objective") is not None:
+            state["_log_likelihood"] = self._exact_log_likelihood()
+            state["_objective"] = None
+        return state
 
     @property
     def _memberships(self) -> ClientMemberships:
@@ -175,30 +246,55 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
         """The share of each canonical model in each client, one row per client: a DataFrame if pandas is installed."""
         return label_rows(self._memberships.mean.numpy(), self.clients_)
 
+    def _predictor_units(self) -> tuple[float, float]:
+        """Shift and scale from the standardised predictor to that of y in its own units."""
+        return 0.0, 1.0
+
     def _mean(self, rows: ClientRows, clients: Any) -> Array:
         """Predictions for rows without targets, each with its client's membership."""
+        return self._mean_at(rows, self._positions(clients, len(rows.varying)))
+
+    def _mean_at(self, rows: ClientRows, position: torch.Tensor) -> Array:
         with_prior = self._memberships.concat(self._result.prior)
-        n = len(rows.varying)
-        codes = ClientCodes.of(clients, n)
-        if clients is not None and self._has_clients:
-            position = codes.positions(self.clients_.tolist())
-        else:
-            position = torch.full((n,), 0 if len(self.clients_) == 1 else len(self.clients_))
         return with_prior.predict(rows, self._result.coefficients, position).numpy()
 
-    def client_coef(self, client: Any) -> tuple[Array, Any]:
-        """A client's own coefficients and intercept: the canonical ones, weighted by its membership."""
+    def _positions(self, clients: Any, rows: int) -> torch.Tensor:
+        """The position of every row's client in `clients_`, or their number for a new client."""
+        k = len(self._result.coefficients.canonical)
+        is_new = clients is None or (isinstance(clients, str) and clients == NEW)
+        if clients is None and self._has_clients and k > 1:
+            warn_of_prediction_without_clients(k)
+        codes = ClientCodes.of(None if is_new else clients, rows)
+        if not is_new and self._has_clients:
+            return codes.positions(self.clients_.tolist())
+        return torch.full((rows,), 0 if len(self.clients_) == 1 else len(self.clients_))
+
+    def client_coef(self, client: Any, interval: float | None = None) -> Any:
+        """A client's own coefficients and intercept: the canonical ones, weighted by its membership.
+
+        With `interval`, such as 0.9, a DataFrame with one row per term and the columns mean, lower and upper.
+        """
         check_is_fitted(self, "_result")
-        if self.mix == "predictions" and not isinstance(self._family, GaussianFamily):
+        self._check_has_coefficients()
+        if interval is not None:
+            return client_coefficient_intervals(self, self._position(client), interval)
+        c = self._memberships.mean[self._position(client)].numpy()
+        return np.tensordot(c, self.canonical_coef_, 1), np.tensordot(c, self.canonical_intercept_, 1)
+
+    def _check_has_coefficients(self) -> None:
+        """Raise a SettingError if clients mix predictions, unless that is the same as mixing coefficients."""
+        if self.mix == "predictions" and not (isinstance(self._family, GaussianFamily) and self._family.link != "log"):
             raise SettingError(
                 "with mix = 'predictions' a client mixes predictions and has no coefficients of its own; look at "
                 "memberships_ and canonical_coef_, or fit with mix = 'weights'"
             )
+
+    def _position(self, client: Any) -> int:
+        """The position of a known client."""
         known = self.clients_.tolist()
         if client not in known:
             raise DataError(f"client {client!r} is not known to the model; add it with onboard")
-        c = self._memberships.mean[known.index(client)].numpy()
-        return np.tensordot(c, self.canonical_coef_, 1), np.tensordot(c, self.canonical_intercept_, 1)
+        return int(known.index(client))
 
     def _check_new_clients(self, clients: Any, rows: int) -> ClientCodes:
         """The clients of these rows, if the model has memberships and knows none of them yet."""
@@ -224,7 +320,7 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
         coefficients = self._result.coefficients
         back = torch.argsort(self._order)
         k, q, m = coefficients.canonical.shape
-        shape = ParameterShape(k, q, len(coefficients.shared), m)
+        shape = ParameterShape(k, q, len(coefficients.shared), m, len(coefficients.nuisance))
         return shape.pack(coefficients._replace(canonical=coefficients.canonical[back]), self._result.log_alpha[back])
 
     # ------------------------------------------------------------------ choosing k
@@ -237,7 +333,7 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
         free = coefficients.shared.shape[1]
         free -= free > 1  # class probabilities sum to 1
         count = (coefficients.canonical.shape[:2].numel() + len(coefficients.shared)) * free
-        return count + int(self._family.has_dispersion) + self._result.membership_parameters
+        return count + len(self._family.nuisance) + self._result.membership_parameters
 
     @property
     def aic_(self) -> float:
@@ -252,14 +348,21 @@ class PopulationEstimator(BaseEstimator):  # type: ignore[misc]
         return float(np.log(max(2, n_clients))) * self.n_parameters_ - 2 * self.log_likelihood_
 
 
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise SettingError(f"{name} is {value!r}; set a whole number, at least 1")
+
+
 def sort_by_client(
-    scaling: ColumnScaling, x: Any, y: Array, weight: Array, clients: ClientCodes, family: Family, mix: str
-) -> ClientRows:
+    scaling: ColumnScaling, x: Any, y: Array, weight: Array, clients: ClientCodes, family: Family, mix: str,
+    offset: Array | None = None,
+) -> ClientRows:  # fmt: skip
     """Standardised rows in the order of their clients."""
     order = np.argsort(clients.codes, kind="stable")
     varying, shared = scaling.split(x, order)
     target, weights, client = (torch.from_numpy(np.ascontiguousarray(a[order])) for a in (y, weight, clients.codes))
-    return ClientRows(varying, shared, target.double(), weights, client, len(clients.ids), family, mix)
+    added = None if offset is None else torch.from_numpy(offset[order])
+    return ClientRows(varying, shared, target.double(), weights, client, len(clients.ids), family, mix, added)
 
 
 def label_rows(memberships: Array, clients: Array) -> Any:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from ..core.errors import SettingError
 from .client_ids import Array
+from .client_memberships import PointMemberships
 from .estimator import PopulationEstimator, label_rows
 
 
@@ -32,11 +34,6 @@ class MixedModel(NamedTuple):
         """sum_i (b_i - b_f)' G^+ (b_i - b_f): the negative log prior of the random effects, up to constants."""
         return float(np.einsum("md,de,me->", self.effects, np.linalg.pinv(self.factor, hermitian=True), self.effects))
 
-    @property
-    def covariance(self) -> Array:
-        """The covariance of the clients' coefficients, comparable to the estimate of a mixed model."""
-        return np.asarray(self.effects.T @ self.effects / len(self.effects))
-
 
 def mixed_model(theta: Array, memberships: Array) -> MixedModel:
     """The mixed model of a population with canonical models theta (d, K), one per column, and memberships (M, K).
@@ -54,9 +51,14 @@ def mixed_model(theta: Array, memberships: Array) -> MixedModel:
 
 
 def as_mixed_model(model: PopulationEstimator) -> tuple[Any, Any, Any]:
-    """Fixed effects, random effects by client and their covariance, for a fitted model with one predictor.
+    """Fixed effects, random effects by client and the covariance of random effects, as a mixed model reports them.
 
-    The intercept comes first. With pandas the results are labelled.
+    The covariance is the population's: that of theta c for a client drawn at random, c ~ Dirichlet(alpha), and the
+    fixed effects are its mean, theta E[c]. The random effects are posterior means, which are shrunken, so that their
+    own covariance is smaller. Solvers without a Dirichlet distribution (profile, federated) have one membership per
+    client, and the mean and covariance are those of these memberships.
+
+    For a fitted model with one predictor. The intercept comes first. With pandas the results are labelled.
 
     >>> from ppfl.glm import PopulationRegressor
     >>> random = np.random.default_rng(0)
@@ -67,15 +69,41 @@ def as_mixed_model(model: PopulationEstimator) -> tuple[Any, Any, Any]:
     >>> np.shape(fixed), np.shape(effects), np.shape(covariance)
     ((2,), (12, 2), (2, 2))
     """
+    check_is_fitted(model, "_result")
     if model.canonical_coef_.ndim != 2:
         raise SettingError("a model of three or more classes has several predictors; look at canonical_coef_")
+    model._check_has_coefficients()
     theta = np.vstack([model.canonical_intercept_, model.canonical_coef_.T])
-    found = mixed_model(theta, np.asarray(model.memberships_))
-    names = ["intercept", *model._scaling.names]
-    effects = label_rows(found.effects, model.clients_)
-    if effects is found.effects:
-        return found.fixed, effects, found.covariance
+    mean, spread = membership_moments(model)
+    # centred first: coefficients that all clients share then vary by exactly 0
+    centred = theta - (theta @ mean)[:, None]
+    fixed, covariance = theta @ mean, centred @ spread @ centred.T
+    covariance[np.diag_indices_from(covariance)] = np.maximum(np.diag(covariance), 0.0)
+    effects = np.asarray(model.memberships_) @ theta.T - fixed
+    labelled = label_rows(effects, model.clients_)
+    if labelled is effects:
+        return fixed, effects, covariance
     import pandas as pd
 
-    effects.columns = names
-    return pd.Series(found.fixed, names), effects, pd.DataFrame(found.covariance, names, names)
+    names = ["intercept", *model._scaling.names]
+    labelled.columns = names
+    return pd.Series(fixed, names), labelled, pd.DataFrame(covariance, names, names)
+
+
+def membership_moments(model: PopulationEstimator) -> tuple[Array, Array]:
+    """Mean (K,) and covariance (K, K) of memberships in the population."""
+    if isinstance(model._result.memberships, PointMemberships):
+        points = model._result.memberships.mean.numpy()
+        return points.mean(0), np.cov(points.T, bias=True).reshape(2 * points.shape[1:])
+    return dirichlet_moments(model.concentration_)
+
+
+def dirichlet_moments(alpha: Array) -> tuple[Array, Array]:
+    """Mean (K,) and covariance (K, K) of Dirichlet(alpha).
+
+    >>> mean, covariance = dirichlet_moments(np.array([1.0, 1.0]))  # the first share is uniform between 0 and 1
+    >>> mean.tolist(), (12 * covariance).round(6).tolist()
+    ([0.5, 0.5], [[1.0, -1.0], [-1.0, 1.0]])
+    """
+    mean = alpha / alpha.sum()
+    return mean, (np.diag(mean) - np.outer(mean, mean)) / (alpha.sum() + 1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..core.errors import SettingError
 from .client_ids import Array
+from .column_spread import measure_columns
 from .designs import DenseDesign, Design, SparseDesign
 from .likelihoods import Coefficients
 
@@ -22,7 +23,7 @@ class ColumnScaling(NamedTuple):
     """The scaling of every column, and which columns vary between canonical models."""
 
     names: tuple[str, ...]
-    mean: Array  # (d,), 0 without an intercept, and for sparse tables, which centring would make dense
+    mean: Array  # (d,), 0 where centring would change the model, and for sparse tables, which it would make dense
     scale: Array  # (d,), infinite for a constant column, whose coefficient is then 0
     varying: tuple[int, ...]  # positions, d for the intercept
     shared: tuple[int, ...]
@@ -32,14 +33,9 @@ class ColumnScaling(NamedTuple):
         d = x.shape[1]
         fixed = _positions(names, shared, intercept=intercept)
         every = [*range(d), *([d] if intercept else [])]
-        share = weight / weight.sum()
-        mean = share @ x if intercept and not sp.issparse(x) else np.zeros(d)
-        square = share @ (x.multiply(x) if sp.issparse(x) else (x - mean) ** 2)
-        scale = np.sqrt(np.asarray(square).ravel())
-        scale[scale <= 1e-12 * np.abs(mean)] = np.inf
-        if intercept and sp.issparse(x):  # a constant column would be a second intercept
-            counted = x[weight > 0]
-            scale[(counted.max(0) - counted.min(0)).toarray().ravel() == 0] = np.inf
+        mean, scale = measure_columns(x, weight, names, center=intercept)
+        if d in fixed:  # clients that share an intercept agree where all varying columns are 0, not at their means
+            mean = np.where([i in fixed for i in range(d)], mean, 0.0)
         varying = tuple(i for i in every if i not in fixed)
         if not varying:
             raise SettingError("all columns are shared, so clients cannot differ; leave one out of `shared`")

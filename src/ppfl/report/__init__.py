@@ -7,12 +7,14 @@ on the page and in a README.
 - `membership_bars`, `line_chart`, `area_charts` and `dot_chart` are the charts, built on `drawing`;
 - `curves` prepares the curves over rounds and over bytes sent;
 - `results` and `detail_tables` are the tables, `summary` is the text, and `page` puts everything together;
-- `population_page` is the page of a fitted table, with the charts of `effects`, `simplex_plot` and `score_bars`.
+- `population_page` is the page of a fitted table, with the charts of `effects`, `simplex_plot` and `score_bars`;
+- `residual_plots` draws the residuals of a fitted GLM.
 """
 
 from .page import render
 from .population_page import render_population
 from .population_results import PopulationResults
+from .residual_plots import plot_residuals
 from .write import write_curves, write_report
 
-__all__ = ["PopulationResults", "render", "render_population", "write_curves", "write_report"]
+__all__ = ["PopulationResults", "plot_residuals", "render", "render_population", "write_curves", "write_report"]

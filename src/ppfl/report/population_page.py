@@ -16,10 +16,9 @@ from .sorted_memberships import SortedMemberships, letter, order_by_largest
 from .summary import join_names, plural
 
 _WHOLE, _HALF = 900.0, 460.0  # widths of drawings
+_LOG_MEAN = "the logarithm of the predicted mean"  # of all other families
 _PREDICTORS = {
     "gaussian": "the predicted value",
-    "poisson": "the logarithm of the predicted mean",
-    "gamma": "the logarithm of the predicted mean",
     "bernoulli": "the log odds",
     "multinomial": "the log odds of the class, against the mean of all classes",
 }
@@ -51,6 +50,7 @@ def _command(command: str) -> Markup:
 def population_summary(results: PopulationResults) -> str:
     """A paragraph that summarises the page."""
     columns = join_names(list(results.features)) if len(results.features) < 6 else f"{len(results.features)} columns"
+    columns = columns or "the client alone"
     setting = f"{plural(results.rows, 'row')} of {plural(len(results.ids), 'client')} ({results.client}): "
     setting += f"{results.target} from {columns}, family {results.family}."
     return " ".join([setting, _division(results), _ranking(results)]).strip()
@@ -59,11 +59,12 @@ def population_summary(results: PopulationResults) -> str:
 def _division(results: PopulationResults) -> str:
     tried = len(results.candidates) > 1
     if results.k == 1:
-        enough = " by BIC: clients do not differ enough to tell kinds apart" if tried else ""
+        enough = f" by {results.chosen_by}: clients do not differ enough to tell kinds apart" if tried else ""
         return f"One model for all was {'chosen' if tried else 'fitted'}{enough}."
     shares = join_names([f"{letter(at)} {share:.0%}" for at, share in enumerate(results.shares)])
+    chosen = f", chosen by {results.chosen_by}," if tried else ""
     return (
-        f"{results.k} canonical models{', chosen by BIC,' if tried else ''} divide the population: {shares}. "
+        f"{results.k} canonical models{chosen} divide the population: {shares}. "
         f"Of {plural(len(results.ids), 'client')}, {_count(sum(results.clear))} at least {results.clear_from:.0%} one "
         f"of them and {_count(results.mixed)} mixed."
     )
@@ -88,12 +89,14 @@ def _ranking(results: PopulationResults) -> str:
 def _effect_notes(results: PopulationResults) -> list[str]:
     which = f" of {results.target} = {results.classes[1]}" if results.family == "bernoulli" else ""
     average = f"share of {results.target} = {results.classes[1]}" if which else "prediction"
+    predictor = _PREDICTORS.get(results.family, "the linear predictor")
     mixed = "a client's own coefficients are theirs, mixed by its membership."
     if results.mix == "predictions":
         mixed = "a client's prediction is theirs, mixed by its membership."
+    predictor = _PREDICTORS.get(results.family, _LOG_MEAN)
     return [
         f"Numbers are coefficients in the table's own units: what one unit of a column adds to "
-        f"{_PREDICTORS[results.family]}{which}. Canonical models go from the largest share of the population to the "
+        f"{predictor}{which}. Canonical models go from the largest share of the population to the "
         f"smallest; {mixed}",
         "Bars are on one scale: what one standard deviation of the column adds, to the right if it is positive.",
         f"An average row has the mean of every column: the number is its {average}, the bar how far its predictor is "
@@ -160,20 +163,27 @@ def _seconds(score: ScoreRow) -> str:
 
 
 def _candidates(results: PopulationResults) -> list[Markup]:
-    metric = results.metrics[0] if results.metrics else None
-    names = ["canonical models", "BIC", "AIC", *([f"held-out {metric.full_name}"] if metric else [])]
-    lowest = min(tried.bic for tried in results.candidates)
+    has_scores = all(tried.held_out is not None for tried in results.candidates)
+    names = ["canonical models", "log-likelihood", "BIC", "AIC"]
+    names += ["held-out log-likelihood", "± to the best"] if has_scores else []
     rows = []
     for tried in results.candidates:
-        cells = [str(tried.k), f"{tried.bic:,.1f}", f"{tried.aic:,.1f}"]
-        cells += [metric.show(tried.score.figures[metric.name])] if metric and tried.score else []
-        shown = [element("b", escape(cell)) if tried.bic == lowest else escape(cell) for cell in cells]
+        cells = [str(tried.k), *(f"{each:,.1f}" for each in (tried.log_likelihood, tried.bic, tried.aic))]
+        if tried.held_out is not None:
+            cells += [f"{tried.held_out:.4f}", f"{tried.held_out_error or 0.0:.4f}"]
+        shown = [element("b", escape(cell)) if tried.k == results.k else escape(cell) for cell in cells]
         rows.append(element("tr", *(element("td", cell, class_="number") for cell in shown)))
     heads = [element("th", escape(name), scope="col", class_="number") for name in names]
     table = element("table", element("thead", element("tr", *heads)), element("tbody", *rows))
-    caption = "The number with the lowest BIC is used: more models must fit the data well enough to justify them."
-    caption += f" Held-out rows are predicted best with {other}." if (other := results.best_predicting) else ""
-    return [element("div", table), _notes([caption])]
+    notes = [f"The number in bold is used, chosen by {results.chosen_by}."]
+    if has_scores:
+        notes.append(
+            "The held-out log-likelihood is the mean over rows held out within clients. Beside it is the standard "
+            "error of its difference to the best; differences below it say little."
+        )
+    lowest = min(results.candidates, key=lambda tried: tried.bic).k
+    notes += [f"The lowest BIC is that of {lowest}."] if lowest != results.k else []
+    return [element("div", table), _notes(notes)]
 
 
 def _client_table(results: PopulationResults) -> Markup:

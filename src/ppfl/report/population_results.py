@@ -48,11 +48,18 @@ class SelectionRow(Protocol):
     @property
     def k(self) -> int: ...
     @property
+    def log_likelihood(self) -> float: ...
+    @property
     def bic(self) -> float: ...
     @property
     def aic(self) -> float: ...
     @property
-    def score(self) -> ScoreRow | None: ...
+    def held_out(self) -> float | None:
+        """Mean log-likelihood per row held out within clients."""
+
+    @property
+    def held_out_error(self) -> float | None:
+        """The standard error of its difference to the best."""
 
 
 class PopulationResults(NamedTuple):
@@ -78,6 +85,7 @@ class PopulationResults(NamedTuple):
     coefficients: Sequence[EffectRow]
     candidates: Sequence[SelectionRow]
     scores: Sequence[ScoreRow]  # PPFL first; empty if no rows were held out
+    chosen_by: str = "the BIC"  # how the number of canonical models was chosen
 
     @property
     def k(self) -> int:
@@ -92,16 +100,6 @@ class PopulationResults(NamedTuple):
     def mixed(self) -> int:
         """Number of clients without a clear model."""
         return len(self.ids) - sum(self.clear)
-
-    @property
-    def best_predicting(self) -> int | None:
-        """The number of canonical models that predicts held-out rows best, or None if it is the one used."""
-        if not self.metrics:
-            return None
-        metric = self.metrics[0]
-        tried = {c.k: c.score.figures[metric.name] for c in self.candidates if c.score}
-        best = min(tried, key=tried.__getitem__, default=self.k)
-        return best if best != self.k else None
 
     @property
     def metrics(self) -> list[Metric]:

@@ -5,27 +5,41 @@
 say what is minimised over what, and `fitting` returns a result that the estimators can keep.
 """
 
-from .fit_by_solver import SolverResult, fit_federated, fit_marginal, fit_profile, one_thread
+from .fit_by_solver import (
+    SelectionRecord,
+    SolverResult,
+    choose_by,
+    fit_federated,
+    fit_marginal,
+    fit_profile,
+    one_thread,
+)
+from .integral import LogLikelihood, marginal_log_likelihood
 from .lbfgs import Solution, minimize_lbfgs
 from .marginal import Marginal
-from .parameters import Objective, ParameterShape, Regularization
+from .parameters import Objective, ParameterShape, Regularization, concentration
 from .problem import GLMProblem
 from .profile import Profile
 from .solve import SearchSettings, solve_marginal, solve_profile
 
 __all__ = [
     "GLMProblem",
+    "LogLikelihood",
     "Marginal",
     "Objective",
     "ParameterShape",
     "Profile",
     "Regularization",
     "SearchSettings",
+    "SelectionRecord",
     "Solution",
     "SolverResult",
+    "choose_by",
+    "concentration",
     "fit_federated",
     "fit_marginal",
     "fit_profile",
+    "marginal_log_likelihood",
     "minimize_lbfgs",
     "one_thread",
     "solve_marginal",

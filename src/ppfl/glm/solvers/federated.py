@@ -55,6 +55,8 @@ def solve_federated(
         raise SettingError("solver = 'federated' needs a dense table with one row per sample; use another solver")
     if not bool((rows.weight == rows.weight[0]).all()):
         raise SettingError("solver = 'federated' takes no sample weights; leave them out, or use another solver")
+    if rows.offset is not None:
+        raise SettingError("solver = 'federated' takes no offset; use another solver")
     x = torch.cat([rows.varying.x, rows.shared.x], 1)
     y = rows.y.long() if family.loss == "cross_entropy" else rows.y
     ids = [str(i) for i in range(rows.n_clients)] if affinity is None else affinity.ids
@@ -78,11 +80,11 @@ def solve_federated(
     no_columns = torch.zeros(0, family.outputs, dtype=torch.float64)
     shared = models["shared.weight"].double().T if "shared.weight" in models else no_columns
     memberships = PointMemberships(c / c.sum(1, keepdim=True))
-    coefficients = Coefficients(canonical, shared, torch.zeros((), dtype=torch.float64))
-    if family.has_dispersion:
+    coefficients = Coefficients(canonical, shared, torch.zeros(len(family.nuisance), dtype=torch.float64))
+    if family.nuisance:
         mean = memberships.predict(rows, coefficients, rows.client)
-        dispersion = torch.tensor(family.initial_log_dispersion(mean, rows.y), dtype=torch.float64)
-        coefficients = coefficients._replace(log_dispersion=dispersion)
+        nuisance = torch.tensor(family.initial_nuisance(mean, rows.y), dtype=torch.float64)
+        coefficients = coefficients._replace(nuisance=nuisance)
     last = path[-_FLAT_ROUNDS:]
     converged = len(path) > _FLAT_ROUNDS and max(last) - min(last) <= tol
     return FederatedSolution(coefficients, memberships, path, converged)

@@ -1,52 +1,76 @@
 """The marginal likelihood: memberships are random effects with a Dirichlet distribution, and are integrated out.
 
-F = - sum_i log sum_g pi_ig exp(l_i(theta, p_ig)) / n + ridge,  pi_ig ~ Dirichlet(alpha) at p_ig,
+F = - sum_i log sum_g w_ig exp(l_i(theta, p_ig)) / n + ridge
 
-where l_i is the client's log-likelihood and p_i1, ..., p_iG is its grid of memberships. Mixed models do the same with
-normal random effects. It also determines the canonical models: with mixed weights, any larger simplex around the
-clients' coefficients fits as well, but it spreads the same clients over a larger volume, where each is less likely. So
-the likelihood prefers the smallest simplex that contains them.
+where l_i is the client's log-likelihood, and p_i1, ..., p_iG are its memberships with weights w_ig, with which the sum
+is an integral over Dirichlet(alpha). Mixed models do the same with normal random effects. It also determines the
+canonical models: with mixed weights, any larger simplex around the clients' coefficients fits as well, but it spreads
+the same clients over a larger volume, where each is less likely. So the likelihood prefers the smallest simplex that
+contains them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from ..client_memberships import GridMemberships
-from ..likelihoods import NO_CLIENTS, Likelihood
-from ..membership_grid import DirichletPrior, Grid
-from .newton import best_memberships, membership_deviations
-from .parameters import ParameterShape, Regularization, Vector
+from ..client_memberships import SampledMemberships
+from ..likelihoods import NO_CLIENTS, Coefficients, Likelihood
+from ..proposals import MembershipSample, Proposals, log_beta
+from ..stick_breaking import StickBreaking
+from .adaptation import adapt_proposals, draw_sample, sample_size
+from .newton import membership_deviations
+from .parameters import LARGEST_ALPHA, ParameterShape, Regularization, Vector, block_diagonal, concentration
 
 _NEGLIGIBLE = math.log(1e-20)  # smaller weights are raised to this, because subnormal numbers are slow
-_MAX_CACHED = 1 << 26  # logarithms of memberships that are kept between calls
+_NARROW = 0.1
+_MAX_NEWTON = 300  # parameters
 _ALPHA_PRECISION = 1.0  # log alpha ~ N(0, 1), because a few clients say little about it
-_MEMBERSHIP_TOL = 1e-8
+
+
+class _Part(NamedTuple):
+    """Some clients, with their data and memberships."""
+
+    clients: Tensor
+    data: Likelihood
+    proposals: Proposals | None  # None if all clients have the same points
+    sample: MembershipSample
 
 
 class Marginal:
-    """The objective per sample, with its gradient.
+    """The objective per sample, with its gradient, for fixed points. `adapted` moves the points.
 
-    `client_weight` (M,) reduces the weight of clients whose memberships a coarse grid would miss; starts use it.
+    `client_weight` (M,) reduces the weight of clients whose memberships a few common points would miss; starts use it.
     """
 
     def __init__(
         self,
         data: Likelihood,
         shape: ParameterShape,
-        grid: Grid,
         regularization: Regularization,
+        count: int,
+        parts: list[_Part],
         client_weight: Tensor | None = None,
     ) -> None:
-        self.data, self.shape, self.grid = data, shape, grid
-        self.regularization, self.client_weight = regularization, client_weight
+        self.data, self.shape, self.regularization, self.count = data, shape, regularization, count
+        self.parts, self.client_weight = parts, client_weight
         self._n_samples = data.n_samples
+
+    @classmethod
+    def of(cls, data: Likelihood, shape: ParameterShape, regularization: Regularization, count: int = 0) -> Self:
+        """The same points for all clients, those of the population with alpha = 0.3."""
+        count = count or sample_size(shape.k, data.n_clients)
+        alpha = torch.full((shape.k,), 0.3, dtype=torch.float64)
+        position = torch.zeros(1, dtype=torch.long)
+        breaking = StickBreaking.of(alpha)
+        sample = draw_sample(Proposals.prior(1, shape.k), breaking, position, count)
+        return cls(
+            data, shape, regularization, count,
+            [_Part(chunk.clients, chunk.data, None, sample) for chunk in data.chunks(len(sample.log_weight[0]))],
+        )  # fmt: skip
 
     def __call__(self, vector: Vector) -> tuple[float, Vector]:
         at = torch.from_numpy(vector).clone().requires_grad_()
@@ -54,22 +78,103 @@ class Marginal:
         penalty = self.regularization.value(coefficients) + 0.5 * _ALPHA_PRECISION * log_alpha.square().sum()
         torch.autograd.backward(penalty)
         value = penalty.item()
-        for chunk in self._chunks():
+        for part in self.parts:
             coefficients, log_alpha = self.shape.unpack(at)
-            logs = chunk.data.client_log_likelihoods(coefficients, chunk.grid)
+            alpha = concentration(log_alpha)
+            found = part.data.evaluate(coefficients, part.sample.memberships)
+            logs, tempering = found.logs, None
             if self.client_weight is not None:
-                logs = logs * self.client_weight[chunk.clients, None]
-            logs = logs + chunk.prior.log_weights(log_alpha)
-            top = logs.detach().amax(1, keepdim=True)
-            relative = (logs.detach() - top).clamp_(min=_NEGLIGIBLE).exp_()
+                tempering = self.client_weight[part.clients, None]
+                logs = logs * tempering
+            logs = logs + part.sample.log_weights(alpha.detach())
+            top = logs.amax(1, keepdim=True)
+            relative = (logs - top).clamp_(min=_NEGLIGIBLE).exp_()
             total = relative.sum(1, keepdim=True)
             value -= float((top + total.log()).sum())
-            torch.autograd.backward(torch.dot(relative.div_(-total).flatten(), logs.flatten()))
+            weights = relative.div_(total)
+            expected = found.expectation(weights if tempering is None else weights * tempering)
+            if self.shape.k > 1:
+                expected = expected + torch.dot(part.sample.mean_logs(weights), alpha) - len(logs) * log_beta(alpha)
+            torch.autograd.backward(-expected)
         assert at.grad is not None
         return value / self._n_samples, at.grad.numpy() / self._n_samples
 
-    def with_grid(self, grid: Grid, client_weight: Tensor | None = None) -> Marginal:
-        return Marginal(self.data, self.shape, grid, self.regularization, client_weight)
+    @property
+    def has_hessian(self) -> bool:
+        is_small = self.shape.size <= _MAX_NEWTON
+        return is_small and all(part.data.has_scores for part in self.parts)
+
+    def value(self, vector: Vector) -> float:
+        coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
+        penalty = self.regularization.value(coefficients) + 0.5 * _ALPHA_PRECISION * log_alpha.square().sum()
+        return (float(penalty) - self.log_likelihood(vector)) / self._n_samples
+
+    def with_hessian(self, vector: Vector) -> tuple[float, Vector, Vector]:
+        """Value, gradient and Hessian, by Louis' formula.
+
+        The Hessian of a client's log integral is the mean of the Hessians over its memberships plus the covariance of
+        the gradients.
+        """
+        at = torch.from_numpy(vector)
+        coefficients, log_alpha = self.shape.unpack(at)
+        alpha, chain, bend = _concentration_derivatives(log_alpha)
+        k = self.shape.k
+        gradient, hessian = self.regularization.derivatives(coefficients)
+        if k > 1:  # without memberships there is no alpha
+            gradient = torch.cat([gradient, _ALPHA_PRECISION * log_alpha])
+            hessian = block_diagonal(hessian, _ALPHA_PRECISION * torch.eye(k, dtype=torch.float64))
+        value = float(self.regularization.value(coefficients) + 0.5 * _ALPHA_PRECISION * log_alpha.square().sum())
+        expected_log = torch.digamma(alpha) - torch.digamma(alpha.sum())
+        trigamma = torch.polygamma(1, alpha).diag() - torch.polygamma(1, alpha.sum())
+        for part in self.parts:
+            c = part.sample.memberships
+            found = part.data.scores(coefficients, c)
+            tempering = None if self.client_weight is None else self.client_weight[part.clients, None]
+            logs = found.logs if tempering is None else found.logs * tempering
+            logs = logs + part.sample.log_weights(alpha)
+            top = logs.amax(1, keepdim=True)
+            relative = (logs - top).clamp_(min=_NEGLIGIBLE).exp_()
+            total = relative.sum(1, keepdim=True)
+            value -= float((top + total.log()).sum())
+            weights = relative.div_(total)
+            columns, nuisance, information = found.derivatives(weights if tempering is None else weights * tempering)
+            if tempering is not None:
+                columns, nuisance = columns * tempering[:, None], nuisance * tempering[:, None]
+            m = len(columns)
+            canonical = (c[:, :, None] * columns[:, None, : self.shape.varying]).flatten(1, 2)
+            scores = [canonical, columns[:, self.shape.varying :], nuisance]
+            if k > 1:
+                scores.append(((part.sample.logs - expected_log[:, None]) * chain[:, None]).expand(m, -1, -1))
+            each = torch.cat(scores, 1)  # (M, P, G)
+            mean = torch.bmm(each, weights[..., None])[..., 0]
+            gradient -= mean.sum(0)
+            hessian -= torch.bmm(each * weights[:, None], each.mT).sum(0) - mean.T @ mean
+            size = len(information)
+            hessian[:size, :size] += information
+            if k > 1:
+                slope = mean[:, size:].sum(0) / chain
+                hessian[size:, size:] += m * chain[:, None] * trigamma * chain - (slope * bend).diag()
+        return value / self._n_samples, gradient.numpy() / self._n_samples, hessian.numpy() / self._n_samples
+
+    def adapted(self, vector: Vector) -> Marginal:
+        """The same objective, with points that follow each client's membership for these parameters."""
+        if self.shape.k == 1:
+            return self
+        coefficients, breaking = self._at(vector)
+        parts = []
+        for part in self.parts:
+            proposals = adapt_proposals(part.data, coefficients, breaking, part.clients, part.proposals)
+            sample = draw_sample(proposals, breaking, part.clients, self.count)
+            parts.append(part._replace(proposals=proposals, sample=sample))
+        return Marginal(self.data, self.shape, self.regularization, self.count, parts)
+
+    def narrow_share(self) -> float:
+        """The share of clients that determine their membership well: to a tenth of the population's volume or less."""
+        volumes = [part.proposals.volume() for part in self.parts if part.proposals is not None]
+        return float((torch.cat(volumes) < _NARROW).double().mean()) if volumes else 0.0
+
+    def with_client_weight(self, client_weight: Tensor) -> Marginal:
+        return Marginal(self.data, self.shape, self.regularization, self.count, self.parts, client_weight)
 
     def subset(self, count: int) -> Marginal:
         """The objective of at most `count` clients, the same ones every time."""
@@ -77,77 +182,89 @@ class Marginal:
             return self
         some = torch.linspace(0, self.data.n_clients - 1, count, dtype=torch.float64).long()
         regularization = self.regularization.scaled(count / self.data.n_clients)
-        return Marginal(self.data.subset(some), self.shape, self.grid.subset(some), regularization)
+        parts = []
+        for part in self.parts:
+            chosen = torch.isin(part.clients, some).nonzero()[:, 0]
+            if len(chosen):
+                proposals = None if part.proposals is None else part.proposals.subset(chosen)
+                sample = part.sample if proposals is None else part.sample.subset(chosen)
+                parts += [
+                    _Part(chunk.clients, chunk.data, proposals.subset(chunk.clients), sample.subset(chunk.clients))
+                    if proposals is not None
+                    else _Part(chunk.clients, chunk.data, None, sample)
+                    for chunk in part.data.subset(chosen).chunks(sample.log_weight.shape[1])
+                ]
+        return Marginal(self.data.subset(some), self.shape, regularization, self.count, parts)
 
-    def weights_for_coarse_grid(self, vector: Vector) -> Tensor:
-        """Client weights (M,) with which no client determines its membership more finely than the grid."""
-        k = self.shape.k
+    def weights_for_common_points(self, vector: Vector) -> Tensor:
+        """Client weights (M,) with which no client determines its membership more finely than the points do."""
+        k, count = self.shape.k, self.count
         coefficients, _ = self.shape.unpack(torch.from_numpy(vector))
         uniform = torch.full((self.data.n_clients, k), 1 / k, dtype=torch.float64)
         deviation = membership_deviations(coefficients, self.data, uniform).amin(1)
-        return (deviation / self.grid.spacing).square().clamp(max=1.0)
-
-    def _chunks(self) -> Iterable[_Chunk]:
-        is_small = self.data.n_clients * self.grid.atoms.numel() <= _MAX_CACHED
-        return self._cached_chunks if is_small else _make_chunks(self.data, self.grid)
-
-    @cached_property
-    def _cached_chunks(self) -> list[_Chunk]:
-        return list(_make_chunks(self.data, self.grid))
-
-    def _log_joint(self, vector: Vector, chunks: Iterable[_Chunk]) -> Tensor:
-        """Log-likelihood plus log prior of every client and grid point, (M, G)."""
-        coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
-        return torch.cat([
-            chunk.data.client_log_likelihoods(coefficients, chunk.grid) + chunk.prior.log_weights(log_alpha)
-            for chunk in chunks
-        ])  # fmt: skip
+        return (deviation * math.pow(count, 1 / (k - 1))).square().clamp(max=1.0)
 
     def log_likelihood(self, vector: Vector) -> float:
-        """With memberships integrated out, and without regularization."""
-        return float(torch.logsumexp(self._log_joint(vector, self._chunks()), 1).sum())
+        """With memberships integrated out over these points, and without regularization."""
+        coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
+        alpha = concentration(log_alpha)
+        return sum(float(torch.logsumexp(self._log_joint(part, coefficients, alpha), 1).sum()) for part in self.parts)
 
-    def adapted_grid(self, vector: Vector, data: Likelihood) -> Grid:
-        """The grid of each client, shrunk around its best membership for these parameters and data."""
-        k = self.shape.k
-        full = Grid(self.grid.atoms, torch.zeros(data.n_clients, k, dtype=torch.float64))
-        if k == 1:
-            return full
-        coefficients, _ = self.shape.unpack(torch.from_numpy(vector))
-        uniform = torch.full((data.n_clients, k), 1 / k, dtype=torch.float64)
-        best = best_memberships(coefficients, data, uniform, _MEMBERSHIP_TOL, None, 0.0)
-        return full.shrink_around(best, membership_deviations(coefficients, data, best))
+    def predictive_log_likelihoods(self, vector: Vector, test: Likelihood) -> Tensor:
+        """The log-likelihood (M,) of each client's rows in other data, given its rows in these data."""
+        coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
+        alpha = concentration(log_alpha)
+        found = torch.zeros(self.data.n_clients, dtype=torch.float64)
+        for part in self.parts:
+            log_weights = torch.log_softmax(self._log_joint(part, coefficients, alpha), 1)
+            # the chunks of the two data sets differ where their rows do
+            order = torch.argsort(part.clients)
+            logs = log_weights.new_empty(log_weights.shape)
+            c = part.sample.memberships.expand(len(part.clients), -1, -1)
+            logs[order] = test.subset(part.clients[order]).client_log_likelihoods(coefficients, c[order])
+            found[part.clients] = torch.logsumexp(log_weights + logs, 1)
+        return found
 
-    def find_memberships(self, vector: Vector, data: Likelihood) -> GridMemberships:
-        """The posterior distribution over each client's grid."""
-        if data is self.data:
-            return GridMemberships(self.grid, torch.softmax(self._log_joint(vector, self._chunks()), 1))
-        grid = self.adapted_grid(vector, data)
-        return GridMemberships(grid, torch.softmax(self._log_joint(vector, _make_chunks(data, grid)), 1))
+    def find_memberships(self, vector: Vector, data: Likelihood) -> SampledMemberships:
+        """The distribution of each client's membership, given its data."""
+        objective = self if data is self.data else Marginal.of(data, self.shape, self.regularization, self.count)
+        objective = objective.adapted(vector)
+        coefficients, breaking = self._at(vector)
+        found = [
+            (part.proposals, torch.softmax(self._log_joint(part, coefficients, breaking.alpha), 1))
+            for part in objective.parts
+        ]
+        order = torch.argsort(torch.cat([part.clients for part in objective.parts]))
+        proposals = Proposals.prior(data.n_clients, self.shape.k)
+        if self.shape.k > 1:
+            proposals = Proposals(*(torch.cat(p)[order] for p in zip(*(p for p, _ in found if p), strict=True)))
+        weights = torch.cat([weights for _, weights in found])[order]
+        return SampledMemberships(proposals, breaking, self.count, torch.arange(data.n_clients), weights)
 
     def without_data(self) -> Marginal:
-        return Marginal(NO_CLIENTS, self.shape, self.grid.subset(slice(0)), self.regularization)
+        return Marginal(NO_CLIENTS, self.shape, self.regularization, self.count, [])
 
-    def prior(self, vector: Vector) -> GridMemberships:
+    def prior(self, vector: Vector) -> SampledMemberships:
         """The distribution of memberships in the population, for one client without data."""
-        _, log_alpha = self.shape.unpack(torch.from_numpy(vector))
-        grid = Grid(self.grid.atoms, torch.zeros(1, self.shape.k, dtype=torch.float64))
-        return GridMemberships(grid, DirichletPrior.of(grid).log_weights(log_alpha).exp())
+        _, breaking = self._at(vector)
+        proposals, position = Proposals.prior(1, self.shape.k), torch.zeros(1, dtype=torch.long)
+        weights = draw_sample(proposals, breaking, position, self.count).log_weight.exp()
+        return SampledMemberships(proposals, breaking, self.count, position, weights)
+
+    def _at(self, vector: Vector) -> tuple[Coefficients, StickBreaking]:
+        coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
+        return coefficients, StickBreaking.of(concentration(log_alpha))
+
+    def _log_joint(self, part: _Part, coefficients: Coefficients, alpha: Tensor) -> Tensor:
+        """Log-likelihood plus log weight of every client and point, (M, G)."""
+        logs = part.data.client_log_likelihoods(coefficients, part.sample.memberships)
+        if self.client_weight is not None:
+            logs = logs * self.client_weight[part.clients, None]
+        return logs + part.sample.log_weights(alpha)
 
 
-class _Chunk(NamedTuple):
-    """Clients whose data and grids fit in the cache."""
-
-    clients: slice
-    data: Likelihood
-    grid: Grid
-    prior: DirichletPrior
-
-
-def _make_chunks(data: Likelihood, grid: Grid) -> Iterator[_Chunk]:
-    first = 0
-    for chunk in data.chunks(len(grid.atoms)):
-        clients = slice(first, first + chunk.n_clients)
-        own_grid = grid.subset(clients)
-        yield _Chunk(clients, chunk, own_grid, DirichletPrior.of(own_grid))
-        first = clients.stop
+def _concentration_derivatives(log_alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """alpha, and its first two derivatives in log alpha, (K,) each; alpha' / alpha is between 0 and 1."""
+    alpha = concentration(log_alpha)
+    share = 1 - alpha / LARGEST_ALPHA
+    return alpha, alpha * share, alpha * share * (2 * share - 1)

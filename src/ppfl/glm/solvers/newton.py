@@ -19,7 +19,7 @@ _MAX_CONJUGATE_GRADIENTS = 50
 
 def client_losses(coefficients: Coefficients, data: Likelihood, c: Tensor) -> Tensor:
     """-l_i / n for memberships (M, K): (M,)."""
-    return -data.client_log_likelihoods(coefficients, c[:, None])[:, 0] / data.n_samples
+    return -data.client_log_likelihoods(coefficients, c[..., None])[:, 0] / data.n_samples
 
 
 def loss_derivatives(coefficients: Coefficients, data: Likelihood, c: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +14,7 @@ from ..client_memberships import ClientMemberships
 from ..likelihoods import Coefficients, Likelihood
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
+LARGEST_ALPHA = 10.0
 
 
 class ParameterShape(NamedTuple):
@@ -21,21 +24,50 @@ class ParameterShape(NamedTuple):
     varying: int
     shared: int
     outputs: int
+    nuisance: int
 
     @property
     def size(self) -> int:
-        return (self.k * self.varying + self.shared) * self.outputs + 1 + self.k
+        return (self.k * self.varying + self.shared) * self.outputs + self.nuisance + self.k
+
+    @property
+    def free_parameters(self) -> int:
+        """Coefficients and nuisance parameters, without those that the sum of class probabilities fixes."""
+        free = self.outputs - (self.outputs > 1)
+        return (self.k * self.varying + self.shared) * free + self.nuisance
 
     def unpack(self, vector: Tensor) -> tuple[Coefficients, Tensor]:
         """Coefficients, and log alpha (K,)."""
         n_canonical, n_shared = self.k * self.varying * self.outputs, self.shared * self.outputs
         canonical = vector[:n_canonical].reshape(self.k, self.varying, self.outputs)
         shared = vector[n_canonical : n_canonical + n_shared].reshape(self.shared, self.outputs)
-        return Coefficients(canonical, shared, vector[n_canonical + n_shared]), vector[n_canonical + n_shared + 1 :]
+        nuisance, log_alpha = torch.split(vector[n_canonical + n_shared :], [self.nuisance, self.k])
+        return Coefficients(canonical, shared, nuisance), log_alpha
 
     def pack(self, coefficients: Coefficients, log_alpha: Tensor) -> Vector:
-        canonical, shared, dispersion = (part.flatten() for part in coefficients)
-        return torch.cat([canonical, shared, dispersion, log_alpha]).numpy()
+        canonical, shared, nuisance = (part.flatten() for part in coefficients)
+        return torch.cat([canonical, shared, nuisance, log_alpha]).numpy()
+
+
+def log_concentration(alpha: Tensor) -> Tensor:
+    """The inverse of `concentration`.
+
+    >>> log_concentration(concentration(torch.tensor([-1.0, 0.5])))
+    tensor([-1.0000,  0.5000])
+    """
+    bound = math.log(LARGEST_ALPHA)
+    return bound - torch.log(torch.expm1((bound - alpha.log()).clamp_min(1e-12)))
+
+
+def concentration(log_alpha: Tensor) -> Tensor:
+    """alpha (K,), smoothly bounded by 10: data can hardly tell larger ones apart."""
+    bound = math.log(LARGEST_ALPHA)
+    return torch.exp(bound - torch.nn.functional.softplus(bound - log_alpha))
+
+
+def block_diagonal(*blocks: Tensor) -> Tensor:
+    found: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+    return found
 
 
 class Regularization(NamedTuple):
@@ -46,6 +78,7 @@ class Regularization(NamedTuple):
     slopes: Tensor  # (q,), 1 where the ridge applies, 0 for intercepts
     shared: Tensor  # (f,), the same for shared columns
     samples: float = 0.0  # the number of samples if there is a dispersion, which is kept above 1e-8
+    nuisance: Callable[[Tensor], Tensor] | None = None  # a penalty of the family on its nuisance parameters
 
     def scaled(self, fraction: float) -> Regularization:
         """The regularization of a subset with this fraction of the clients."""
@@ -59,11 +92,37 @@ class Regularization(NamedTuple):
         size = size + (coefficients.shared.square() * self.shared[:, None]).sum()
         # the 1e-3 keeps a canonical model without any clients from drifting away
         penalty = self.ridge * size + (self.spread + 1e-3 * self.ridge) * differences.square().sum()
-        return 0.5 * (penalty + 1e-8 * self.samples * torch.exp(-coefficients.log_dispersion))
+        if self.samples:
+            penalty = penalty + 1e-8 * self.samples * torch.exp(-coefficients.nuisance[0])
+        own = 0.0 if self.nuisance is None else self.nuisance(coefficients.nuisance)
+        return 0.5 * penalty + own
+
+    def derivatives(self, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
+        """Gradient (P,) and Hessian (P, P) of `value` in canonical, shared and nuisance parameters, for one output."""
+        canonical = coefficients.canonical[..., 0]
+        k, q = canonical.shape
+        spread = self.spread + 1e-3 * self.ridge
+        together = torch.eye(k, dtype=torch.float64) - 1 / k
+        by_column = torch.kron(spread * together, torch.eye(q, dtype=torch.float64))
+        gradient = self.ridge * self.slopes * canonical + spread * (canonical - canonical.mean(0))
+        nuisance = coefficients.nuisance.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            own = nuisance.sum() * 0 if self.nuisance is None else self.nuisance(nuisance)
+            own = own + 0.5e-8 * self.samples * torch.exp(-nuisance[:1]).sum()
+            (slope,) = torch.autograd.grad(own, nuisance, create_graph=True)
+            rows = [torch.autograd.grad(each, nuisance, retain_graph=True)[0] for each in slope if each.requires_grad]
+        curvature = torch.stack(rows) if rows else torch.zeros(len(nuisance), len(nuisance), dtype=torch.float64)
+        shared = self.ridge * self.shared
+        return (
+            torch.cat([gradient.flatten(), shared * coefficients.shared[:, 0], slope.detach()]),
+            block_diagonal(by_column + (self.ridge * self.slopes).repeat(k).diag(), shared.diag(), curvature),
+        )
 
 
 class Objective(Protocol):
     """A function of the parameter vector that is minimised, per sample. It finds memberships by itself."""
+
+    data: Likelihood
 
     def __call__(self, vector: Vector) -> tuple[float, Vector]:
         """Value and gradient."""

@@ -9,10 +9,9 @@ import torch
 
 from ...core.affinity import Affinity
 from ..likelihoods import ClientRows, Likelihood
-from ..membership_grid import Grid
 from .lbfgs import Solution, minimize_lbfgs
 from .marginal import Marginal
-from .parameters import ParameterShape, Regularization
+from .parameters import ParameterShape, Regularization, Vector
 from .profile import Profile
 
 SPREAD = 1.0  # shrinks canonical models to their mean if memberships are points, like a normal prior of unit variance
@@ -26,9 +25,9 @@ class GLMProblem(NamedTuple):
     shape: ParameterShape
     regularization: Regularization
 
-    def marginal(self, k: int, points: int) -> Marginal:
-        grid = Grid.full(k, points, self.data.n_clients)
-        return Marginal(self.data, self.shape._replace(k=k), grid, self.regularization)
+    def marginal(self, k: int, count: int = 0) -> Marginal:
+        """With this number of points that are the same for all clients."""
+        return Marginal.of(self.data, self.shape._replace(k=k), self.regularization, count)
 
     def subset(self, clients: np.ndarray[Any, np.dtype[np.int64]]) -> GLMProblem:
         """The problem of these clients only, with the same regularization per client."""
@@ -47,9 +46,13 @@ class GLMProblem(NamedTuple):
         """One model for all clients."""
         shape, rows = self.shape._replace(k=1), self.rows
         start = torch.zeros(shape.size, dtype=torch.float64)
-        if rows.family.has_dispersion:
+        if rows.family.nuisance:
             zero, _ = shape.unpack(start)
             ones = torch.ones(len(rows.y), 1, 1, dtype=torch.float64)
-            mean = rows.family.mean(rows.mean_parameters(zero, ones))[:, 0]
-            start[-2] = rows.family.initial_log_dispersion(mean, rows.y)
-        return minimize_lbfgs(self.marginal(1, 1), start.numpy(), tol, max_iter)
+            mean = rows.family.mean(rows.mean_parameters(zero, ones), zero.nuisance)[:, 0]
+            start[-1 - shape.nuisance : -1] = torch.tensor(rows.family.initial_nuisance(mean, rows.y))
+        return self.pooled_from(start.numpy(), tol, max_iter)
+
+    def pooled_from(self, start: Vector, tol: float, max_iter: int) -> Solution:
+        """One model for all clients, from a start."""
+        return minimize_lbfgs(self.marginal(1), start, tol, max_iter)

@@ -1,4 +1,4 @@
-"""Random starts, compared by successive halving on a coarse grid of memberships."""
+"""Random starts, compared by successive halving on a few memberships that are the same for all clients."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import torch
 from torch import Tensor
 
 from ..likelihoods import ClientRows, Coefficients
-from ..membership_grid import grid_size
 from .lbfgs import Solution, minimize_lbfgs
+from .newton_steps import minimize_newton
 from .parameters import Vector
 from .problem import GLMProblem
 
-_ROUNDS = ((8, 1.0), (12, 0.5), (30, 0.25))  # iterations, and the share of starts that run them
+_ROUNDS = ((8, 1.0), (12, 0.5), (30, 0.25))  # iterations of L-BFGS, and the share of starts that run them
+_NEWTON_ROUNDS = ((2, 1.0), (3, 0.5), (5, 0.25))
 _CLIENTS = 100
+_POINTS = 64
 
 
 def best_start(problem: GLMProblem, pooled: Solution, n_init: int, tol: float, random: np.random.Generator) -> Vector:
     """The best of n_init starts after a few iterations on some clients.
 
-    The grid is coarse, so clients that determine their membership more finely than the grid get a smaller weight.
+    The points are few, so clients that determine their membership more finely get a smaller weight.
     """
     k = problem.shape.k
     coefficients, _ = problem.shape._replace(k=1).unpack(torch.from_numpy(pooled.vector))
@@ -34,13 +36,12 @@ def best_start(problem: GLMProblem, pooled: Solution, n_init: int, tol: float, r
     if n_init == 1:
         return starts[0]
     some = problem.subset(random.permutation(problem.data.n_clients)[:_CLIENTS])
-    coarse = some.marginal(k, max(24, grid_size(k) // 6))
-    for iterations, share in _ROUNDS:
+    coarse = some.marginal(k, _POINTS)
+    minimize = minimize_newton if coarse.has_hessian else minimize_lbfgs
+    for iterations, share in _NEWTON_ROUNDS if coarse.has_hessian else _ROUNDS:
         remaining = starts[: max(1, round(share * n_init))]
-        client_weight = coarse.weights_for_coarse_grid(remaining[0])
-        ended = [
-            minimize_lbfgs(coarse.with_grid(coarse.grid, client_weight), start, tol, iterations) for start in remaining
-        ]
+        client_weight = coarse.weights_for_common_points(remaining[0])
+        ended = [minimize(coarse.with_client_weight(client_weight), start, tol, iterations) for start in remaining]
         starts = [solution.vector for solution in sorted(ended, key=lambda solution: solution.objective)]
     return starts[0]
 
@@ -51,7 +52,7 @@ def client_deviations(rows: ClientRows, pooled: Coefficients) -> Tensor:
     Clients with few rows get a shorter step.
     """
     eta = rows.predictors(pooled).detach().requires_grad_()
-    logs = rows.family.log_density(rows.family.mean_parameters(eta), rows.y, pooled.log_dispersion)
+    logs = rows.family.log_density(rows.family.mean_parameters(eta), rows.y, pooled.nuisance)
     (by_row,) = torch.autograd.grad((logs * rows.weight[:, None]).sum(), eta)
     by_row = by_row[:, 0]  # (n, m)
     gradient = rows.varying.client_gradients(by_row, rows.client, rows.n_clients)

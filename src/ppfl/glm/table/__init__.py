@@ -1,23 +1,27 @@
 """From a DataFrame with a client column to a fitted population, for the command line.
 
-`prepare` checks the table, `encoding` turns its columns into numbers and `target` picks a family. `fit_table` fits and
-chooses K, `held_out_scores` compares with one model for all and with `local_models`, and `coefficients` and `export`
-present the result.
+`table_settings` says what to fit. `prepare` checks the table, `number_cells` finds cells without numbers, `encoding`
+turns columns into numbers and `target` picks a family. `fit_table` fits, `candidates` tries several K,
+`held_out_scores` compares with one model for all and with `local_models`, and `coefficients` and `export` present the
+result.
 """
 
 from .coefficients import CoefficientRow, CoefficientTable
 from .encoding import ChosenColumns, EncodedColumn, Encoding, choose_features
 from .export import file_contents
-from .fit_table import CLEAR, CandidateFit, OnStep, TableFit, fit_table
+from .fit_table import CLEAR, OnStep, TableFit, fit_table
 from .held_out_scores import HeldOutScore
 from .local_models import LocalModels
-from .prepare import PreparedTable, TableSettings, prepare_table
+from .number_cells import BadCells
+from .prepare import PreparedTable, prepare_table
+from .table_settings import CRITERIA, TableSettings
 from .target import FAMILIES, Target
 
 __all__ = [
     "CLEAR",
+    "CRITERIA",
     "FAMILIES",
-    "CandidateFit",
+    "BadCells",
     "ChosenColumns",
     "CoefficientRow",
     "CoefficientTable",

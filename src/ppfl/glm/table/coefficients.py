@@ -34,15 +34,22 @@ class CoefficientTable(NamedTuple):
 
 
 def make_coefficient_table(
-    model: Any, pooled: Any, target: Target, names: Sequence[str], shared: Any, x: Array
+    model: Any,
+    pooled: Any,
+    target: Target,
+    names: Sequence[str],
+    shared: Any,
+    x: Array,
+    *,
+    intercept: bool = True,
+    offset: Array | None = None,
 ) -> CoefficientTable:
     """From the fitted population and the fitted pooled model, outcome by outcome."""
     aligned = [_align(fitted) for fitted in (model, pooled)]
     slopes = np.concatenate([part[0] for part in aligned])  # (K + 1, m, d), the pooled one last
     intercepts = np.concatenate([part[1] for part in aligned])  # (K + 1, m)
-    predictor = intercepts + slopes @ x.mean(0)
-    family = target.make_family()
-    means = family.mean(family.mean_parameters(torch.tensor(predictor))).numpy().reshape(len(predictor), -1)
+    predictor = intercepts + slopes @ x.mean(0) + (0.0 if offset is None else offset.mean())
+    means = np.concatenate([_means(target, predictor[:-1], model), _means(target, predictor[-1:], pooled)])
     shown = means[:, 1:] if target.family == "bernoulli" else means
     average, coefficients = [], []
     fixed = _shared_names(names, shared)
@@ -50,7 +57,9 @@ def make_coefficient_table(
     for i, outcome in enumerate(target.outcomes):
         difference = (predictor[:, i] - predictor[-1, i]).tolist()
         average.append(CoefficientRow(outcome, AVERAGE, *_split(shown[:, i]), reach=difference[:-1]))
-        coefficients.append(CoefficientRow(outcome, INTERCEPT, *_split(intercepts[:, i]), is_shared=INTERCEPT in fixed))
+        if intercept:
+            row = CoefficientRow(outcome, INTERCEPT, *_split(intercepts[:, i]), is_shared=INTERCEPT in fixed)
+            coefficients.append(row)
         for column, name in enumerate(names):
             slope = slopes[:, i, column]
             *reach, pooled_reach = (slope * spread[column]).tolist()
@@ -64,6 +73,13 @@ def _align(model: Any) -> tuple[Array, Array]:
     if slopes.ndim == 2:
         return slopes[:, None], intercepts[:, None]
     return slopes - slopes.mean(1, keepdims=True), intercepts - intercepts.mean(1, keepdims=True)
+
+
+def _means(target: Target, predictor: Array, model: Any) -> Array:
+    """Means or class probabilities of these predictors, with the nuisance parameters of a fitted model."""
+    family, nuisance = target.make_family(), model._result.coefficients.nuisance
+    means: Array = family.mean(family.mean_parameters(torch.tensor(predictor)), nuisance).numpy()
+    return means.reshape(len(predictor), -1)
 
 
 def _split(values: Array) -> tuple[list[float], float]:

@@ -6,6 +6,7 @@ Levels with few rows, and levels that appear only later, become the level `other
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -71,6 +72,10 @@ class Encoding(NamedTuple):
         return cls(tuple(EncodedColumn.of(name, frame[name]) for name in names))
 
     @property
+    def intercept(self) -> bool:
+        return True
+
+    @property
     def terms(self) -> list[str]:
         return [term for column in self.columns for term in column.terms]
 
@@ -102,14 +107,14 @@ class ChosenColumns(NamedTuple):
     left_out: dict[str, str]  # column -> reason
 
 
-def choose_features(frame: Any, excluded: Sequence[str], wanted: Sequence[str]) -> ChosenColumns:
-    """The wanted columns, or if none is named, all useful columns except those in `excluded`."""
+def choose_features(frame: Any, excluded: Sequence[str], wanted: Sequence[str] | None) -> ChosenColumns:
+    """The wanted columns, or if they are None, all useful columns except those in `excluded`."""
     present = list(frame.columns)
-    if absent := [name for name in (*excluded, *wanted) if name not in present]:
+    if absent := [name for name in (*excluded, *(wanted or ())) if name not in present]:
         raise DataError(f"no column {quoted(absent)}; the table has {quoted(present, most=12)}")
-    if both := [name for name in wanted if name in excluded]:
+    if both := [name for name in wanted or () if name in excluded]:
         raise DataError(f"column {both[0]!r} is the client or the target; leave it out of the features")
-    if wanted:
+    if wanted is not None:
         return ChosenColumns(tuple(dict.fromkeys(wanted)), {})
     reasons = {name: _reason_to_leave_out(name, frame[name]) for name in present if name not in excluded}
     names = tuple(name for name, reason in reasons.items() if not reason)
@@ -128,6 +133,12 @@ def is_plain(values: Any) -> bool:
     return values.dtype.kind != "O" or not any(isinstance(value, _NOT_PLAIN) for value in values)
 
 
+def has_decimal_commas(values: Any) -> bool:
+    """Whether most cells of a text column are numbers such as 1,5."""
+    number = re.compile(r"\s*[-+]?\d+,\d+\s*")
+    return 2 * sum(bool(number.fullmatch(str(value))) for value in values) > len(values)
+
+
 def _reason_to_leave_out(name: str, values: Any) -> str:
     """Why a column is not used unless it is named; empty for a useful column."""
     known = values.dropna()
@@ -137,7 +148,9 @@ def _reason_to_leave_out(name: str, values: Any) -> str:
     if distinct < 2:
         return "one value"
     if is_text(values):
-        return f"{distinct} levels" if distinct > MOST_LEVELS else ""
+        if distinct <= MOST_LEVELS:
+            return ""
+        return "numbers with a decimal comma" if has_decimal_commas(known) else f"{distinct} levels"
     if distinct == len(values) > 2 and bool((known == known.round()).all()):
         span = float(known.max()) - float(known.min())
         if name.strip().lower() in _ROW_NUMBERS or span == len(values) - 1:

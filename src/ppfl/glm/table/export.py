@@ -41,6 +41,8 @@ def _result(fitted: TableFit, names: Sequence[str]) -> dict[str, Any]:
         "settings": asdict(fitted.settings),
         "rows": len(table.frame),
         "rows_left_out": table.incomplete,
+        "clients_left_out": list(table.lost),
+        "bad_cells": [cells._asdict() for cells in table.bad_cells],
         "clients": len(fitted.ids),
         "family": table.target.family,
         "family_guessed": bool(table.target.reason),
@@ -51,10 +53,12 @@ def _result(fitted: TableFit, names: Sequence[str]) -> dict[str, Any]:
         "tried": [
             {
                 "k": candidate.k,
+                "log_likelihood": candidate.log_likelihood,
                 "bic": candidate.bic,
                 "aic": candidate.aic,
+                "held_out": candidate.held_out,
+                "held_out_error": candidate.held_out_error,
                 "converged": candidate.converged,
-                "held_out": candidate.score.figures if candidate.score else None,
             }
             for candidate in fitted.candidates
         ],

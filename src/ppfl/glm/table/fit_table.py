@@ -1,42 +1,37 @@
 """Fit a table: choose K, fit the canonical models, and compare their predictions with simpler models.
 
 Coefficients, memberships and information criteria come from a fit to all rows. Held-out scores come from the same
-models, fitted to the training rows only.
+models, fitted to the training rows only. Fits that do not converge are marked in the result, without a warning.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
 
 from ...core.errors import DataError
 from ...data.raw_arrays import quoted
+from ..solvers import SelectionRecord
+from .candidates import fit_candidates
 from .coefficients import CoefficientTable, make_coefficient_table
 from .encoding import Encoding
-from .held_out_scores import LOCAL, POOLED, HeldOutComparison, HeldOutScore
-from .prepare import PreparedTable, TableSettings, prepare_table
+from .held_out_scores import LOCAL, POOLED, HeldOutComparison, HeldOutScore, make_rows
+from .prepare import FormulaEncoding, PreparedTable, prepare_table
+from .table_settings import TableSettings
 
 CLEAR = 0.8  # a client with at least this share of one canonical model is clear, any other client is mixed
-
-
-class CandidateFit(NamedTuple):
-    """The fit with one number of canonical models."""
-
-    k: int
-    bic: float
-    aic: float
-    converged: bool
-    score: HeldOutScore | None  # on held-out rows
 
 
 class TableFit(NamedTuple):
     settings: TableSettings
     table: PreparedTable
-    encoding: Encoding
-    candidates: list[CandidateFit]
-    best: CandidateFit
+    encoding: Encoding | FormulaEncoding
+    candidates: list[SelectionRecord]
+    best: SelectionRecord
     model: Any  # the estimator of the best candidate, fitted to all rows
     ids: list[str]  # M
     sizes: list[int]  # (M,), rows
@@ -64,7 +59,7 @@ OnStep = Callable[[str, int, int], None]  # called with the name, the number and
 
 
 def fit_table(frame: Any, settings: TableSettings, on_step: OnStep | None = None) -> TableFit:
-    """Fit every K, take the one with the lowest BIC, and compare with one model for all and one model per client.
+    """Fit every K, choose one, and compare with one model for all and one model per client.
 
     >>> import pandas as pd
     >>> random = np.random.default_rng(0)
@@ -75,27 +70,35 @@ def fit_table(frame: Any, settings: TableSettings, on_step: OnStep | None = None
     (2, [10, 10], 0)
     """
     table = prepare_table(frame, settings)
-    encoding = table.encoding
-    if not encoding.terms:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return _fit_prepared(table, settings, on_step)
+
+
+def _fit_prepared(table: PreparedTable, settings: TableSettings, on_step: OnStep | None) -> TableFit:
+    encoding, target = table.encoding, table.target
+    if table.features and not encoding.terms:
         raise DataError(f"column {quoted(table.features)} has one value; name other columns")
-    x, y, shared = encoding.encode(table.frame), table.target.values, encoding.shared(settings.shared)
+    rows, shared = make_rows(table, encoding), encoding.shared(settings.shared)
     comparison = HeldOutComparison.of(table, settings) if table.is_test.any() else None
-    steps = _announce([*(f"k = {k}" for k in settings.ks), POOLED, *([LOCAL] if comparison else [])], on_step)
-    candidates, models = [], []
-    for k in settings.ks:
-        next(steps)
-        model = settings.estimator(table.target, k, shared).fit(x, y, clients=table.clients)
-        score = comparison.population(k) if comparison else None
-        candidates.append(CandidateFit(k, model.bic_, model.aic_, model.converged_, score))
-        models.append(model)
-    best = min(candidates, key=lambda candidate: candidate.bic)
-    model = models[candidates.index(best)]
+    tried = ", ".join(map(str, settings.candidates(len(np.unique(table.clients)))))
+    parts = [f"k = {tried}", POOLED]
+    parts += ["held-out rows"] if comparison else []
+    parts += [LOCAL] if comparison and comparison.has_local else []
+    steps = _announce(parts, on_step)
     next(steps)
+    model, candidates = fit_candidates(table, settings, rows, shared)
+    best = next(candidate for candidate in candidates if candidate.k == model.k_)
+    next(steps)
+    pooled = rows.fit_pooled(settings.pooled(target, intercept=encoding.intercept))
     terms = make_coefficient_table(
-        model, settings.pooled(table.target).fit(x, y), table.target, encoding.terms, shared, x
+        model, pooled, target, encoding.terms, shared, rows.x, intercept=encoding.intercept, offset=rows.offset
     )
-    scores = [best.score, comparison.pooled()] if comparison and best.score else []
+    scores = []
     if comparison:
+        next(steps)
+        scores += [comparison.population(best.k), comparison.pooled()]
+    if comparison and comparison.has_local:
         next(steps)
         scores.append(comparison.local())
     _, sizes = np.unique(table.clients, return_counts=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ..client_ids import Array
+from .candidates import FitRows
 from .encoding import Encoding
-from .local_models import LocalModels
-from .prepare import PreparedTable, TableSettings
+from .local_models import MODELS, LocalModels
+from .prepare import FormulaEncoding, PreparedTable
+from .table_settings import TableSettings
 
 POOLED, LOCAL = "one model for all", "a model for each client"
 
@@ -29,51 +31,51 @@ class HeldOutComparison(NamedTuple):
 
     table: PreparedTable
     settings: TableSettings
-    encoding: Encoding
-    x: Array
-    y: Array
-    clients: Array
-    test_x: Array
+    encoding: Encoding | FormulaEncoding
+    train: FitRows
+    test: FitRows
 
     @classmethod
     def of(cls, table: PreparedTable, settings: TableSettings) -> HeldOutComparison:
-        train = ~table.is_test
-        encoding = Encoding.of(table.frame[train], table.features)
-        x, test_x = encoding.encode(table.frame[train]), encoding.encode(table.frame[table.is_test])
-        return cls(table, settings, encoding, x, table.target.values[train], table.clients[train], test_x)
+        encoding = table.encoding_of(~table.is_test)
+        rows = make_rows(table, encoding)
+        return cls(table, settings, encoding, rows.subset(~table.is_test), rows.subset(table.is_test))
 
     @property
-    def _test_clients(self) -> Array:
-        clients: Array = self.table.clients[self.table.is_test]
-        return clients
+    def has_local(self) -> bool:
+        """Whether there is a model for each client to compare with: they have no offset, and not all families."""
+        return self.table.target.family in MODELS and self.train.offset is None and self.encoding.intercept
 
     def population(self, k: int) -> HeldOutScore:
         def predict() -> Array:
-            model = self.settings.estimator(self.table.target, k, self.encoding.shared(self.settings.shared))
-            return _predict_means(model.fit(self.x, self.y, clients=self.clients), self.test_x, self._test_clients)
+            shared = self.encoding.shared(self.settings.shared)
+            model = self.settings.estimator(self.table.target, k, shared, intercept=self.encoding.intercept)
+            return self.test.predict(self.train.fit(model))
 
         return self._score(f"{k} canonical model{'s' * (k > 1)}", predict)
 
     def pooled(self) -> HeldOutScore:
-        def predict() -> Array:
-            return _predict_means(self.settings.pooled(self.table.target).fit(self.x, self.y), self.test_x)
-
-        return self._score(POOLED, predict)
+        return self._score(POOLED, lambda: self._pooled_means(self.test))
 
     def local(self) -> HeldOutScore:
         def predict() -> Array:
-            models = LocalModels(self.table.target.family, self.x, self.y, self.clients, self._noise())
-            return models.predict(self.test_x, self._test_clients)
+            family, train = self.table.target.family, self.train
+            models = LocalModels(family, train.x, train.y, train.clients, self._noise())
+            return models.predict(self.test.x, self.test.clients)
 
         return self._score(LOCAL, predict)
+
+    def _pooled_means(self, rows: FitRows) -> Array:
+        model = self.settings.pooled(self.table.target, intercept=self.encoding.intercept)
+        return rows.predict(self.train.fit_pooled(model), pooled=True)
 
     def _noise(self) -> float:
         """The mean deviance of one model for all, or 1 for classes, which have no dispersion."""
         target = self.table.target
         if target.classes:
             return 1.0
-        mean = torch.tensor(_predict_means(self.settings.pooled(target).fit(self.x, self.y), self.x))
-        return float(target.make_family().deviance(mean, torch.tensor(self.y)).mean())
+        mean = torch.tensor(self._pooled_means(self.train))
+        return float(target.make_family().deviance(mean, torch.tensor(self.train.y)).mean())
 
     def _score(self, label: str, predict: Callable[[], Array]) -> HeldOutScore:
         start = time.perf_counter()
@@ -82,7 +84,6 @@ class HeldOutComparison(NamedTuple):
         return HeldOutScore(label, self.table.target.figures(mean, self.table.is_test), seconds)
 
 
-def _predict_means(model: Any, x: Array, clients: Array | None = None) -> Array:
-    predict = model.predict_proba if hasattr(model, "predict_proba") else model.predict
-    means: Array = predict(x, clients)
-    return means
+def make_rows(table: PreparedTable, encoding: Encoding | FormulaEncoding) -> FitRows:
+    """All rows of the table, encoded."""
+    return FitRows(encoding.encode(table.frame), table.target.values, table.clients, table.offset())

@@ -14,6 +14,7 @@ import numpy as np
 from sklearn.linear_model import GammaRegressor, LogisticRegression, PoissonRegressor, Ridge
 
 from ..client_ids import Array
+from ..families import REGRESSIONS
 from .target import CLASSES
 
 _ARTIFICIAL_WEIGHT = 0.3  # a whole row would bias clients with much data, no row would leave some without a model
@@ -37,6 +38,8 @@ MODELS: dict[str, Callable[[PriorStrength], Any]] = {
     "bernoulli": lambda prior: LogisticRegression(C=1.0, max_iter=_MAX_ITER),
     "multinomial": lambda prior: LogisticRegression(C=1.0, max_iter=_MAX_ITER),
 }
+# one client's rows do not determine a size or a share of extra zeros
+MODELS |= {name: MODELS["poisson"] for name in REGRESSIONS if name not in MODELS}
 
 
 class LocalModels:
@@ -44,6 +47,7 @@ class LocalModels:
 
     def __init__(self, family: str, x: Array, y: Array, clients: Array, noise: float) -> None:
         """`noise` is the mean deviance of one model for all."""
+        x = _with_columns(x)
         scale = x.std(0)
         self._mean, self._scale = x.mean(0), np.where(scale > 0, scale, 1.0)
         self._family, self._noise, self._spread = family, noise, float(y.std()) or 1.0
@@ -55,7 +59,7 @@ class LocalModels:
 
     def predict(self, x: Array, clients: Array) -> Array:
         """Means (n,) or class probabilities (n, classes), for clients that have a model."""
-        standard = (x - self._mean) / self._scale
+        standard = (_with_columns(x) - self._mean) / self._scale
         found = np.empty((len(x), self._classes) if self._classes else len(x))
         for client, rows in _rows_by_client(clients):
             model = self._models[client]
@@ -67,6 +71,11 @@ class LocalModels:
         x = np.vstack([x, np.zeros((len(self._added_y), x.shape[1]))])
         model = MODELS[self._family](PriorStrength(float(weight.sum()), self._noise, self._spread))
         return model.fit(x, np.concatenate([y, self._added_y]), sample_weight=weight)
+
+
+def _with_columns(x: Array) -> Array:
+    """A table without columns gets one of zeros, because scikit-learn takes none without."""
+    return x if x.shape[1] else np.zeros((len(x), 1))
 
 
 def _rows_by_client(clients: Array) -> list[tuple[Any, Array]]:

@@ -1,9 +1,8 @@
-"""The settings of a table fit, and the rows and columns that it can use."""
+"""The rows and columns of a table that a fit can use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,55 +13,40 @@ from ...data.raw_arrays import quoted
 from ...data.samples import held_out
 from ...data.table_readers import with_text_names
 from ..client_ids import Array
-from ..regression import PopulationClassifier, PopulationRegressor
+from ..formula import FormulaSpec, prepare_formula
+from ..formula.build import count_dropped
+from ..formula.expressions import used_columns
 from .encoding import Encoding, choose_features, is_plain
+from .number_cells import BadCells, read_numbers
+from .table_settings import TableSettings
 from .target import Target
 
 SMALLEST, LARGEST = 1e-100, 1e100  # of a column's largest value
 
 
-@dataclass(frozen=True)
-class TableSettings:
-    """What to fit. The fields from `shared` on are settings of the estimators."""
+class FormulaEncoding(NamedTuple):
+    """The design of a formula, in the place of an encoding."""
 
-    client: str
-    target: str
-    family: str | None = None  # guessed from the target if None
-    columns: Sequence[str] = ()  # all other columns if empty
-    ks: Sequence[int] = (3,)  # the one with the lowest BIC is used
-    test_fraction: float = 0.2  # of each client's rows
-    seed: int = 0
-    shared: Sequence[str] = ()
-    mix: str = "weights"
-    penalty: float = 0.0
-    affinity: str = "uniform"
-    ridge: float = 1.0
-    n_init: int = 8
+    spec: FormulaSpec
 
-    def __post_init__(self) -> None:
-        if self.client == self.target:
-            raise SettingError(f"column {self.client!r} is both client and target; name two columns")
-        if not self.ks:
-            raise SettingError("there is no number of canonical models to try; set k, such as 3 or 1,2,3")
-        if self.affinity != "uniform" and not self.penalty:
-            raise SettingError(
-                f"affinity is {self.affinity!r} but penalty is 0, so it has no effect; set a penalty such as 0.01"
-            )
+    @property
+    def columns(self) -> tuple[Any, ...]:
+        return ()
 
-    def estimator(self, target: Target, k: int, shared: Any) -> Any:
-        """The estimator for K canonical models, not fitted."""
-        more = {"mix": self.mix, "penalty": self.penalty, "affinity": self.affinity, "n_init": self.n_init}
-        return _make_estimator(target, k, shared=shared, ridge=self.ridge, random_state=self.seed, **more)
+    @property
+    def terms(self) -> list[str]:
+        return list(self.spec.names)
 
-    def pooled(self, target: Target) -> Any:
-        """The estimator for one model for all, not fitted."""
-        return _make_estimator(target, 1, ridge=self.ridge)
+    @property
+    def intercept(self) -> bool:
+        return self.spec.intercept
 
+    def encode(self, frame: Any) -> Array:
+        """(n, terms)."""
+        return np.asarray(self.spec.design(frame), dtype=np.float64)
 
-def _make_estimator(target: Target, k: int, **settings: Any) -> Any:
-    if target.classes:
-        return PopulationClassifier(k, **settings)
-    return PopulationRegressor(k, family=target.family, **settings)
+    def shared(self, names: Sequence[str]) -> list[int | str] | None:
+        return list(self.spec.shared) or None
 
 
 class PreparedTable(NamedTuple):
@@ -74,25 +58,66 @@ class PreparedTable(NamedTuple):
     features: tuple[str, ...]
     left_out: dict[str, str]  # column -> reason
     incomplete: int  # number of rows with missing values, which are left out
+    lost: tuple[str, ...]  # clients that have no other rows
+    bad_cells: list[BadCells]
     is_test: Array  # (n,)
+    formula: FormulaSpec | None = None
 
     @property
-    def encoding(self) -> Encoding:
+    def encoding(self) -> Encoding | FormulaEncoding:
         """The encoding with the levels of all rows."""
-        return Encoding.of(self.frame, self.features)
+        return self.encoding_of(np.ones(len(self.frame), dtype=bool))
+
+    def encoding_of(self, rows: Array) -> Encoding | FormulaEncoding:
+        """With the levels of these rows only, except for a formula, which would refuse the levels of others."""
+        return FormulaEncoding(self.formula) if self.formula else Encoding.of(self.frame[rows], self.features)
+
+    def offset(self) -> Array | None:
+        """(n,), or None."""
+        return self.formula.offset(self.frame) if self.formula else None
 
 
 def prepare_table(frame: Any, settings: TableSettings) -> PreparedTable:
     """Check a table, and take the wanted columns and all rows without missing values."""
     frame = with_text_names(frame)
+    return _prepare_by_formula(frame, settings) if settings.formula else _prepare_by_columns(frame, settings)
+
+
+def _prepare_by_columns(frame: Any, settings: TableSettings) -> PreparedTable:
     excluded = (settings.client, settings.target)
+    frame, bad_cells = read_numbers(frame, [name for name in frame.columns if name != settings.client])
     features = choose_features(frame, excluded, settings.columns)
-    if not features.names:
-        raise DataError(f"no column is left for features besides {quoted(excluded)}; add some to the table")
     used = frame[[*excluded, *features.names]]
     kept = used.dropna()
     if kept.empty:
         raise DataError(f"none of {len(frame)} rows has a value in each of {quoted(list(used.columns), 12)}; fill some")
+    target = _check_columns(kept, settings)
+    _, lost = count_dropped(used[settings.client], used.notna().all(axis=1).to_numpy())
+    clients = _check_clients(kept, settings)
+    return PreparedTable(
+        kept, clients, target, features.names, features.left_out, len(used) - len(kept), tuple(map(str, lost)),
+        [cells for cells in bad_cells if cells.column in used], _hold_out(clients, target, settings),
+    )  # fmt: skip
+
+
+def _prepare_by_formula(frame: Any, settings: TableSettings) -> PreparedTable:
+    frame, bad_cells = read_numbers(frame, [name for name in frame.columns if name != settings.client])
+    found = prepare_formula(str(settings.formula), frame)
+    spec, rows = found.spec, found.frame
+    columns = [name for name in spec.columns() if name != spec.client]
+    _check_columns(rows[columns], None)
+    values = rows.assign(**{settings.target: spec.target(rows, classes=True)})[settings.target]
+    target = Target.of(settings.target, values, settings.family)
+    clients = _check_clients(rows, settings)
+    return PreparedTable(
+        rows, clients, target, tuple(columns), {}, len(frame) - len(rows), tuple(map(str, spec.lost)),
+        [cells for cells in bad_cells if cells.column in (*columns, *used_columns(spec.response))],
+        _hold_out(clients, target, settings), spec,
+    )  # fmt: skip
+
+
+def _check_columns(kept: Any, settings: TableSettings | None) -> Any:
+    """Refuse columns that are no plain finite numbers or text, and return the target if the settings name one."""
     if odd := [name for name, dtype in kept.dtypes.items() if dtype.kind == "c"]:
         raise DataError(f"column {quoted(odd)} has complex numbers; use their real and imaginary parts as two columns")
     if odd := [name for name in kept.columns if not is_plain(kept[name])]:
@@ -101,12 +126,15 @@ def prepare_table(frame: Any, settings: TableSettings) -> PreparedTable:
     if infinite := [name for name in numbers if not bool(np.isfinite(np.array(numbers[name], dtype=float)).all())]:
         raise DataError(f"column {quoted(infinite)} has infinite values; correct them, or drop the rows")
     _check_sizes(numbers)
+    return Target.of(settings.target, kept[settings.target], settings.family) if settings else None
+
+
+def _check_clients(kept: Any, settings: TableSettings) -> Array:
     clients = as_ids(kept[settings.client].to_numpy())
-    if (most := max(settings.ks)) > (count := len(np.unique(clients))):
+    count = len(np.unique(clients))
+    if not isinstance(settings.ks, str) and (most := max(settings.ks)) > count:
         raise SettingError(f"k is {most} but there are {count} clients; set k to at most this number")
-    target = Target.of(settings.target, kept[settings.target], settings.family)
-    is_test = _hold_out(clients, target, settings)
-    return PreparedTable(kept, clients, target, features.names, features.left_out, len(used) - len(kept), is_test)
+    return clients
 
 
 def _check_sizes(numbers: Any) -> None:

@@ -16,7 +16,8 @@ from .encoding import is_text
 
 CLASSES = ("bernoulli", "multinomial")
 FAMILIES = (*REGRESSIONS, *CLASSES)
-_FEW = 5  # whole numbers with at most this many distinct values are classes
+_FEW = 5  # whole numbers with at most this many distinct values are classes, if they do not look like counts
+_SMALL = 10  # counts with a larger mean are not guessed, as a gaussian suits them too
 _MANY = 50  # more classes than this are a mistake
 
 
@@ -35,6 +36,9 @@ class Target(NamedTuple):
         if family is not None and family not in FAMILIES:
             raise SettingError(f"there is no family {family!r}; use one of {', '.join(FAMILIES)}")
         values = values.astype(str) if values.dtype.kind == "b" else values
+        if not is_text(values) and values.nunique() == 1:
+            value = values.iloc[0]
+            raise DataError(f"target {name!r} is {value:g} in every row; there is nothing to predict: choose another")
         found, reason = (family, "") if family else _guess_family(name, values)
         if found in REGRESSIONS:
             return cls(name, found, reason, _to_numbers(name, values, found), ())
@@ -71,10 +75,12 @@ def _guess_family(name: str, values: Any) -> tuple[str, str]:
         return "multinomial", f"{name} has {values.nunique()} classes"
     distinct = values.nunique()
     whole = bool((values == values.round()).all())
+    if whole and distinct > 2 and float(values.min()) == 0 and float(values.mean()) < _SMALL:
+        return "poisson", f"{name} has counts, 0 to {int(values.max())} (for classes: multinomial)"
     if whole and distinct <= _FEW:
-        return "multinomial", f"{name} has {distinct} values, all whole"
+        return "multinomial", f"{name} has {distinct} values, all whole, taken as classes"
     if whole and float(values.min()) >= 0:
-        return "gaussian", f"{name} has numbers; for counts use family poisson"
+        return "gaussian", f"{name} has numbers (for counts: poisson)"
     return "gaussian", f"{name} has numbers"
 
 
@@ -92,6 +98,4 @@ def _to_numbers(name: str, values: Any, family: str) -> Array:
         )
     numbers = np.array(values, dtype=np.float64)
     regression_family(family, None).check(torch.from_numpy(numbers))
-    if family == "poisson" and not numbers.any():
-        raise DataError(f"target {name!r} is 0 in every row; a Poisson model needs some positive counts")
     return numbers

@@ -1,0 +1,188 @@
+"""What a family is: the distribution of the target, and the link from linear predictors to its mean.
+
+A family turns predictors (..., m) into mean parameters (..., p): means for the gaussian family, and logarithms of means
+or of class probabilities for all others, so that tiny means lose no precision. Predictions of K models are mixed in
+this form. Everything is torch in double precision.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...core.errors import SettingError
+
+TINY = 1e-300
+LOG_DISPERSION = "log dispersion"
+LARGEST_LOG = 30.0  # no real mean is as large as e^30; beyond it the exponential is replaced by its tangent
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+Memberships = Tensor  # (M, K, G): G memberships of every client
+
+
+def combine(c: Memberships, values: Tensor) -> Tensor:
+    """Sums over K models of values (n, K, p), weighted by memberships: (n, G, p).
+
+    The n rows are those of M clients, with n / M rows each.
+
+    >>> combine(torch.tensor([[[0.5], [0.5]]]), torch.tensor([[[1.0], [3.0]], [[0.0], [2.0]]]))[:, 0, 0]
+    tensor([2., 1.])
+    """
+    m, k, g = c.shape
+    n, _, p = values.shape
+    rows = n // max(1, m)
+    by_client = values.view(m, rows, k, p).transpose(2, 3).reshape(m, rows * p, k)
+    return torch.bmm(by_client, c).view(n, p, g).transpose(1, 2)
+
+
+def combine_logs(c: Memberships, logs: Tensor) -> Tensor:
+    """The same for logarithms of values; unlike logsumexp(log c + logs) it has derivatives where c_k = 0."""
+    top = logs.detach().amax(1, keepdim=True)
+    return combine(c, (logs - top).exp()).clamp_min(TINY).log() + top
+
+
+def safe_exp(eta: Tensor) -> Tensor:
+    """exp that cannot overflow during optimisation."""
+    if eta.numel() == 0 or float(eta.detach().amax()) <= LARGEST_LOG:
+        return eta.exp()
+    low = eta.clamp(max=LARGEST_LOG)
+    return low.exp() * (1 + (eta - low))
+
+
+def to_array(values: Tensor) -> Array:
+    """For scipy and numpy."""
+    return values.detach().numpy()
+
+
+class Derivatives(NamedTuple):
+    """The log density of each row for each membership and its derivatives, all (n, G)."""
+
+    log: Tensor
+    slope: Tensor  # in the linear predictor
+    curvature: Tensor  # minus the second derivative
+    nuisance: list[Tensor] = []  # the slopes in the nuisance parameters
+    crosses: list[Tensor] = []  # minus the second derivatives in the predictor and a nuisance parameter
+    seconds: list[list[Tensor]] = []  # minus the second derivatives in two nuisance parameters
+
+
+class Family(ABC):
+    """A distribution with one of several links. The first of `links` is the default.
+
+    `mean`, `variance`, `cdf` and `draw` are those of the target y. `nuisance` has the parameters (r,) named by the
+    attribute of the same name.
+    """
+
+    name: ClassVar[str]
+    links: ClassVar[tuple[str, ...]]
+    loss: ClassVar[str | None] = None  # the loss of ppfl.core that is this family with its default link, if any
+    nuisance: ClassVar[tuple[str, ...]] = ()  # parameters of the density besides the mean, such as a log dispersion
+    positive_only: ClassVar[bool] = False  # whether y may not be negative
+    is_quasi: ClassVar[bool] = False  # whether the likelihood is divided by a dispersion that residuals determine
+    outputs: int = 1
+
+    def __init__(self, link: str | None = None) -> None:
+        self.link = self.links[0] if link is None else link
+        if self.link not in self.links:
+            raise SettingError(f"family {self.name!r} has no link {link!r}; use one of {', '.join(self.links)}")
+
+    def check(self, y: Tensor) -> None:  # noqa: B027
+        """Raise a DataError for targets that the family cannot have."""
+
+    @abstractmethod
+    def mean_parameters(self, eta: Tensor) -> Tensor:
+        """From predictors (..., m) to mean parameters (..., p)."""
+
+    def mix(self, c: Memberships, parameters: Tensor) -> Tensor:
+        """Mean parameters of the mixed prediction, Eq. (7): (n, K, p) become (n, G, p)."""
+        return combine_logs(c, parameters)
+
+    @abstractmethod
+    def log_density(self, parameters: Tensor, y: Tensor, nuisance: Tensor) -> Tensor:
+        """Log density of y (n,) under mean parameters (n, G, p), with all constants: (n, G)."""
+
+    def log_density_of_predictors(self, eta: Tensor, y: Tensor, nuisance: Tensor) -> Tensor:
+        """Log density of y (n,) under predictors (n, G, m): (n, G)."""
+        return self.log_density(self.mean_parameters(eta), y, nuisance)
+
+    def derivatives(self, eta: Tensor, y: Tensor, nuisance: Tensor) -> Derivatives:
+        """Of the log density under predictors (n, G), by automatic differentiation; formulas are faster."""
+        with torch.enable_grad():
+            at = eta.detach().requires_grad_()
+            each = [value.expand(at.shape).detach().clone().requires_grad_() for value in nuisance]
+            # one value of every nuisance parameter for each row and membership, so that derivatives are elementwise
+            stacked = torch.stack(each) if each else nuisance
+            log = self.log_density_of_predictors(at[..., None], y, stacked)
+            slopes = torch.autograd.grad(log.sum(), [at, *each], create_graph=True)
+            seconds = [
+                torch.autograd.grad(slope.sum(), [at, *each], retain_graph=True, allow_unused=True) for slope in slopes
+            ]
+        zero = torch.zeros_like(eta)
+        minus = [[zero if part is None else part.neg() for part in row] for row in seconds]
+        found = [slope.detach() for slope in slopes]
+        return Derivatives(log.detach(), found[0], minus[0][0], found[1:], minus[0][1:], [row[1:] for row in minus[1:]])
+
+    def mixed_log_density(self, c: Memberships, parameters: Tensor, y: Tensor, nuisance: Tensor) -> Tensor:
+        """Log density of y (n,) under the mixed prediction of K models with mean parameters (n, K, p): (n, G)."""
+        return self.log_density(self.mix(c, parameters), y, nuisance)
+
+    @abstractmethod
+    def mean(self, parameters: Tensor, nuisance: Tensor) -> Tensor:
+        """Means (...,) of y, or class probabilities (..., m)."""
+
+    @abstractmethod
+    def variance(self, mean: Tensor, nuisance: Tensor) -> Tensor:
+        """The variance of y, or of each class indicator, with this mean; the same shape."""
+
+    @abstractmethod
+    def deviance(self, mean: Tensor, y: Tensor, nuisance: Tensor | None = None) -> Tensor:
+        """Twice the log-likelihood that a perfect prediction would gain, (n,), for a dispersion of 1.
+
+        Without nuisance parameters, that of all counts is the Poisson deviance, which compares means of any origin.
+        """
+
+    @abstractmethod
+    def cdf(self, y: Tensor, parameters: Tensor, nuisance: Tensor) -> Tensor:
+        """P(Y <= y) for y (n,) under mean parameters (n, G, p): (n, G), without a gradient. Classes have an order."""
+
+    def cdf_below(self, y: Tensor, parameters: Tensor, nuisance: Tensor) -> Tensor:
+        """P(Y < y), which differs from `cdf` for counts and classes."""
+        return self.cdf(y, parameters, nuisance)
+
+    @abstractmethod
+    def draw(self, parameters: Tensor, nuisance: Tensor, random: np.random.Generator) -> Tensor:
+        """One simulated y for each of these mean parameters (..., p): (...,). Classes are their positions."""
+
+    @property
+    def has_dispersion(self) -> bool:
+        """Whether the first nuisance parameter is a log dispersion, which falls without end if a model fits exactly."""
+        return self.nuisance[:1] == (LOG_DISPERSION,)
+
+    def initial_nuisance(self, mean: Tensor, y: Tensor) -> list[float]:
+        """The nuisance parameters that the residuals suggest."""
+        return []
+
+    def nuisance_penalty(self, nuisance: Tensor) -> Tensor:
+        """Added to the negative log-likelihood of all data, so that nuisance parameters stay finite."""
+        return nuisance.new_zeros(())
+
+    def natural_parameters(self, nuisance: Tensor) -> dict[str, float]:
+        """The nuisance parameters as people report them: a dispersion rather than its logarithm."""
+        return {"dispersion": float(nuisance[0].exp())} if self.has_dispersion else {}
+
+
+class PositiveFamily(Family):
+    """Families with positive means, stored as logarithms."""
+
+    positive_only = True
+
+    def mean_parameters(self, eta: Tensor) -> Tensor:
+        if self.link == "log":
+            return eta
+        return 2 * eta.abs().clamp_min(1e-12).log()  # sqrt
+
+    def mean(self, parameters: Tensor, nuisance: Tensor) -> Tensor:
+        return safe_exp(parameters[..., 0])

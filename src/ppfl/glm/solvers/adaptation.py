@@ -1,0 +1,90 @@
+"""Fit each client's proposals to its membership given the data, and draw the sample of memberships from them.
+
+The weights of the points are raised to a small power first, so that enough points count, and to larger powers as the
+points follow them. No derivatives are needed, so it works for all families.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..likelihoods import Coefficients, Likelihood
+from ..proposals import Draw, MembershipSample, Proposals, memberships_of
+from ..stick_breaking import StickBreaking
+
+_ENOUGH, _USABLE = 0.2, 0.1  # the share of points that count: effective number of points / number of points
+_MAX_STEPS = 12
+_BISECTIONS = 7
+INFLATION = 1.3
+_POINTS = {2: 32, 3: 128, 4: 256}  # to fit the proposals, by K
+_MANY_CLIENTS = 2000
+_SEED = 10  # the points that fit a proposal are not those that are used afterwards
+
+
+def sample_size(k: int, clients: int) -> int:
+    """The number of points per client; with few clients the error of each counts more, and points are cheap."""
+    few, many = {1: (1, 1), 2: (36, 64), 3: (144, 256), 4: (128, 256)}.get(k, (256, 256))
+    return few if clients > _MANY_CLIENTS else many
+
+
+def adapt_proposals(
+    data: Likelihood,
+    coefficients: Coefficients,
+    breaking: StickBreaking,
+    position: Tensor,
+    start: Proposals | None = None,
+) -> Proposals:
+    """One normal distribution per client. Positions (M,) of the clients choose their points; `start` is from before."""
+    k = len(breaking.alpha)
+    if k <= 3:  # the points that are kept are a regular grid, so that the order of the clients has no effect at all
+        position = torch.zeros_like(position)
+    count, prior = _POINTS.get(k, 256), Proposals.prior(data.n_clients, k)
+    proposals, passes = prior, 2  # with all points at full weight; the second because the first began far away
+    if start is not None:
+        fits = _effective_share(_log_joint(data, coefficients, breaking, start.draw(count, position, _SEED))) >= _USABLE
+        proposals = start.where(fits, prior)  # a narrow distribution cannot follow a client that has moved away
+        passes = 1 if bool(fits.all()) else 2
+    for _ in range(_MAX_STEPS):
+        draw = proposals.draw(count, position, _SEED)
+        logs = _log_joint(data, coefficients, breaking, draw)
+        power = _largest_power(logs)
+        proposals = Proposals.fitted(draw.scores, torch.softmax(power[:, None] * logs, 1), INFLATION)
+        passes -= bool((power == 1).all())
+        if passes == 0:
+            break
+    return proposals
+
+
+def _log_joint(data: Likelihood, coefficients: Coefficients, breaking: StickBreaking, draw: Draw) -> Tensor:
+    """The log-likelihood of each point plus its log weight, (M, G)."""
+    return (
+        data.client_log_likelihoods(coefficients, memberships_of(breaking.log_memberships(draw.scores)))
+        + draw.log_weight
+    )
+
+
+def draw_sample(proposals: Proposals, breaking: StickBreaking, position: Tensor, count: int) -> MembershipSample:
+    return MembershipSample.of(proposals.final_draw(count, position), breaking)
+
+
+def _effective_share(logs: Tensor) -> Tensor:
+    weights = torch.softmax(logs, 1)
+    return 1 / (weights.square().sum(1) * logs.shape[1])
+
+
+def _largest_power(logs: Tensor) -> Tensor:
+    """The largest power (M,), at most 1, to which the weights of a client's points can be raised so that enough count.
+
+    It carries points from a distribution to another one far away in several steps.
+    """
+    one = torch.ones(len(logs), dtype=logs.dtype)
+    fits = _effective_share(logs) >= _USABLE
+    if bool(fits.all()):
+        return one
+    low, high = torch.zeros_like(one), one
+    for _ in range(_BISECTIONS):
+        middle = torch.where(low > 0, (low + high) / 2, 0.25 * high)
+        is_enough = _effective_share(middle[:, None] * logs) >= _ENOUGH
+        low, high = torch.where(is_enough, middle, low), torch.where(is_enough, high, middle)
+    return torch.where(fits, one, low)

@@ -1,0 +1,89 @@
+"""The marginal log-likelihood to a known precision, for comparisons between models.
+
+The solvers use few points per client, because an error that is the same along the way does no harm. Here every client
+gets mixtures of normal distributions and as many points as its integral needs: clients whose two independent estimates
+differ are repeated with four times as many points.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..likelihoods import Coefficients, Likelihood
+from ..proposals import Draw, Proposals, memberships_of
+from ..stick_breaking import StickBreaking
+from .adaptation import INFLATION, adapt_proposals
+
+_TOLERANCE = 0.003  # of the log integral of one client
+_FIRST, _LAST = 1024, 32768  # points per estimate
+_MANY_CLIENTS = 1000
+_COMPONENTS = 4
+_KNOTS = 16385  # a client that knows its membership well feels the distance between knots
+_MAX_WORK = 2e8  # points x rows of one pass
+_SEEDS = (40, 60)
+_GRIDS = (64, 96)  # points of two regular grids, for K = 2
+
+
+class LogLikelihood(NamedTuple):
+    value: float
+    error: float  # the standard error of the value
+
+
+def marginal_log_likelihood(data: Likelihood, coefficients: Coefficients, alpha: Tensor) -> LogLikelihood:
+    """With memberships integrated out over Dirichlet(alpha)."""
+    value, error = client_log_integrals(data, coefficients, alpha)
+    return LogLikelihood(float(value.sum()), float(error.square().sum().sqrt()))
+
+
+def client_log_integrals(data: Likelihood, coefficients: Coefficients, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-likelihood (M,) of every client, and its standard error (M,)."""
+    coefficients, k = coefficients.detach(), len(alpha)
+    if k == 1:
+        ones = torch.ones(1, 1, 1, dtype=torch.float64)
+        value = data.client_log_likelihoods(coefficients, ones)[:, 0]
+        return value, torch.zeros_like(value)
+    breaking = StickBreaking.of(alpha, _KNOTS)
+    value = torch.empty(data.n_clients, dtype=torch.float64)
+    error = torch.empty_like(value)
+    # the likelihoods of many clients differ by more between models, so each of them may have a larger error
+    tolerance = _TOLERANCE * math.sqrt(max(1.0, data.n_clients / 100))
+    remaining, points = torch.arange(data.n_clients), _FIRST if data.n_clients <= _MANY_CLIENTS else _FIRST // 4
+    while len(remaining):
+        some = data if len(remaining) == data.n_clients else data.subset(remaining)
+        value[remaining], error[remaining] = _estimate(some, coefficients, breaking, points)
+        points *= 4
+        per_client = float(data.n_samples) / data.n_clients
+        remaining = remaining[error[remaining] > tolerance]
+        if points > _LAST or len(remaining) * per_client * points > _MAX_WORK:
+            break
+    return value, error
+
+
+def _estimate(
+    data: Likelihood, coefficients: Coefficients, breaking: StickBreaking, points: int
+) -> tuple[Tensor, Tensor]:
+    value = torch.empty(data.n_clients, dtype=torch.float64)
+    error = torch.empty_like(value)
+    for chunk in data.chunks(points):
+
+        def log_joint(draw: Draw, some: Likelihood = chunk.data) -> Tensor:
+            c = memberships_of(breaking.log_memberships(draw.scores))
+            return some.client_log_likelihoods(coefficients, c) + draw.log_weight
+
+        proposals = adapt_proposals(chunk.data, coefficients, breaking, chunk.clients)
+        if len(breaking.alpha) == 2 and points <= _FIRST:
+            first, second = (torch.logsumexp(log_joint(proposals.regular_grid(n)), 1) for n in _GRIDS)
+            value[chunk.clients], error[chunk.clients] = second, (second - first).abs()
+            continue
+        for i in range(2):
+            draw = proposals.draw(min(points, 4096), chunk.clients, 80 + 10 * i)
+            weights = torch.softmax(log_joint(draw), 1)
+            proposals = Proposals.split(draw.scores, weights, _COMPONENTS, INFLATION)
+        logs = [torch.logsumexp(log_joint(proposals.draw(points, chunk.clients, seed)), 1) for seed in _SEEDS]
+        value[chunk.clients] = torch.logaddexp(*logs) - math.log(2)
+        error[chunk.clients] = (logs[0] - logs[1]).abs() / 2
+    return value, error

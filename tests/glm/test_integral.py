@@ -1,0 +1,125 @@
+"""The integral over memberships, against independent integrations and known moments."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, special, stats
+
+from drawn_populations import draw_population, make_family, make_rows
+from ppfl.glm.designs import DenseDesign
+from ppfl.glm.likelihoods import Coefficients, fastest_form
+from ppfl.glm.proposals import Proposals, memberships_of
+from ppfl.glm.solvers.adaptation import adapt_proposals, draw_sample
+from ppfl.glm.solvers.integral import client_log_integrals, marginal_log_likelihood
+from ppfl.glm.solvers.marginal import Marginal
+from ppfl.glm.solvers.parameters import ParameterShape, Regularization, log_concentration
+from ppfl.glm.solvers.split import split_corner
+from ppfl.glm.stick_breaking import StickBreaking
+
+
+def as_double(values: object) -> torch.Tensor:
+    return torch.tensor(np.asarray(values), dtype=torch.float64)
+
+
+def make_data(name: str, k: int, clients: int, rows: int, seed: int = 0):  # type: ignore[no-untyped-def]
+    drawn = draw_population(name, clients=clients, rows=rows)
+    table = make_rows(drawn, make_family(name), "weights")
+    random = np.random.default_rng(seed)
+    canonical = as_double(random.normal(size=(k, table.varying.columns, 1)))
+    coefficients = Coefficients(canonical, torch.zeros(0, 1).double(), torch.zeros(len(table.family.nuisance)).double())
+    return table, coefficients
+
+
+@pytest.mark.parametrize("alpha", [[0.2, 0.2], [0.3, 0.3, 0.3], [1.0, 3.0, 0.5], [0.1, 0.4, 0.4, 2.0]])
+def test_normal_scores_give_the_population(alpha: list[float]) -> None:
+    """Means and variances of the memberships of standard normal scores are those of the Dirichlet distribution."""
+    k = len(alpha)
+    sample = draw_sample(Proposals.prior(16, k), StickBreaking.of(as_double(alpha)), torch.arange(16), 512)
+    weight, c = sample.log_weight.exp() / 16, sample.memberships
+    total = sum(alpha)
+    mean = (weight[:, None] * c).sum((0, 2))
+    np.testing.assert_allclose(mean, np.array(alpha) / total, atol=2e-3)
+    variance = (weight[:, None] * (c - mean[:, None]).square()).sum((0, 2))
+    share = np.array(alpha) / total
+    np.testing.assert_allclose(variance, share * (1 - share) / (total + 1), rtol=0.02)
+    logs = (weight[:, None] * sample.logs).sum((0, 2))
+    np.testing.assert_allclose(logs, special.digamma(alpha) - special.digamma(total), rtol=0.02)
+
+
+def test_the_same_points_serve_for_another_alpha() -> None:
+    other = as_double([0.5, 0.8, 0.4])
+    sample = draw_sample(Proposals.prior(16, 3), StickBreaking.of(as_double([0.4, 0.6, 0.5])), torch.arange(16), 512)
+    weight = sample.log_weights(other).exp() / 16
+    assert float(weight.sum()) == pytest.approx(1, abs=0.01)
+    mean = (weight[:, None] * sample.memberships).sum((0, 2))
+    np.testing.assert_allclose(mean, other / other.sum(), atol=0.01)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("name", ["gaussian", "bernoulli", "poisson"])
+def test_two_canonical_models_are_integrated_like_scipy_does(name: str, rows: int) -> None:
+    table, coefficients = make_data(name, 2, clients=4, rows=rows)
+    alpha = np.array([0.4, 0.7])
+    value, error = client_log_integrals(fastest_form(table), coefficients, as_double(alpha))
+
+    for client in range(4):
+        own = table.subset(torch.tensor([client]))
+
+        def log_likelihood(c: float, own=own) -> float:  # type: ignore[no-untyped-def]
+            return float(own.client_log_likelihoods(coefficients, as_double([[[c], [1 - c]]])))
+
+        top = max(log_likelihood(c) for c in np.linspace(0, 1, 201))
+
+        def density(u: float, top=top, log_likelihood=log_likelihood) -> float:  # type: ignore[no-untyped-def]
+            return math.exp(log_likelihood(stats.beta.ppf(u, *alpha)) - top)
+
+        parts = [integrate.quad(density, a, a + 0.05, limit=200)[0] for a in np.arange(20) / 20]
+        assert float(value[client]) == pytest.approx(math.log(sum(parts)) + top, abs=2e-3 + 3 * float(error[client]))
+
+
+@pytest.mark.parametrize("rows", [5, 60])
+@pytest.mark.parametrize("k", [3, 4])
+def test_more_canonical_models_are_integrated_like_sums_over_the_population(k: int, rows: int) -> None:
+    table, coefficients = make_data("gaussian", k, clients=5, rows=rows)
+    alpha = np.full(k, 0.5)
+    value, error = client_log_integrals(fastest_form(table), coefficients, as_double(alpha))
+    random = np.random.default_rng(1)
+    draws = [as_double(random.dirichlet(alpha, 100_000).T)[None] for _ in range(4)]
+    logs = torch.cat([fastest_form(table).client_log_likelihoods(coefficients, c) for c in draws], 1)
+    expected = torch.logsumexp(logs, 1) - math.log(logs.shape[1])
+    spread = (torch.logsumexp(2 * logs, 1) - 2 * torch.logsumexp(logs, 1)).exp().sqrt()  # standard error of the log
+    assert float(((value - expected).abs() / (spread + error + 2e-3)).max()) < 4
+
+
+def test_a_model_with_one_corner_split_has_the_same_likelihood() -> None:
+    """More canonical models than varying coefficients: some directions of the simplex say nothing about the data."""
+    table, coefficients = make_data("gaussian", 3, clients=100, rows=30)
+    coefficients = coefficients._replace(canonical=coefficients.canonical[:, :2])
+    table = table._replace(varying=DenseDesign(table.varying.x[:, :2]))  # type: ignore[attr-defined]
+    shape = ParameterShape(3, 2, 0, 1, 1)
+    alpha = as_double([0.5, 0.8, 0.4])
+    vector = split_corner(shape, shape.pack(coefficients, log_concentration(alpha)), 1)
+    larger, _ = shape._replace(k=4).unpack(torch.from_numpy(vector))
+    data = fastest_form(table)
+    three = marginal_log_likelihood(data, coefficients, alpha)
+    four = marginal_log_likelihood(data, larger, as_double([0.5, 0.4, 0.4, 0.4]))
+    assert max(three.error, four.error) < 0.1
+    assert four.value == pytest.approx(three.value, abs=0.1)
+    # and the points of the solver are good enough to see it
+    regularization = Regularization(1.0, 0.0, torch.ones(2).double(), torch.ones(0).double())
+    rough = Marginal.of(data, shape._replace(k=4), regularization).adapted(vector).log_likelihood(vector)
+    assert rough == pytest.approx(three.value, abs=1.0)
+
+
+def test_points_follow_a_client_that_knows_its_membership() -> None:
+    """Most points are within a few deviations of the membership, and none of the mass is lost."""
+    table, coefficients = make_data("gaussian", 3, clients=6, rows=400)
+    breaking = StickBreaking.of(as_double([0.5, 0.5, 0.5]))
+    data = fastest_form(table)
+    proposals = adapt_proposals(data, coefficients, breaking, torch.arange(6))
+    draw = proposals.draw(256, torch.arange(6), 7)
+    logs = data.client_log_likelihoods(coefficients, memberships_of(breaking.log_memberships(draw.scores)))
+    weights = torch.softmax(logs + draw.log_weight, 1)
+    assert float((1 / weights.square().sum(1)).min()) > 20
