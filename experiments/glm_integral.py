@@ -22,7 +22,8 @@ from glm_simulate import FAMILIES, Drawn, draw, spread_corners
 
 from ppfl.glm.designs import DenseDesign
 from ppfl.glm.families import classification_family, regression_family
-from ppfl.glm.likelihoods import ClientRows, Coefficients
+from ppfl.glm.likelihoods import Coefficients
+from ppfl.glm.sample_rows import ClientRows
 
 Array = np.ndarray[Any, Any]
 ALPHA, DISTANCE = 0.4, 1.5

@@ -8,7 +8,7 @@ import torch
 from ppfl.glm.client_ids import ClientCodes
 from ppfl.glm.estimator import sort_by_client
 from ppfl.glm.families import BernoulliFamily, Family, MultinomialFamily, regression_family
-from ppfl.glm.likelihoods import ClientRows
+from ppfl.glm.sample_rows import ClientRows
 from ppfl.glm.standardize import ColumnScaling
 
 Array = np.ndarray[Any, Any]

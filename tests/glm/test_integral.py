@@ -9,7 +9,8 @@ from scipy import integrate, special, stats
 
 from drawn_populations import draw_population, make_family, make_rows
 from ppfl.glm.designs import DenseDesign
-from ppfl.glm.likelihoods import Coefficients, fastest_form
+from ppfl.glm.gaussian_moments import fastest_form
+from ppfl.glm.likelihoods import Coefficients
 from ppfl.glm.proposals import Proposals, memberships_of
 from ppfl.glm.solvers.adaptation import adapt_proposals, draw_sample
 from ppfl.glm.solvers.integral import client_log_integrals, marginal_log_likelihood

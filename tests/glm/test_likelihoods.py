@@ -6,11 +6,13 @@ import scipy.sparse as sp
 import torch
 from scipy import stats
 
-import ppfl.glm.likelihoods as likelihoods
+import ppfl.glm.sample_rows as sample_rows
 from drawn_populations import FAMILIES, draw_population, make_family, make_rows, to_double
 from ppfl.glm.designs import ChoiceDesign, DenseDesign, SparseDesign
 from ppfl.glm.families import REGRESSIONS, MultinomialFamily
-from ppfl.glm.likelihoods import ClientRows, Coefficients, GaussianMoments, fastest_form
+from ppfl.glm.gaussian_moments import GaussianMoments, fastest_form
+from ppfl.glm.likelihoods import Coefficients
+from ppfl.glm.sample_rows import ClientRows
 from ppfl.glm.solvers.marginal import Marginal
 from ppfl.glm.solvers.parameters import ParameterShape, Regularization
 
@@ -181,7 +183,7 @@ def test_chunks_give_the_same_objective(monkeypatch: pytest.MonkeyPatch) -> None
     at = np.random.default_rng(0).normal(size=shape.size) / 3
     regularization = Regularization(0.1, 0.0, torch.ones(shape.varying).double(), torch.ones(0).double())
     whole = Marginal.of(rows, shape, regularization, 16).adapted(at)
-    monkeypatch.setattr(likelihoods, "_CHUNK_SIZE", 16 * 2 * 15)  # few clients at a time
+    monkeypatch.setattr(sample_rows, "CHUNK_SIZE", 16 * 2 * 15)  # few clients at a time
     assert len(list(rows.chunks(16))) > 2
     parts = Marginal.of(rows, shape, regularization, 16).adapted(at)
     assert parts(at)[0] == pytest.approx(whole(at)[0], rel=1e-12)

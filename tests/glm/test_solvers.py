@@ -9,7 +9,7 @@ from drawn_populations import FAMILIES, draw_population, make_family, make_rows,
 from ppfl.core import affinity as affinities
 from ppfl.core import objective as core_objective
 from ppfl.glm import PopulationClassifier, PopulationRegressor
-from ppfl.glm.likelihoods import fastest_form
+from ppfl.glm.gaussian_moments import fastest_form
 from ppfl.glm.solvers.parameters import ParameterShape, Regularization
 from ppfl.glm.solvers.problem import GLMProblem
 from ppfl.glm.solvers.profile import Profile

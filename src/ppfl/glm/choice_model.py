@@ -19,8 +19,8 @@ from .client_ids import Array, ClientCodes, encode_ids
 from .designs import ChoiceDesign
 from .estimator import PopulationEstimator
 from .families import MultinomialFamily
-from .likelihoods import ClientRows
 from .missing_clients import NEW
+from .sample_rows import ClientRows
 from .standardize import ColumnScaling
 
 

@@ -14,7 +14,7 @@ from ..core import affinity as core
 from ..core.errors import AffinityError
 from .designs import ChoiceDesign
 from .families import MultinomialFamily
-from .likelihoods import ClientRows
+from .sample_rows import ClientRows
 
 
 def check_affinity(setting: Any) -> None:

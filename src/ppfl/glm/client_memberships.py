@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from .likelihoods import ClientRows, Coefficients
+from .likelihoods import Coefficients
 from .proposals import Proposals, memberships_of
+from .sample_rows import ClientRows
 from .stick_breaking import StickBreaking
 
 _CLIENTS_AT_ONCE = 500

@@ -18,9 +18,10 @@ from .client_affinity import check_affinity, make_affinity
 from .client_ids import Array, ClientCodes
 from .client_memberships import ClientMemberships
 from .families import Family, GaussianFamily
+from .gaussian_moments import fastest_form
 from .inference import InferenceMixin, client_coefficient_intervals
-from .likelihoods import ClientRows, fastest_form
 from .missing_clients import NEW, warn_of_fit_without_clients, warn_of_prediction_without_clients
+from .sample_rows import ClientRows
 from .solvers import (
     GLMProblem,
     LogLikelihood,

@@ -20,8 +20,8 @@ from .estimator import PopulationEstimator, sort_by_client
 from .families import GaussianFamily, classification_family, is_positive_only, regression_family
 from .formula import FormulaMixin
 from .inference import predict_with_intervals, probabilities_with_intervals
-from .likelihoods import ClientRows
 from .quasi import fit_quasi
+from .sample_rows import ClientRows
 from .standardize import ColumnScaling
 
 _EMPTY = torch.zeros(0, dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch
 
 from ...core.errors import SettingError
 from ..client_memberships import PointMemberships
-from ..likelihoods import ClientRows
+from ..sample_rows import ClientRows
 from ..standardize import INTERCEPT
 from .mixture_quantiles import mixture_quantile
 from .parameter_table import check_level

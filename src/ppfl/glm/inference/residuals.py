@@ -12,7 +12,7 @@ from ...core.errors import SettingError
 from ..client_ids import Array
 from ..client_memberships import ClientMemberships, PointMemberships
 from ..families import BernoulliFamily, MultinomialFamily
-from ..likelihoods import ClientRows
+from ..sample_rows import ClientRows
 
 KINDS = ("deviance", "pearson", "quantile")
 _NUMBERS_AT_ONCE = 1 << 18

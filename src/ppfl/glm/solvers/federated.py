@@ -16,7 +16,8 @@ from ...server import InProcess, Watch, begin, choose_lr, make_problem, train_an
 from ...sites import Site, Stacked
 from ..client_memberships import PointMemberships
 from ..designs import DenseDesign
-from ..likelihoods import ClientRows, Coefficients
+from ..likelihoods import Coefficients
+from ..sample_rows import ClientRows
 
 _FLAT_ROUNDS = 10  # a change below the tolerance over this many rounds counts as convergence
 

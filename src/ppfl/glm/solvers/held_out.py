@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..likelihoods import ClientRows, fastest_form
+from ..gaussian_moments import fastest_form
+from ..sample_rows import ClientRows
 from .parameters import Vector
 from .problem import GLMProblem
 from .solve import minimize_adapting_points

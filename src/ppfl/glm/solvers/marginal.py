@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ..client_memberships import SampledMemberships
-from ..likelihoods import NO_CLIENTS, Coefficients, Likelihood
+from ..gaussian_moments import NO_CLIENTS
+from ..likelihoods import Coefficients, Likelihood
 from ..proposals import MembershipSample, Proposals, log_beta
 from ..stick_breaking import StickBreaking
 from .adaptation import adapt_proposals, draw_sample, sample_size

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from ...core.affinity import Affinity
-from ..likelihoods import ClientRows, Likelihood
+from ..likelihoods import Likelihood
+from ..sample_rows import ClientRows
 from .lbfgs import Solution, minimize_lbfgs
 from .marginal import Marginal
 from .parameters import ParameterShape, Regularization, Vector

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ...core.affinity import Affinity
 from ..client_memberships import PointMemberships
-from ..likelihoods import NO_CLIENTS, Coefficients, Likelihood
+from ..gaussian_moments import NO_CLIENTS
+from ..likelihoods import Coefficients, Likelihood
 from .newton import best_memberships, client_losses, loss_derivatives
 from .parameters import ParameterShape, Regularization, Vector
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..likelihoods import ClientRows, Coefficients
+from ..likelihoods import Coefficients
+from ..sample_rows import ClientRows
 from .lbfgs import Solution, minimize_lbfgs
 from .newton_steps import minimize_newton
 from .parameters import Vector
