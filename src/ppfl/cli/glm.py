@@ -71,7 +71,7 @@ def glm_command(
     ridge: Annotated[float, typer.Option(help="L2 penalty on the coefficients of standardised columns.")] = 1.0,
     test_fraction: Annotated[float, typer.Option(help="Share of each client's rows to hold out.")] = 0.2,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
-    n_init: Annotated[int, typer.Option(help="Number of random starts; the best is used.")] = 8,
+    n_init: Annotated[int, typer.Option(help="Number of starts; all but the first are random. The best is used.")] = 1,
     sep: Annotated[str, typer.Option(help="What separates the cells of a csv file: one character, or tab.")] = ",",
     decimal: Annotated[str, typer.Option(help="The decimal point in a csv file.")] = ".",
     out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="runs/glm-<FILE>")] = None,

@@ -101,7 +101,7 @@ class PopulationChoice(PopulationEstimator):
         shared: Any = None,
         ridge: float = 1.0,
         solver: str = "auto",
-        n_init: int = 8,
+        n_init: int = 1,
         tol: float = 1e-6,
         max_iter: int = 500,
         random_state: Any = None,

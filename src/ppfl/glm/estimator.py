@@ -64,7 +64,7 @@ class PopulationEstimator(InferenceMixin, BaseEstimator):  # type: ignore[misc]
         ridge: float = 1.0,
         fit_intercept: bool = True,
         solver: str = "auto",
-        n_init: int = 8,
+        n_init: int = 1,
         tol: float = 1e-6,
         max_iter: int = 500,
         random_state: Any = None,

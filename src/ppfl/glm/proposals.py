@@ -26,6 +26,7 @@ _SHARE_OF_PRIOR = 8  # points of the fitted distributions for each point of the 
 _EDGE = 1e-12
 _LOG_SHARES = (math.log(0.9), math.log(0.1))  # of the two densities behind a regular grid
 _REACH = {1: 6.0, 2: 5.0}  # of a regular grid, in standard deviations, by the number of dimensions
+_FARTHEST, _NARROWEST = 4.0, 0.1  # of moments: the squared distance and variance, for proposals of variance 1
 FINAL_SEED = 20  # of the points that are kept; those that fit the proposals are others
 
 
@@ -71,10 +72,9 @@ class Proposals(NamedTuple):
         return cls(eye.new_zeros(clients, 1, d), eye.expand(clients, 1, d, d).clone())
 
     @classmethod
-    def fitted(cls, scores: Tensor, weights: Tensor, inflation: float) -> Self:
+    def fitted(cls, scores: Tensor, weights: Tensor, inflation: float) -> Proposals:
         """One normal distribution per client with the moments of weighted points; a wider one wastes few points."""
-        mean, covariance = _moments(scores, weights)
-        return cls(mean[:, None], _factor(inflation * covariance)[:, None])
+        return ScoreMoments.of(scores, weights).proposals(inflation)
 
     def draw(self, count: int, position: Tensor, seed: int) -> Draw:
         """About 9/8 of `count` points per client; the positions (M,) of the clients choose their sets of points."""
@@ -130,7 +130,7 @@ class Proposals(NamedTuple):
 
         It starts from one normal distribution, and halves all of them along their longest axes.
         """
-        mean, covariance = (part[:, None] for part in _moments(scores, weights))
+        mean, covariance = (part[:, None] for part in ScoreMoments.of(scores, weights))
         while mean.shape[1] < components:
             size, axes = torch.linalg.eigh(covariance)
             step = 0.8 * axes[..., -1] * size[..., -1:].sqrt()
@@ -141,7 +141,7 @@ class Proposals(NamedTuple):
                 logs = torch.stack([current._log_density(scores, i) for i in range(mean.shape[1])], 1)  # (M, J, G)
                 parts = torch.softmax(logs, 1) * weights[:, None]
                 parts = parts / parts.sum(-1, keepdim=True).clamp_min(1e-300)
-                found = [_moments(scores, parts[:, i]) for i in range(mean.shape[1])]
+                found = [ScoreMoments.of(scores, parts[:, i]) for i in range(mean.shape[1])]
                 mean = torch.stack([each[0] for each in found], 1)
                 covariance = 0.9 * torch.stack([each[1] for each in found], 1) + 0.1 * covariance
         return Proposals(mean, _factor(inflation * covariance))
@@ -164,17 +164,50 @@ class Proposals(NamedTuple):
         return Proposals(torch.cat([self.mean, other.mean]), torch.cat([self.factor, other.factor]))
 
 
+class ScoreMoments(NamedTuple):
+    """Means and covariances of each client's scores."""
+
+    mean: Tensor  # (M, d)
+    covariance: Tensor  # (M, d, d)
+
+    @classmethod
+    def of(cls, scores: Tensor, weights: Tensor) -> Self:
+        """Of points (M, d, G) with weights (M, G) that sum to 1."""
+        mean = torch.bmm(scores, weights[..., None])
+        centred = scores - mean
+        return cls(mean[..., 0], torch.bmm(centred * weights[:, None], centred.mT))
+
+    def proposals(self, inflation: float) -> Proposals:
+        return Proposals(self.mean[:, None], _factor(inflation * self.covariance)[:, None])
+
+    def follow(self, proposals: Proposals, inflation: float) -> Proposals | None:
+        """Proposals half way to these moments, because the whole way may lead back and forth.
+
+        None if the points of the proposals cannot determine the moments of some client, because these are far away or
+        much more narrow.
+        """
+        factor, mean = proposals.factor[:, 0], proposals.mean[:, 0]
+        both = torch.cat([(self.mean - mean)[..., None], _factor(self.covariance)], 2)
+        relative = torch.linalg.solve_triangular(factor, both, upper=False)
+        shift, width = relative[..., 0].square().sum(1), relative[..., 1:].square().sum(2)
+        if not bool((shift < _FARTHEST).all() and (width > _NARROWEST).all()):
+            return None
+        covariance = inflation * self.covariance + torch.bmm(factor, factor.mT)
+        return Proposals((self.mean + mean)[:, None] / 2, _factor(covariance / 2)[:, None])
+
+
 @dataclass(frozen=True)
 class MembershipSample:
     """Points with their memberships; sums over them with the weights are integrals over the population."""
 
+    scores: Tensor  # (M, K - 1, G)
     logs: Tensor  # (M, K, G), log memberships
     log_weight: Tensor  # (M, G), at `alpha`
     alpha: Tensor  # (K,), for which the points were drawn
 
     @classmethod
     def of(cls, draw: Draw, breaking: StickBreaking) -> Self:
-        return cls(breaking.log_memberships(draw.scores), draw.log_weight, breaking.alpha)
+        return cls(draw.scores, breaking.log_memberships(draw.scores), draw.log_weight, breaking.alpha)
 
     @cached_property
     def memberships(self) -> Tensor:
@@ -192,7 +225,7 @@ class MembershipSample:
         return torch.bmm(self.logs, weights[..., None]).sum((0, 2))
 
     def subset(self, clients: Tensor) -> MembershipSample:
-        return MembershipSample(self.logs[clients], self.log_weight[clients], self.alpha)
+        return MembershipSample(self.scores[clients], self.logs[clients], self.log_weight[clients], self.alpha)
 
 
 def memberships_of(logs: Tensor) -> Tensor:
@@ -204,13 +237,6 @@ def memberships_of(logs: Tensor) -> Tensor:
 def log_beta(alpha: Tensor) -> Tensor:
     """The log of the normalising constant of a Dirichlet distribution."""
     return torch.lgamma(alpha).sum() - torch.lgamma(alpha.sum())
-
-
-def _moments(scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Means (M, d) and covariances (M, d, d) of points with weights that sum to 1."""
-    mean = torch.bmm(scores, weights[..., None])
-    centred = scores - mean
-    return mean[..., 0], torch.bmm(centred * weights[:, None], centred.mT)
 
 
 def _factor(covariance: Tensor) -> Tensor:

@@ -47,7 +47,8 @@ def parameter_covariance(
 def hessian(objective: Objective, at: Vector) -> Vector:
     """Second derivatives (P, P): exact ones if the objective has them, else from differences of the gradient."""
     if isinstance(objective, Marginal) and objective.has_hessian:
-        exact = objective.with_hessian(at)[2]
+        exact = objective.with_hessian(at).hessian
+        assert exact is not None
         missing = len(at) - len(exact)  # a single model has no alpha
         return np.asarray(np.pad(exact, (0, missing)))
     rows = []

@@ -16,8 +16,7 @@ from .lbfgs import Solution
 from .marginal import Marginal
 from .parameters import concentration
 from .problem import GLMProblem
-from .solve import SearchSettings, minimize_adapting_points, solve_marginal
-from .split import split_start
+from .solve import SearchSettings, solve_marginal
 
 _FOLDS, _FEW_FOLDS, _MANY_ROWS = 5, 2, 50_000
 _CLEARLY, _PROBABLY = 2.0, 1.0  # standard errors by which a larger K must predict better
@@ -50,11 +49,11 @@ def fit_path(
     best, worse = 0, 0
     for k in sorted(ks):
         problem = make_problem(k)
-        has_smaller = bool(found) and k == found[-1].k + 1
-        fewer = search._replace(n_init=max(1, search.n_init // 4)) if has_smaller else search  # besides the split one
-        solution, objective = solve_marginal(problem, fewer)
-        if has_smaller:
-            solution, objective = _at_least_as_good(problem, solution, objective, found[-1], search)
+        smaller = found[-1] if found else None
+        start = None if smaller is None else (smaller.solution, smaller.objective)
+        solution, objective = solve_marginal(problem, search, start)
+        if smaller is not None:
+            _warn_if_lower(solution, objective, smaller)
         score = None
         if held_out:
             if fold is None:
@@ -96,18 +95,12 @@ def exact_log_likelihood(selected: Selected) -> LogLikelihood:
     return marginal_log_likelihood(selected.objective.data, coefficients, concentration(log_alpha))
 
 
-def _at_least_as_good(
-    problem: GLMProblem, solution: Solution, objective: Marginal, smaller: Selected, search: SearchSettings
-) -> tuple[Solution, Marginal]:
-    start = split_start(problem, smaller.solution.vector)
-    other = minimize_adapting_points(problem.marginal(problem.shape.k), start, search.tol, search.max_iter)
-    best = min((solution, objective), other, key=lambda pair: pair[0].objective)
-    fall = smaller.objective.log_likelihood(smaller.solution.vector) - best[1].log_likelihood(best[0].vector)
+def _warn_if_lower(solution: Solution, objective: Marginal, smaller: Selected) -> None:
+    fall = smaller.objective.log_likelihood(smaller.solution.vector) - objective.log_likelihood(solution.vector)
     # half of an alpha is less likely under its prior, which may cost this much, and the points have errors
-    if fall > _PRICE_OF_A_SPLIT + 0.2 * math.sqrt(problem.data.n_clients):
+    if fall > _PRICE_OF_A_SPLIT + 0.2 * math.sqrt(objective.data.n_clients):
         warnings.warn(
-            f"the log-likelihood with k = {problem.shape.k} is {fall:.1f} lower than with k = {smaller.k}; it can only "
-            f"be a worse minimum: raise n_init",
+            f"the log-likelihood with k = {objective.shape.k} is {fall:.1f} lower than with k = {smaller.k}; it can "
+            f"only be a worse minimum: raise n_init",
             stacklevel=2,
         )
-    return best

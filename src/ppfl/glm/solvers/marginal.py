@@ -12,6 +12,7 @@ contains them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -20,9 +21,9 @@ from torch import Tensor
 from ..client_memberships import SampledMemberships
 from ..gaussian_moments import NO_CLIENTS
 from ..likelihoods import Coefficients, Likelihood
-from ..proposals import MembershipSample, Proposals, log_beta
+from ..proposals import MembershipSample, Proposals, ScoreMoments, log_beta
 from ..stick_breaking import StickBreaking
-from .adaptation import adapt_proposals, draw_sample, sample_size
+from .adaptation import INFLATION, adapt_proposals, draw_sample, sample_size
 from .newton import membership_deviations
 from .parameters import LARGEST_ALPHA, ParameterShape, Regularization, Vector, block_diagonal, concentration
 
@@ -39,6 +40,20 @@ class _Part(NamedTuple):
     data: Likelihood
     proposals: Proposals | None  # None if all clients have the same points
     sample: MembershipSample
+
+    def moments(self, weights: Tensor) -> ScoreMoments | None:
+        """Of the clients' memberships, from the weights of their points given the data."""
+        return None if self.proposals is None else ScoreMoments.of(self.sample.scores, weights)
+
+
+class Evaluated(NamedTuple):
+    """The objective at one point."""
+
+    value: float
+    gradient: Vector
+    hessian: Vector | None
+    moments: list[ScoreMoments | None]  # of each part
+    apart: Vector | None = None  # second derivatives of the coefficients for copies of canonical models that move apart
 
 
 class Marginal:
@@ -74,31 +89,29 @@ class Marginal:
         )  # fmt: skip
 
     def __call__(self, vector: Vector) -> tuple[float, Vector]:
+        found = self.evaluate(vector)
+        return found.value, found.gradient
+
+    def evaluate(self, vector: Vector) -> Evaluated:
+        """Value and gradient per sample, by automatic differentiation, for all likelihoods."""
         at = torch.from_numpy(vector).clone().requires_grad_()
         coefficients, log_alpha = self.shape.unpack(at)
         penalty = self.regularization.value(coefficients) + 0.5 * _ALPHA_PRECISION * log_alpha.square().sum()
         torch.autograd.backward(penalty)
-        value = penalty.item()
+        value, moments = penalty.item(), []
         for part in self.parts:
             coefficients, log_alpha = self.shape.unpack(at)
             alpha = concentration(log_alpha)
             found = part.data.evaluate(coefficients, part.sample.memberships)
-            logs, tempering = found.logs, None
-            if self.client_weight is not None:
-                tempering = self.client_weight[part.clients, None]
-                logs = logs * tempering
-            logs = logs + part.sample.log_weights(alpha.detach())
-            top = logs.amax(1, keepdim=True)
-            relative = (logs - top).clamp_(min=_NEGLIGIBLE).exp_()
-            total = relative.sum(1, keepdim=True)
-            value -= float((top + total.log()).sum())
-            weights = relative.div_(total)
+            weights, log_integral, tempering = self._weigh(part, found.logs, alpha.detach())
+            value -= log_integral
+            moments.append(part.moments(weights))
             expected = found.expectation(weights if tempering is None else weights * tempering)
             if self.shape.k > 1:
-                expected = expected + torch.dot(part.sample.mean_logs(weights), alpha) - len(logs) * log_beta(alpha)
+                expected = expected + torch.dot(part.sample.mean_logs(weights), alpha) - len(weights) * log_beta(alpha)
             torch.autograd.backward(-expected)
         assert at.grad is not None
-        return value / self._n_samples, at.grad.numpy() / self._n_samples
+        return Evaluated(value / self._n_samples, at.grad.numpy() / self._n_samples, None, moments)
 
     @property
     def has_hessian(self) -> bool:
@@ -110,7 +123,7 @@ class Marginal:
         penalty = self.regularization.value(coefficients) + 0.5 * _ALPHA_PRECISION * log_alpha.square().sum()
         return (float(penalty) - self.log_likelihood(vector)) / self._n_samples
 
-    def with_hessian(self, vector: Vector) -> tuple[float, Vector, Vector]:
+    def with_hessian(self, vector: Vector) -> Evaluated:
         """Value, gradient and Hessian, by Louis' formula.
 
         The Hessian of a client's log integral is the mean of the Hessians over its memberships plus the covariance of
@@ -126,18 +139,14 @@ class Marginal:
             hessian = block_diagonal(hessian, _ALPHA_PRECISION * torch.eye(k, dtype=torch.float64))
         value = float(self.regularization.value(coefficients) + 0.5 * _ALPHA_PRECISION * log_alpha.square().sum())
         expected_log = torch.digamma(alpha) - torch.digamma(alpha.sum())
+        moments, apart = [], torch.zeros(self.shape.size - k, self.shape.size - k, dtype=torch.float64)
         trigamma = torch.polygamma(1, alpha).diag() - torch.polygamma(1, alpha.sum())
         for part in self.parts:
             c = part.sample.memberships
             found = part.data.scores(coefficients, c)
-            tempering = None if self.client_weight is None else self.client_weight[part.clients, None]
-            logs = found.logs if tempering is None else found.logs * tempering
-            logs = logs + part.sample.log_weights(alpha)
-            top = logs.amax(1, keepdim=True)
-            relative = (logs - top).clamp_(min=_NEGLIGIBLE).exp_()
-            total = relative.sum(1, keepdim=True)
-            value -= float((top + total.log()).sum())
-            weights = relative.div_(total)
+            weights, log_integral, tempering = self._weigh(part, found.logs, alpha)
+            value -= log_integral
+            moments.append(part.moments(weights))
             columns, nuisance, information = found.derivatives(weights if tempering is None else weights * tempering)
             if tempering is not None:
                 columns, nuisance = columns * tempering[:, None], nuisance * tempering[:, None]
@@ -149,24 +158,50 @@ class Marginal:
             each = torch.cat(scores, 1)  # (M, P, G)
             mean = torch.bmm(each, weights[..., None])[..., 0]
             gradient -= mean.sum(0)
-            hessian -= torch.bmm(each * weights[:, None], each.mT).sum(0) - mean.T @ mean
+            products = torch.bmm(each * weights[:, None], each.mT).sum(0)
             size = len(information)
+            apart += information - products[:size, :size]
             hessian[:size, :size] += information
+            hessian -= products - mean.T @ mean
             if k > 1:
                 slope = mean[:, size:].sum(0) / chain
                 hessian[size:, size:] += m * chain[:, None] * trigamma * chain - (slope * bend).diag()
-        return value / self._n_samples, gradient.numpy() / self._n_samples, hessian.numpy() / self._n_samples
+        n = self._n_samples
+        return Evaluated(value / n, gradient.numpy() / n, hessian.numpy() / n, moments, apart.numpy() / n)
+
+    def _weigh(self, part: _Part, logs: Tensor, alpha: Tensor) -> tuple[Tensor, float, Tensor | None]:
+        """Weights (M, G) of the points given the data, the sum of all log integrals, and the clients' weights."""
+        tempering = None if self.client_weight is None else self.client_weight[part.clients, None]
+        joint = (logs if tempering is None else logs * tempering) + part.sample.log_weights(alpha)
+        top = joint.amax(1, keepdim=True)
+        relative = joint.sub_(top).clamp_(min=_NEGLIGIBLE).exp_()
+        total = relative.sum(1, keepdim=True)
+        return relative.div_(total), float((top + total.log()).sum()), tempering
 
     def adapted(self, vector: Vector) -> Marginal:
         """The same objective, with points that follow each client's membership for these parameters."""
+        return self._with_proposals(vector, [None for _ in self.parts])
+
+    def moved(self, vector: Vector, evaluated: Evaluated) -> Marginal:
+        """The same with the points moved to where an evaluation, for parameters nearby, found the memberships.
+
+        Where it found them far from the points, they are adapted from the beginning.
+        """
+        proposals = [
+            None if found is None or part.proposals is None else found.follow(part.proposals, INFLATION)
+            for part, found in zip(self.parts, evaluated.moments, strict=True)
+        ]
+        return self._with_proposals(vector, proposals)
+
+    def _with_proposals(self, vector: Vector, proposals: Sequence[Proposals | None]) -> Marginal:
         if self.shape.k == 1:
             return self
         coefficients, breaking = self._at(vector)
         parts = []
-        for part in self.parts:
-            proposals = adapt_proposals(part.data, coefficients, breaking, part.clients, part.proposals)
-            sample = draw_sample(proposals, breaking, part.clients, self.count)
-            parts.append(part._replace(proposals=proposals, sample=sample))
+        for part, given in zip(self.parts, proposals, strict=True):
+            own = given or adapt_proposals(part.data, coefficients, breaking, part.clients, part.proposals)
+            sample = draw_sample(own, breaking, part.clients, self.count)
+            parts.append(part._replace(proposals=own, sample=sample))
         return Marginal(self.data, self.shape, self.regularization, self.count, parts)
 
     def narrow_share(self) -> float:

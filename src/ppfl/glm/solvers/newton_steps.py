@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
 
-from .lbfgs import Solution
+from .lbfgs import Solution, minimize_lbfgs
+from .marginal import Evaluated, Marginal
 from .parameters import Vector
 
 _SMALLEST_CURVATURE = 1e-10  # relative to the largest; along flatter directions the step would leave the data behind
@@ -15,58 +16,47 @@ _MAX_HALVINGS = 12
 _ROUNDING = 1e-13  # of an objective, relative
 
 
-class SecondOrderObjective(Protocol):
-    def __call__(self, vector: Vector) -> tuple[float, Vector]:
-        """Value and gradient."""
-
-    def with_hessian(self, vector: Vector) -> tuple[float, Vector, Vector]:
-        """Value, gradient and Hessian."""
-
-
 def minimize_newton(
-    objective: SecondOrderObjective, start: Vector, tol: float, max_iter: int, hessian: Vector | None = None
+    evaluate: Callable[[Vector], Evaluated], start: Vector, found: Evaluated, tol: float, max_iter: int
 ) -> Solution:
-    """Minimise until the largest component of the gradient is at most tol.
+    """Minimise until the largest component of the gradient is at most tol, from a start that is evaluated already.
 
-    Directions of negative curvature are followed downhill with the same length as positive ones. A Hessian that is
-    known already serves for the first steps, as long as each of them halves the gradient.
+    Directions of negative curvature are followed downhill with the same length as positive ones.
     """
-    at, size = start, _size(start, hessian)
-    value, gradient = objective(at)
-    gradient = gradient[:size]
-    path = [value]
-    while np.abs(gradient).max() > tol and len(path) <= max_iter:
-        if hessian is None:
-            hessian = objective.with_hessian(at)[2]
-            size = len(hessian)
-            gradient = gradient[:size]
-        step = np.zeros_like(at)
-        step[:size] = newton_direction(gradient, hessian)
-        slope = float(gradient @ step[:size])
-        if -slope <= _ROUNDING * max(1.0, abs(value)):
-            gradient = np.zeros_like(gradient)  # all that is left to gain is below the rounding errors
-            break
+    at = start
+    path = [found.value]
+    while np.abs(found.gradient).max() > tol and len(path) <= max_iter:
+        step = padded(newton_direction(found.gradient, found.hessian), len(at))
+        slope = float(found.gradient @ step[: len(found.gradient)])
+        if -slope <= _ROUNDING * max(1.0, abs(found.value)):
+            return Solution(at, found.value, path, 0.0)  # all that is left to gain is below the rounding errors
         length = 1.0
         for _ in range(_MAX_HALVINGS):
-            reached, new_gradient = objective(at + length * step)
-            if reached <= value + 1e-4 * length * slope:
+            tried = evaluate(at + length * step)
+            if tried.value <= found.value + 1e-4 * length * slope:
                 break
             length /= 2
         else:
             break
-        if length < 1 or np.abs(new_gradient[:size]).max() > 0.5 * np.abs(gradient).max():
-            hessian = None
-        at, value, gradient = at + length * step, reached, new_gradient[:size]
-        path.append(value)
-    return Solution(at, value, path, float(np.abs(gradient).max() / max(1.0, abs(value))))
+        at, found = at + length * step, tried
+        path.append(found.value)
+    return Solution(at, found.value, path, float(np.abs(found.gradient).max() / max(1.0, abs(found.value))))
 
 
-def _size(vector: Vector, hessian: Vector | None) -> int:
-    """The number of parameters that the Hessian has: without memberships, alpha is no parameter."""
-    return len(vector) if hessian is None else len(hessian)
+def minimize(objective: Marginal, start: Vector, tol: float, max_iter: int) -> Solution:
+    """With the points as they are."""
+    if objective.has_hessian:
+        return minimize_newton(objective.with_hessian, start, objective.with_hessian(start), tol, max_iter)
+    return minimize_lbfgs(objective, start, tol, max_iter)
 
 
-def newton_direction(gradient: Vector, hessian: Vector, longest: float = _LONGEST_STEP) -> Vector:
+def padded(step: Vector, size: int) -> Vector:
+    """A step in all parameters: without memberships, alpha is no parameter of the Hessian."""
+    return np.concatenate([step, np.zeros(size - len(step))])
+
+
+def newton_direction(gradient: Vector, hessian: Vector | None, longest: float = _LONGEST_STEP) -> Vector:
+    assert hessian is not None
     size, axes = np.linalg.eigh(hessian)
     size = np.maximum(np.abs(size), _SMALLEST_CURVATURE * np.abs(size).max())
     step = -axes @ ((axes.T @ gradient) / size)

@@ -10,8 +10,9 @@ import torch
 from ...core.affinity import Affinity
 from ..likelihoods import Likelihood
 from ..sample_rows import ClientRows
-from .lbfgs import Solution, minimize_lbfgs
+from .lbfgs import Solution
 from .marginal import Marginal
+from .newton_steps import minimize
 from .parameters import ParameterShape, Regularization, Vector
 from .profile import Profile
 
@@ -30,13 +31,18 @@ class GLMProblem(NamedTuple):
         """With this number of points that are the same for all clients."""
         return Marginal.of(self.data, self.shape._replace(k=k), self.regularization, count)
 
+    def with_k(self, k: int) -> GLMProblem:
+        return self._replace(shape=self.shape._replace(k=k))
+
     def subset(self, clients: np.ndarray[Any, np.dtype[np.int64]]) -> GLMProblem:
         """The problem of these clients only, with the same regularization per client."""
         if len(clients) == self.data.n_clients:
             return self
-        data = self.data.subset(torch.from_numpy(np.sort(clients)))
+        some = torch.from_numpy(np.sort(clients))
+        rows = self.rows.subset(some)
+        data = rows if self.data is self.rows else self.data.subset(some)
         fraction = len(clients) / self.data.n_clients
-        return self._replace(data=data, regularization=self.regularization.scaled(fraction))
+        return self._replace(rows=rows, data=data, regularization=self.regularization.scaled(fraction))
 
     def profile(self, tol: float, affinity: Affinity | None = None, penalty: float = 0.0) -> Profile:
         uniform = torch.full((self.data.n_clients, self.shape.k), 1 / self.shape.k, dtype=torch.float64)
@@ -56,4 +62,4 @@ class GLMProblem(NamedTuple):
 
     def pooled_from(self, start: Vector, tol: float, max_iter: int) -> Solution:
         """One model for all clients, from a start."""
-        return minimize_lbfgs(self.marginal(1), start, tol, max_iter)
+        return minimize(self.marginal(1), start, tol, max_iter)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from ...core.affinity import Affinity
 from .lbfgs import Solution, find_rescaling, minimize_lbfgs
-from .marginal import Marginal
+from .marginal import Evaluated, Marginal
 from .newton_steps import minimize_newton, newton_direction
 from .parameters import Vector
 from .problem import GLMProblem
 from .profile import Profile
+from .split import split_start
 from .starts import best_start
 
 _CLIENTS_TO_COMPARE = 400
@@ -21,10 +23,12 @@ _MAX_ADAPTATIONS = 10  # of the clients' points
 _ITERATIONS_PER_ADAPTATION = 15
 _MAX_REJECTED = 5
 _MAX_ROUNDS = 3
-_PATIENCE = 2  # steps that gain no more than noise
+_PATIENCE = 3  # steps with little to gain
+_LITTLE, _VERY_LITTLE = 0.1, 0.002  # of the log-likelihood, in nats
 _ROUGH_TOL, _ROUGH_ITERATIONS, _PROFILE_ITERATIONS, _ROUGH_STEP = 1e-5, 150, 40, 0.5
 _PRECISION, _LOWEST_PRECISION = {2: 0.003, 3: 0.01}, 0.05  # of one log integral, by K
 _MAX_NEWTON_STEPS, _FEW_NEWTON_STEPS = 25, 8
+_CLIENTS_FOR_HESSIAN = 800
 _SMALL_GAIN = 0.05  # of the log-likelihood; points need not follow smaller ones
 _NARROW_SHARE = 0.2  # share of clients with well-known memberships above which the profile is tried as well
 
@@ -38,11 +42,16 @@ class SearchSettings(NamedTuple):
     random: np.random.Generator
 
 
-def solve_marginal(problem: GLMProblem, search: SearchSettings) -> tuple[Solution, Marginal]:
-    """The best of `n_init` starts, and the objective that it minimises, with points adapted to the clients."""
+def solve_marginal(
+    problem: GLMProblem, search: SearchSettings, smaller: tuple[Solution, Marginal] | None = None
+) -> tuple[Solution, Marginal]:
+    """The best minimum that the starts lead to, and the objective, with points adapted to the clients.
+
+    `smaller` is the result for one canonical model fewer, if it is known.
+    """
     if problem.shape.k == 1:
         return problem.pooled(search.tol, search.max_iter), problem.marginal(1)
-    found, objective = find_minimum(problem, search)
+    found, objective = find_minimum(problem, search, smaller)
     if objective.data.n_clients < problem.data.n_clients:
         objective = problem.marginal(problem.shape.k)
     return minimize_adapting_points(objective, found.vector, search.tol, search.max_iter)
@@ -60,19 +69,25 @@ def solve_profile(
     return minimize_lbfgs(profile, start, search.tol, search.max_iter), profile
 
 
-def find_minimum(problem: GLMProblem, search: SearchSettings) -> tuple[Solution, Marginal]:
-    """The best minimum for a subset of the clients, to a rough tolerance."""
-    k = problem.shape.k
-    pooled = problem.pooled(search.tol, search.max_iter)
-    vector = best_start(problem, pooled, search.n_init, search.tol, search.random)
+def find_minimum(
+    problem: GLMProblem, search: SearchSettings, smaller: tuple[Solution, Marginal] | None = None
+) -> tuple[Solution, Marginal]:
+    """The best minimum for a subset of the clients, to a rough tolerance.
+
+    Canonical models are split one by one. Random starts are compared with that on request.
+    """
     some = problem.subset(search.random.permutation(problem.data.n_clients)[:_CLIENTS_TO_COMPARE])
-    found = minimize_adapting_points(some.marginal(k), vector, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP)
-    if found[1].narrow_share() > _NARROW_SHARE:
-        # If clients determine their memberships well, simplices of all sizes are local optima of the marginal, because
-        # a simplex can only change together with all memberships. The profile changes both, and finds the smallest.
-        other = minimize_lbfgs(some.profile(_ROUGH_TOL), vector, _ROUGH_TOL, _PROFILE_ITERATIONS).vector
-        second = minimize_adapting_points(some.marginal(k), other, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP)
-        found = min(found, second, key=lambda pair: pair[0].objective)
+    pooled = some.pooled(_ROUGH_TOL, _ROUGH_ITERATIONS)
+    found = smaller or (pooled, some.marginal(1))
+    for k in range(found[1].shape.k + 1, problem.shape.k + 1):
+        each = some.with_k(k)
+        start = split_start(each, found[1], found[0].vector)
+        found = minimize_adapting_points(each.marginal(k), start, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP)
+    if search.n_init > 1:
+        start = best_start(some, pooled, search.n_init - 1, search.tol, search.random)
+        points = some.marginal(problem.shape.k)
+        other = minimize_adapting_points(points, start, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP)
+        found = min(found, other, key=lambda pair: pair[0].objective)
     return found
 
 
@@ -81,7 +96,7 @@ def minimize_adapting_points(
 ) -> tuple[Solution, Marginal]:
     """Minimise, and let the points follow the clients' memberships until a step gains less than `small_step` nats."""
     if objective.has_hessian:
-        return _newton_adapting_points(objective, vector, tol, max_iter, small_step)
+        return _newton_moving_points(objective, vector, tol, max_iter, small_step)
     count = _clients_for_rescaling(objective.data.n_clients, len(vector))
     cached: list[Vector | None] = []
 
@@ -99,63 +114,62 @@ def minimize_adapting_points(
     return minimize_lbfgs(objective, vector, tol, max_iter, rescaling), objective
 
 
-def _newton_adapting_points(
+def _newton_moving_points(
     objective: Marginal, vector: Vector, tol: float, max_iter: int, small_step: float
 ) -> tuple[Solution, Marginal]:
-    """Newton's method until the last steps, for which the points stay as they are, gain next to nothing."""
-    enough = max(small_step, _SMALL_GAIN, _noise(objective))
-    many = objective.data.n_clients > _CLIENTS_TO_COMPARE  # the start is the minimum of some, so few steps are left
-    for _ in range(1 if many else _MAX_ROUNDS):
-        vector, objective, hessian, is_settled = _newton_moving_points(objective, vector, max_iter, small_step)
-        solution = minimize_newton(objective, vector, tol, max_iter, hessian)
-        if (solution.path[0] - solution.objective) * objective.data.n_samples <= enough:
+    """Newton steps with points that follow every step, until points and parameters hardly move any more.
+
+    Gradient and Hessian are those of the integral itself, so a step may be larger than the points reach. The last steps
+    keep the points, so that they end in a minimum.
+    """
+    objective = objective.adapted(vector)
+    found = _with_hessian_of_some(objective, vector)
+    n, noise = objective.data.n_samples, _noise(objective) / objective.data.n_samples
+    radius, rejected, path, waited = 1.0, 0, [found.value], 0
+    while np.abs(found.gradient).max() > tol and len(path) <= max_iter:
+        step = newton_direction(found.gradient, found.hessian, radius)
+        gain = -0.5 * n * float(found.gradient @ step)
+        waited += gain < _LITTLE
+        if gain <= max(small_step, _VERY_LITTLE) or waited > _PATIENCE or rejected == _MAX_REJECTED:
             break
-        if is_settled and objective.shape.k not in _PRECISION:
-            # Away from here the points no longer stand for the integral, so their own minimum means nothing. The
-            # gradient counts as 0, because what is left of it is an error of the points.
-            solution = Solution(vector, solution.path[0], solution.path[:1], 0.0)
-            break
-        vector = solution.vector
-    return solution, objective
+        moved = objective.moved(vector + step, found)
+        tried = _with_hessian_of_some(moved, vector + step)
+        if tried.value <= found.value + noise or _is_closer(tried, found, n):
+            rejected = 0
+            if np.abs(step).max() > 0.9 * radius:
+                radius *= 2
+            vector, objective, found = vector + step, moved, tried
+            path.append(found.value)
+        else:
+            rejected += 1
+            radius = float(np.abs(step).max()) / 3
+    if small_step:
+        gradient = float(np.abs(found.gradient).max() / max(1.0, abs(found.value)))
+        return Solution(vector, found.value, path, gradient), objective
+    solution = minimize_newton(partial(_with_hessian_of_some, objective), vector, found, tol, max_iter)
+    return solution._replace(path=[*path, *solution.path[1:]]), objective
+
+
+def _is_closer(tried: Evaluated, found: Evaluated, n: float) -> bool:
+    """Whether less is left to gain, where the errors of different points hide what a step has gained."""
+    before, after = (
+        -0.5 * n * float(each.gradient @ newton_direction(each.gradient, each.hessian)) for each in (found, tried)
+    )
+    return after < 0.5 * before < 1.0
+
+
+def _with_hessian_of_some(objective: Marginal, vector: Vector) -> Evaluated:
+    """With the Hessian of some of the clients where there are many, because steps need it only roughly."""
+    if objective.data.n_clients <= _CLIENTS_FOR_HESSIAN:
+        return objective.with_hessian(vector)
+    hessian = objective.subset(_CLIENTS_FOR_HESSIAN // 2).with_hessian(vector).hessian
+    return objective.evaluate(vector)._replace(hessian=hessian)
 
 
 def _noise(objective: Marginal) -> float:
     """The standard error of the log-likelihood, from the points."""
     precision = _PRECISION.get(objective.shape.k, _LOWEST_PRECISION)
     return precision * math.sqrt(objective.data.n_clients)
-
-
-def _newton_moving_points(
-    objective: Marginal, vector: Vector, max_iter: int, small_step: float
-) -> tuple[Vector, Marginal, Vector, bool]:
-    """Newton steps, with points that are adapted anew for each of them, and whether all that is left is noise.
-
-    Gradient and Hessian are those of the integral itself, so a step may be larger than the points reach.
-    """
-    objective = objective.adapted(vector)
-    value, gradient, hessian = objective.with_hessian(vector)
-    n, noise = objective.data.n_samples, _noise(objective) / objective.data.n_samples
-    small_step = max(small_step / n, 0.05 * noise)
-    radius, rejected, is_settled, best, waited = 1.0, 0, False, value, 0
-    most = _FEW_NEWTON_STEPS if objective.data.n_clients > _CLIENTS_TO_COMPARE else _MAX_NEWTON_STEPS
-    for _ in range(min(max_iter, most)):
-        step = newton_direction(gradient, hessian, radius)
-        slope = float(gradient @ step)
-        is_settled = -0.5 * float(gradient @ newton_direction(gradient, hessian)) <= max(small_step, 3 * noise)
-        if -0.5 * slope <= small_step or rejected == _MAX_REJECTED or (is_settled and waited == _PATIENCE):
-            break
-        tried = objective.adapted(vector + step)
-        reached, new_gradient, new_hessian = tried.with_hessian(vector + step)
-        if reached <= value + noise:
-            rejected, waited = 0, 0 if reached < best - 0.3 * noise else waited + 1
-            best = min(best, reached)
-            if np.abs(step).max() > 0.9 * radius:
-                radius *= 2
-            vector, objective, value, gradient, hessian = vector + step, tried, reached, new_gradient, new_hessian
-        else:
-            rejected += 1
-            radius = float(np.abs(step).max()) / 3
-    return vector, objective, hessian, is_settled
 
 
 def _clients_for_rescaling(clients: int, parameters: int) -> int:

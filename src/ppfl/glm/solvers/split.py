@@ -12,8 +12,10 @@ import torch
 from .marginal import Marginal
 from .parameters import ParameterShape, Vector, concentration, log_concentration
 from .problem import GLMProblem
+from .starts import client_deviations
 
-_STEPS = (0.25, 0.5, 1.0, 2.0)
+_STEPS = (0.3, 1.0)  # standardised columns have coefficients of order 1
+_CORNERS = 2  # to try
 
 
 def split_corner(shape: ParameterShape, vector: Vector, corner: int, alpha: float = 1.0) -> Vector:
@@ -27,36 +29,47 @@ def split_corner(shape: ParameterShape, vector: Vector, corner: int, alpha: floa
     return larger.pack(coefficients._replace(canonical=coefficients.canonical[twice]), log_concentration(halves))
 
 
-def split_start(problem: GLMProblem, vector: Vector) -> Vector:
-    """A start for the K + 1 canonical models of the problem, from the parameters for K."""
-    shape = problem.shape._replace(k=problem.shape.k - 1)
+def split_start(problem: GLMProblem, smaller: Marginal, vector: Vector) -> Vector:
+    """A start for the K + 1 canonical models of the problem, from the minimum of an objective for K."""
+    shape = smaller.shape
     size = shape.varying * shape.outputs
-    best: tuple[float, Vector, Vector, Marginal] | None = None
-    for corner in range(shape.k):
+    axes = _axes(smaller, vector) if smaller.has_hessian else _axes_from_gradients(problem, smaller, vector)
+    larger, tried = problem.marginal(shape.k + 1), []
+    for corner, axis in axes[:_CORNERS]:
         start = split_corner(shape, vector, corner)
-        objective = problem.marginal(problem.shape.k).adapted(start)
-        curvature, axis = _most_negative(objective, start, slice(corner * size, (corner + 1) * size), shape.k * size)
-        if best is None or curvature < best[0]:
-            best = curvature, start, axis, objective
-    assert best is not None
-    _, start, axis, objective = best
-    tried = [start + step * axis for step in _STEPS]
-    return min(tried, key=lambda each: objective.adapted(each).value(each))
+        for step in _STEPS:
+            each = start.copy()
+            each[corner * size : (corner + 1) * size] += step * axis
+            each[shape.k * size : (shape.k + 1) * size] -= step * axis
+            tried.append((larger.adapted(each).value(each), each))
+    return min(tried, key=lambda pair: pair[0])[1]
 
 
-def _most_negative(objective: Marginal, at: Vector, first: slice, second: int) -> tuple[float, Vector]:
-    """The smallest curvature of all directions in which the two copies move apart, and that direction."""
-    size = first.stop - first.start
-    apart = np.zeros((len(at), size))
-    apart[first] = np.eye(size) / np.sqrt(2)
-    apart[second : second + size] = -np.eye(size) / np.sqrt(2)
-    if objective.has_hessian:
-        hessian = apart.T @ objective.with_hessian(at)[2] @ apart
-    else:
-        step = 1e-4
-        hessian = np.stack(
-            [apart.T @ (objective(at + step * a)[1] - objective(at - step * a)[1]) / (2 * step) for a in apart.T]
-        )
-        hessian = (hessian + hessian.T) / 2
-    curvature, axes = np.linalg.eigh(hessian)
-    return float(curvature[0]), np.asarray(apart @ axes[:, 0])
+def _axes(smaller: Marginal, vector: Vector) -> list[tuple[int, Vector]]:
+    """The corners with the directions in which their copies move apart, the most promising first.
+
+    The share of a copy in the corner's membership is a beta variable that does not depend on the data, so the curvature
+    follows from the points of the smaller model.
+    """
+    shape, found = smaller.shape, smaller.with_hessian(vector).apart
+    assert found is not None
+    _, log_alpha = shape.unpack(torch.from_numpy(vector))
+    alpha = concentration(log_alpha) if shape.k > 1 else torch.ones(1)
+    axes = []
+    for corner in range(shape.k):
+        place = slice(corner * shape.varying, (corner + 1) * shape.varying)
+        curvature, directions = np.linalg.eigh(found[place, place])
+        axes.append((curvature[0] / (1 + float(alpha[corner])), corner, directions[:, 0]))
+    return [(corner, axis) for _, corner, axis in sorted(axes, key=lambda each: each[0])]
+
+
+def _axes_from_gradients(problem: GLMProblem, smaller: Marginal, vector: Vector) -> list[tuple[int, Vector]]:
+    """The same without a Hessian: the directions in which the members of a corner differ most from it."""
+    coefficients, _ = smaller.shape.unpack(torch.from_numpy(vector))
+    c = smaller.find_memberships(vector, problem.data).mean
+    deviations = client_deviations(problem.rows, coefficients, c).flatten(1).numpy()
+    axes = []
+    for corner in range(smaller.shape.k):
+        _, size, directions = np.linalg.svd(c[:, corner, None].numpy() * deviations, full_matrices=False)
+        axes.append((-size[0], corner, directions[0]))
+    return [(corner, axis) for _, corner, axis in sorted(axes, key=lambda each: each[0])]

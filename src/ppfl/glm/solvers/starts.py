@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..likelihoods import Coefficients
 from ..sample_rows import ClientRows
-from .lbfgs import Solution, minimize_lbfgs
-from .newton_steps import minimize_newton
+from .lbfgs import Solution
+from .newton_steps import minimize
 from .parameters import Vector
 from .problem import GLMProblem
 
@@ -38,22 +38,23 @@ def best_start(problem: GLMProblem, pooled: Solution, n_init: int, tol: float, r
         return starts[0]
     some = problem.subset(random.permutation(problem.data.n_clients)[:_CLIENTS])
     coarse = some.marginal(k, _POINTS)
-    minimize = minimize_newton if coarse.has_hessian else minimize_lbfgs
     for iterations, share in _NEWTON_ROUNDS if coarse.has_hessian else _ROUNDS:
         remaining = starts[: max(1, round(share * n_init))]
         client_weight = coarse.weights_for_common_points(remaining[0])
-        ended = [minimize(coarse.with_client_weight(client_weight), start, tol, iterations) for start in remaining]
+        weighted = coarse.with_client_weight(client_weight)
+        ended = [minimize(weighted, start, tol, iterations) for start in remaining]
         starts = [solution.vector for solution in sorted(ended, key=lambda solution: solution.objective)]
     return starts[0]
 
 
-def client_deviations(rows: ClientRows, pooled: Coefficients) -> Tensor:
-    """How each client's own coefficients differ from the pooled ones, from one gradient step: (M, q, m).
+def client_deviations(rows: ClientRows, coefficients: Coefficients, c: Tensor | None = None) -> Tensor:
+    """How each client's own coefficients differ from those of its membership (M, K), from one gradient step: (M, q, m).
 
-    Clients with few rows get a shorter step.
+    Clients with few rows get a shorter step. Without memberships there is one model.
     """
-    eta = rows.predictors(pooled).detach().requires_grad_()
-    logs = rows.family.log_density(rows.family.mean_parameters(eta), rows.y, pooled.nuisance)
+    eta = rows.predictors(coefficients).detach()
+    eta = (eta if c is None else (eta * c[rows.client][..., None]).sum(1, keepdim=True)).requires_grad_()
+    logs = rows.family.log_density(rows.family.mean_parameters(eta), rows.y, coefficients.nuisance)
     (by_row,) = torch.autograd.grad((logs * rows.weight[:, None]).sum(), eta)
     by_row = by_row[:, 0]  # (n, m)
     gradient = rows.varying.client_gradients(by_row, rows.client, rows.n_clients)

@@ -32,7 +32,7 @@ class TableSettings:
     penalty: float = 0.0
     affinity: str = "uniform"
     ridge: float = 1.0
-    n_init: int = 8
+    n_init: int = 1
     formula: str | None = None  # says client, target, columns and shared
     choose: str = "held_out"
 
