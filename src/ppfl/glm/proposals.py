@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Self
 
+import numpy as np
 import torch
 from scipy import special
 from scipy.stats import qmc
@@ -21,34 +22,33 @@ from torch import Tensor
 
 from .stick_breaking import StickBreaking
 
-_SETS = 16  # of points; clients use them in turn, so that their errors do not add up
+_SETS = 1024  # of points; clients use them in turn, so that their errors do not add up
 _SHARE_OF_PRIOR = 8  # points of the fitted distributions for each point of the population
 _EDGE = 1e-12
-_LOG_SHARES = (math.log(0.9), math.log(0.1))  # of the two densities behind a regular grid
-_REACH = {1: 6.0, 2: 5.0}  # of a regular grid, in standard deviations, by the number of dimensions
+_LOG_SHARES = (math.log(0.99), math.log(0.01))  # of the two densities behind a regular grid
+_REACH = 4.5  # of a regular grid, in standard deviations
 _FARTHEST, _NARROWEST = 4.0, 0.1  # of moments: the squared distance and variance, for proposals of variance 1
-FINAL_SEED = 20  # of the points that are kept; those that fit the proposals are others
+_FINAL_SEED = 20  # of the points that are kept; those that fit the proposals are others
 
 
 @lru_cache(maxsize=64)
 def normal_points(dimensions: int, count: int, seed: int) -> Tensor:
-    """Sets (16, d, count) of points spread evenly under a standard normal distribution; count is a power of 2."""
+    """Sets (1024, d, count) of points spread evenly under a standard normal distribution; count is a power of 2.
+
+    All sets are the same points of the unit cube, each shifted by another vector.
+    """
     if dimensions == 0:
         return torch.zeros(_SETS, 0, count, dtype=torch.float64)
-    found = []
-    for i in range(_SETS):
-        cube = torch.from_numpy(qmc.Sobol(dimensions, rng=1000 * seed + i).random(count))
-        found.append(torch.from_numpy(special.ndtri(cube.clamp(_EDGE, 1 - _EDGE).T.contiguous().numpy())))
-    return torch.stack(found)
+    cube = qmc.Sobol(dimensions, rng=seed).random(count).T
+    shift = np.random.default_rng(seed).random((_SETS, dimensions, 1))
+    return torch.from_numpy(special.ndtri(((cube + shift) % 1).clip(_EDGE, 1 - _EDGE)))
 
 
 @lru_cache(maxsize=64)
-def grid_points(dimensions: int, count: int) -> tuple[Tensor, float]:
-    """About `count` points (d, count) of a regular grid, and the log weight of each for a standard normal density."""
-    each, reach = round(count ** (1 / dimensions)), _REACH[dimensions]
-    axis = torch.linspace(-reach, reach, each, dtype=torch.float64)
-    points = torch.stack(torch.meshgrid(*[axis] * dimensions, indexing="ij")).flatten(1)
-    return points, dimensions * (math.log(2 * reach / (each - 1)) - 0.5 * math.log(2 * math.pi))
+def grid_points(count: int) -> tuple[Tensor, float]:
+    """Points (1, count) at equal distances, and the log weight of each for a standard normal density."""
+    points = torch.linspace(-_REACH, _REACH, count, dtype=torch.float64)[None]
+    return points, math.log(2 * _REACH / (count - 1)) - 0.5 * math.log(2 * math.pi)
 
 
 class Draw(NamedTuple):
@@ -94,17 +94,22 @@ class Proposals(NamedTuple):
             density = torch.logaddexp(density, log)
         return Draw(scores, prior - density - math.log(total))
 
-    def final_draw(self, count: int, position: Tensor) -> Draw:
-        """The points to keep: in one or two dimensions a regular grid, the most accurate rule for smooth integrands."""
-        return self.regular_grid(count) if self.mean.shape[2] in _REACH else self.draw(count, position, FINAL_SEED)
+    def final_draw(self, count: int, position: Tensor, turn: int = 0) -> Draw:
+        """The points to keep: in one dimension a regular grid, the most accurate rule for smooth integrands.
+
+        Points of another turn are independent of these.
+        """
+        return (
+            self.regular_grid(count) if self.mean.shape[2] == 1 else self.draw(count, position, _FINAL_SEED + 2 * turn)
+        )
 
     def regular_grid(self, count: int) -> Draw:
-        """About `count` points of a grid of the first normal distribution, and half as many of the population's grid.
+        """`count` points of a grid of the first normal distribution, and half as many of the population's grid.
 
         Each grid takes the part of the integral that its density has in the sum of both.
         """
-        m, _, d = self.mean.shape
-        (own, own_cell), (prior, prior_cell) = grid_points(d, count), grid_points(d, count // 2)
+        m = len(self.mean)
+        (own, own_cell), (prior, prior_cell) = grid_points(count), grid_points(count // 2)
         factor = self.factor[:, 0]
         own_scores = torch.baddbmm(self.mean[:, 0, :, None], factor, own.expand(m, -1, -1))
         scores = torch.cat([own_scores, prior.expand(m, -1, -1)], 2)

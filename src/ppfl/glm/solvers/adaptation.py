@@ -17,14 +17,14 @@ _ENOUGH, _USABLE = 0.2, 0.1  # the share of points that count: effective number 
 _MAX_STEPS = 12
 _BISECTIONS = 7
 INFLATION = 1.3
-_POINTS = {2: 32, 3: 128, 4: 256}  # to fit the proposals, by K
+_POINTS = {2: 32, 3: 64, 4: 64}  # to fit the proposals, by K
 _MANY_CLIENTS = 2000
 _SEED = 10  # the points that fit a proposal are not those that are used afterwards
 
 
 def sample_size(k: int, clients: int) -> int:
     """The number of points per client; with few clients the error of each counts more, and points are cheap."""
-    few, many = {1: (1, 1), 2: (36, 64), 3: (144, 256), 4: (128, 256)}.get(k, (256, 256))
+    few, many = {1: (1, 1), 2: (36, 64), 3: (128, 128)}.get(k, (128, 256))
     return few if clients > _MANY_CLIENTS else many
 
 
@@ -37,9 +37,9 @@ def adapt_proposals(
 ) -> Proposals:
     """One normal distribution per client. Positions (M,) of the clients choose their points; `start` is from before."""
     k = len(breaking.alpha)
-    if k <= 3:  # the points that are kept are a regular grid, so that the order of the clients has no effect at all
+    if k == 2:  # the points that are kept are a regular grid, so that the order of the clients has no effect at all
         position = torch.zeros_like(position)
-    count, prior = _POINTS.get(k, 256), Proposals.prior(data.n_clients, k)
+    count, prior = _POINTS.get(k, 128), Proposals.prior(data.n_clients, k)
     proposals, passes = prior, 2  # with all points at full weight; the second because the first began far away
     if start is not None:
         fits = _effective_share(_log_joint(data, coefficients, breaking, start.draw(count, position, _SEED))) >= _USABLE
@@ -64,8 +64,10 @@ def _log_joint(data: Likelihood, coefficients: Coefficients, breaking: StickBrea
     )
 
 
-def draw_sample(proposals: Proposals, breaking: StickBreaking, position: Tensor, count: int) -> MembershipSample:
-    return MembershipSample.of(proposals.final_draw(count, position), breaking)
+def draw_sample(
+    proposals: Proposals, breaking: StickBreaking, position: Tensor, count: int, turn: int = 0
+) -> MembershipSample:
+    return MembershipSample.of(proposals.final_draw(count, position, turn), breaking)
 
 
 def _effective_share(logs: Tensor) -> Tensor:

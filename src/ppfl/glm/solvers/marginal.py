@@ -28,6 +28,7 @@ from .newton import membership_deviations
 from .parameters import LARGEST_ALPHA, ParameterShape, Regularization, Vector, block_diagonal, concentration
 
 _NEGLIGIBLE = math.log(1e-20)  # smaller weights are raised to this, because subnormal numbers are slow
+_TURNS = 4
 _NARROW = 0.1
 _MAX_NEWTON = 300  # parameters
 _ALPHA_PRECISION = 1.0  # log alpha ~ N(0, 1), because a few clients say little about it
@@ -70,9 +71,10 @@ class Marginal:
         count: int,
         parts: list[_Part],
         client_weight: Tensor | None = None,
+        turn: int = 0,  # which of several sets of points these are
     ) -> None:
         self.data, self.shape, self.regularization, self.count = data, shape, regularization, count
-        self.parts, self.client_weight = parts, client_weight
+        self.parts, self.client_weight, self.turn = parts, client_weight, turn
         self._n_samples = data.n_samples
 
     @classmethod
@@ -180,29 +182,30 @@ class Marginal:
 
     def adapted(self, vector: Vector) -> Marginal:
         """The same objective, with points that follow each client's membership for these parameters."""
-        return self._with_proposals(vector, [None for _ in self.parts])
+        return self._with_proposals(vector, [None for _ in self.parts], 0)
 
     def moved(self, vector: Vector, evaluated: Evaluated) -> Marginal:
-        """The same with the points moved to where an evaluation, for parameters nearby, found the memberships.
+        """The same with points drawn where an evaluation, for parameters nearby, found the memberships.
 
-        Where it found them far from the points, they are adapted from the beginning.
+        They are other points than before, because points that fit themselves become more and more narrow. Where the
+        memberships were found far from the points, these are adapted from the beginning.
         """
         proposals = [
             None if found is None or part.proposals is None else found.follow(part.proposals, INFLATION)
             for part, found in zip(self.parts, evaluated.moments, strict=True)
         ]
-        return self._with_proposals(vector, proposals)
+        return self._with_proposals(vector, proposals, (self.turn + 1) % _TURNS)
 
-    def _with_proposals(self, vector: Vector, proposals: Sequence[Proposals | None]) -> Marginal:
+    def _with_proposals(self, vector: Vector, proposals: Sequence[Proposals | None], turn: int) -> Marginal:
         if self.shape.k == 1:
             return self
         coefficients, breaking = self._at(vector)
         parts = []
         for part, given in zip(self.parts, proposals, strict=True):
             own = given or adapt_proposals(part.data, coefficients, breaking, part.clients, part.proposals)
-            sample = draw_sample(own, breaking, part.clients, self.count)
+            sample = draw_sample(own, breaking, part.clients, self.count, turn)
             parts.append(part._replace(proposals=own, sample=sample))
-        return Marginal(self.data, self.shape, self.regularization, self.count, parts)
+        return Marginal(self.data, self.shape, self.regularization, self.count, parts, turn=turn)
 
     def narrow_share(self) -> float:
         """The share of clients that determine their membership well: to a tenth of the population's volume or less."""
@@ -263,8 +266,9 @@ class Marginal:
 
     def find_memberships(self, vector: Vector, data: Likelihood) -> SampledMemberships:
         """The distribution of each client's membership, given its data."""
-        objective = self if data is self.data else Marginal.of(data, self.shape, self.regularization, self.count)
-        objective = objective.adapted(vector)
+        objective = self
+        if data is not self.data or any(part.proposals is None for part in self.parts):
+            objective = Marginal.of(data, self.shape, self.regularization, self.count).adapted(vector)
         coefficients, breaking = self._at(vector)
         found = [
             (part.proposals, torch.softmax(self._log_joint(part, coefficients, breaking.alpha), 1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from .lbfgs import Solution, minimize_lbfgs
@@ -14,11 +12,10 @@ _SMALLEST_CURVATURE = 1e-10  # relative to the largest; along flatter directions
 _LONGEST_STEP = 2.0  # of any parameter; all are of order 1, because columns are standardised
 _MAX_HALVINGS = 12
 _ROUNDING = 1e-13  # of an objective, relative
+_LAST_STEP = 1e-4  # a gain of the log-likelihood
 
 
-def minimize_newton(
-    evaluate: Callable[[Vector], Evaluated], start: Vector, found: Evaluated, tol: float, max_iter: int
-) -> Solution:
+def minimize_newton(objective: Marginal, start: Vector, found: Evaluated, tol: float, max_iter: int) -> Solution:
     """Minimise until the largest component of the gradient is at most tol, from a start that is evaluated already.
 
     Directions of negative curvature are followed downhill with the same length as positive ones.
@@ -28,11 +25,12 @@ def minimize_newton(
     while np.abs(found.gradient).max() > tol and len(path) <= max_iter:
         step = padded(newton_direction(found.gradient, found.hessian), len(at))
         slope = float(found.gradient @ step[: len(found.gradient)])
-        if -slope <= _ROUNDING * max(1.0, abs(found.value)):
-            return Solution(at, found.value, path, 0.0)  # all that is left to gain is below the rounding errors
+        if -slope <= max(_LAST_STEP / objective.data.n_samples, _ROUNDING * abs(found.value)):
+            value = found.value + 0.5 * slope  # what is left after this step is of the order of its square
+            return Solution(at + step, value, [*path, value], 0.0)
         length = 1.0
         for _ in range(_MAX_HALVINGS):
-            tried = evaluate(at + length * step)
+            tried = objective.with_hessian(at + length * step)
             if tried.value <= found.value + 1e-4 * length * slope:
                 break
             length /= 2
@@ -46,7 +44,7 @@ def minimize_newton(
 def minimize(objective: Marginal, start: Vector, tol: float, max_iter: int) -> Solution:
     """With the points as they are."""
     if objective.has_hessian:
-        return minimize_newton(objective.with_hessian, start, objective.with_hessian(start), tol, max_iter)
+        return minimize_newton(objective, start, objective.with_hessian(start), tol, max_iter)
     return minimize_lbfgs(objective, start, tol, max_iter)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,16 +18,15 @@ from .split import split_start
 from .starts import best_start
 
 _CLIENTS_TO_COMPARE = 400
+_MORE_CLIENTS = (2500, 16000)  # before all of them, because steps are cheaper with fewer
 _MAX_ADAPTATIONS = 10  # of the clients' points
 _ITERATIONS_PER_ADAPTATION = 15
 _MAX_REJECTED = 5
 _MAX_ROUNDS = 3
-_PATIENCE = 3  # steps with little to gain
-_LITTLE, _VERY_LITTLE = 0.1, 0.002  # of the log-likelihood, in nats
+_LITTLE = 0.02  # of the log-likelihood
 _ROUGH_TOL, _ROUGH_ITERATIONS, _PROFILE_ITERATIONS, _ROUGH_STEP = 1e-5, 150, 40, 0.5
-_PRECISION, _LOWEST_PRECISION = {2: 0.003, 3: 0.01}, 0.05  # of one log integral, by K
+_PRECISION, _LOWEST_PRECISION = {2: 0.002, 3: 0.015}, 0.04  # of one log integral, by K
 _MAX_NEWTON_STEPS, _FEW_NEWTON_STEPS = 25, 8
-_CLIENTS_FOR_HESSIAN = 800
 _SMALL_GAIN = 0.05  # of the log-likelihood; points need not follow smaller ones
 _NARROW_SHARE = 0.2  # share of clients with well-known memberships above which the profile is tried as well
 
@@ -52,6 +50,12 @@ def solve_marginal(
     if problem.shape.k == 1:
         return problem.pooled(search.tol, search.max_iter), problem.marginal(1)
     found, objective = find_minimum(problem, search, smaller)
+    for count in _MORE_CLIENTS:
+        if 2 * count < problem.data.n_clients:
+            some = problem.subset(search.random.permutation(problem.data.n_clients)[:count])
+            found = minimize_adapting_points(
+                some.marginal(problem.shape.k), found.vector, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP
+            )[0]
     if objective.data.n_clients < problem.data.n_clients:
         objective = problem.marginal(problem.shape.k)
     return minimize_adapting_points(objective, found.vector, search.tol, search.max_iter)
@@ -117,24 +121,23 @@ def minimize_adapting_points(
 def _newton_moving_points(
     objective: Marginal, vector: Vector, tol: float, max_iter: int, small_step: float
 ) -> tuple[Solution, Marginal]:
-    """Newton steps with points that follow every step, until points and parameters hardly move any more.
+    """Newton steps with points that follow every step, until no more is left to gain than the points' own error.
 
     Gradient and Hessian are those of the integral itself, so a step may be larger than the points reach. The last steps
     keep the points, so that they end in a minimum.
     """
     objective = objective.adapted(vector)
-    found = _with_hessian_of_some(objective, vector)
-    n, noise = objective.data.n_samples, _noise(objective) / objective.data.n_samples
-    radius, rejected, path, waited = 1.0, 0, [found.value], 0
+    found = objective.with_hessian(vector)
+    n, error = objective.data.n_samples, _standard_error(objective) / objective.data.n_samples
+    radius, rejected, path = 1.0, 0, [found.value]
     while np.abs(found.gradient).max() > tol and len(path) <= max_iter:
         step = newton_direction(found.gradient, found.hessian, radius)
         gain = -0.5 * n * float(found.gradient @ step)
-        waited += gain < _LITTLE
-        if gain <= max(small_step, _VERY_LITTLE) or waited > _PATIENCE or rejected == _MAX_REJECTED:
+        if gain <= max(small_step, _LITTLE, n * error) or rejected == _MAX_REJECTED:
             break
         moved = objective.moved(vector + step, found)
-        tried = _with_hessian_of_some(moved, vector + step)
-        if tried.value <= found.value + noise or _is_closer(tried, found, n):
+        tried = moved.with_hessian(vector + step)
+        if tried.value <= found.value + 2 * error or _is_closer(tried, found, n):
             rejected = 0
             if np.abs(step).max() > 0.9 * radius:
                 radius *= 2
@@ -146,8 +149,9 @@ def _newton_moving_points(
     if small_step:
         gradient = float(np.abs(found.gradient).max() / max(1.0, abs(found.value)))
         return Solution(vector, found.value, path, gradient), objective
-    solution = minimize_newton(partial(_with_hessian_of_some, objective), vector, found, tol, max_iter)
-    return solution._replace(path=[*path, *solution.path[1:]]), objective
+    objective = objective.adapted(vector)
+    solution = minimize_newton(objective, vector, objective.with_hessian(vector), tol, max_iter)
+    return solution._replace(path=[*path, *solution.path]), objective
 
 
 def _is_closer(tried: Evaluated, found: Evaluated, n: float) -> bool:
@@ -158,18 +162,9 @@ def _is_closer(tried: Evaluated, found: Evaluated, n: float) -> bool:
     return after < 0.5 * before < 1.0
 
 
-def _with_hessian_of_some(objective: Marginal, vector: Vector) -> Evaluated:
-    """With the Hessian of some of the clients where there are many, because steps need it only roughly."""
-    if objective.data.n_clients <= _CLIENTS_FOR_HESSIAN:
-        return objective.with_hessian(vector)
-    hessian = objective.subset(_CLIENTS_FOR_HESSIAN // 2).with_hessian(vector).hessian
-    return objective.evaluate(vector)._replace(hessian=hessian)
-
-
-def _noise(objective: Marginal) -> float:
-    """The standard error of the log-likelihood, from the points."""
-    precision = _PRECISION.get(objective.shape.k, _LOWEST_PRECISION)
-    return precision * math.sqrt(objective.data.n_clients)
+def _standard_error(objective: Marginal) -> float:
+    """Of the log-likelihood, from the points."""
+    return _PRECISION.get(objective.shape.k, _LOWEST_PRECISION) * math.sqrt(objective.data.n_clients)
 
 
 def _clients_for_rescaling(clients: int, parameters: int) -> int:
