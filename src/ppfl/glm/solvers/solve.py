@@ -24,6 +24,7 @@ _ITERATIONS_PER_ADAPTATION = 15
 _MAX_REJECTED = 5
 _MAX_ROUNDS = 3
 _LITTLE = 0.02  # of the log-likelihood
+_PATIENCE = 3  # steps that gain no more than the points' own error
 _ROUGH_TOL, _ROUGH_ITERATIONS, _PROFILE_ITERATIONS, _ROUGH_STEP = 1e-5, 150, 40, 0.5
 _PRECISION, _LOWEST_PRECISION = {2: 0.002, 3: 0.015}, 0.04  # of one log integral, by K
 _MAX_NEWTON_STEPS, _FEW_NEWTON_STEPS = 25, 8
@@ -129,11 +130,13 @@ def _newton_moving_points(
     objective = objective.adapted(vector)
     found = objective.with_hessian(vector)
     n, error = objective.data.n_samples, _standard_error(objective) / objective.data.n_samples
-    radius, rejected, path = 1.0, 0, [found.value]
+    radius, rejected, path, best, stalled = 1.0, 0, [found.value], found.value, 0
     while np.abs(found.gradient).max() > tol and len(path) <= max_iter:
         step = newton_direction(found.gradient, found.hessian, radius)
         gain = -0.5 * n * float(found.gradient @ step)
         if gain <= max(small_step, _LITTLE, n * error) or rejected == _MAX_REJECTED:
+            break
+        if stalled == _PATIENCE:
             break
         moved = objective.moved(vector + step, found)
         tried = moved.with_hessian(vector + step)
@@ -143,6 +146,8 @@ def _newton_moving_points(
                 radius *= 2
             vector, objective, found = vector + step, moved, tried
             path.append(found.value)
+            stalled = 0 if found.value < best - error else stalled + 1
+            best = min(best, found.value)
         else:
             rejected += 1
             radius = float(np.abs(step).max()) / 3
