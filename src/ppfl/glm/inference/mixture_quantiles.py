@@ -9,12 +9,13 @@ from ..families import Family
 from ..families.counts import CountFamily
 
 _HALVINGS, _DOUBLINGS = 50, 60
-_REACH = 4.0  # standard deviations between the means and the first guess of the quantile
+_REACH = 4.0  # usual deviations between the means and the first guess of the quantile
 
 
 def mixture_quantile(family: Family, level: float, parameters: Tensor, nuisance: Tensor) -> Tensor:
     """Quantiles (n,) of equal mixtures of S distributions with mean parameters (n, S, p) and nuisance (r, S).
 
+    Nuisance parameters that differ by row have the shape (r, n, S).
     By bisection. Quantiles of counts are whole: the smallest with at least this probability below or at it.
     """
 
@@ -22,7 +23,7 @@ def mixture_quantile(family: Family, level: float, parameters: Tensor, nuisance:
         return family.cdf(y, parameters, nuisance).mean(1) >= level
 
     mean = family.mean(parameters, nuisance)
-    deviation = family.variance(mean, nuisance).sqrt().clamp_min(1e-300)
+    deviation = family.typical_deviation(mean, nuisance).clamp_min(1e-300)
     low, high = (mean - _REACH * deviation).amin(1), (mean + _REACH * deviation).amax(1)
     width = high - low
     if family.positive_only:
