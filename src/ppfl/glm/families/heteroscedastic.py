@@ -57,8 +57,8 @@ class HeteroscedasticGaussianFamily(GaussianFamily):
     def given(self, nuisance: Tensor, sums: Tensor, size: Tensor) -> Tensor:
         """The nuisance parameters (2, ...) of a client with `size` rows and these residual sums of squares."""
         typical, shape = nuisance[0].exp(), nuisance[1].exp()
-        larger = shape + 0.5 * size
-        return torch.stack(torch.broadcast_tensors(((shape * typical + 0.5 * sums) / larger).log(), larger.log()))
+        larger = shape + 0.5 * size + torch.zeros_like(sums)
+        return torch.stack([((shape * typical + 0.5 * sums) / larger).log(), larger.log()])
 
     def cdf(self, y: Tensor, parameters: Tensor, nuisance: Tensor) -> Tensor:
         standard = (y[:, None] - parameters[..., 0]) * torch.exp(-0.5 * nuisance[0])
