@@ -1,4 +1,4 @@
-"""Clients with their own noise: integrals over variances, limits, recovery, coverage, and what is said of each client."""
+"""Clients with their own noise: integrals over variances, limits, recovery, coverage, and what the fit says of each."""
 
 from typing import Any, NamedTuple
 
