@@ -12,7 +12,7 @@ from ..families import Family
 from ..families.counts import CountFamily
 
 _HALVINGS, _DOUBLINGS = 50, 60
-_LINES = 25
+_LINES = 25  # steps along lines before bisections
 _PRECISION = 1e-9  # of the probability below a quantile
 _REACH = 4.0  # usual deviations between the means and the first guess of the quantile
 
