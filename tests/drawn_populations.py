@@ -41,7 +41,7 @@ def draw_population(
     radius: float = 1.0,
     alpha: float = 0.3,
 ) -> DrawnPopulation:
-    """Draw memberships, features and targets. For the gaussian family, half of the variance of y is noise."""
+    """Draw memberships, features and targets. For gaussian families, half of the variance of y is noise."""
     random = np.random.default_rng(seed)
     theta = triangle(d, radius, random)
     c = random.dirichlet([alpha] * 3, clients)
@@ -50,6 +50,9 @@ def draw_population(
     eta = (x * (c @ theta)[client]).sum(1)
     if family == "gaussian":
         y = eta + random.normal(size=len(eta)) * eta.std()
+    elif family == "heteroscedastic gaussian":
+        shares = random.gamma(3.0, size=clients)[client] / 2  # inverse variances, so that the mean variance is 1
+        y = eta + random.normal(size=len(eta)) * eta.std() / np.sqrt(shares)
     elif family == "poisson":
         y = random.poisson(np.exp(eta)).astype(float)
     elif family == "gamma":

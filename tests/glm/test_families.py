@@ -13,6 +13,7 @@ from ppfl.core.errors import DataError, SettingError
 from ppfl.glm.families import (
     REGRESSIONS,
     Family,
+    HeteroscedasticGaussianFamily,
     NegativeBinomialFamily,
     PoissonFamily,
     QuasiPoissonFamily,
@@ -35,6 +36,8 @@ def column(log_means: Tensor) -> Tensor:
 
 
 def nuisance_of(family: Family) -> Tensor:
+    if isinstance(family, HeteroscedasticGaussianFamily):
+        return torch.tensor([-0.4, 1.5], dtype=torch.float64)  # with fewer degrees of freedom variances do not settle
     return torch.tensor([-0.4, 0.3], dtype=torch.float64)[: len(family.nuisance)]
 
 
@@ -216,6 +219,9 @@ def test_families_are_found_by_the_names_that_other_packages_use() -> None:
     assert isinstance(regression_family("zip", "sqrt"), ZeroInflatedPoissonFamily)
     assert not is_positive_only("gaussian")
     assert not is_positive_only("unknown")
+    for name in ("heteroscedastic", "gaussian by client", "Heteroscedastic_Gaussian"):
+        assert family_name(name) == "heteroscedastic gaussian"
+        assert not is_positive_only(name)
     with pytest.raises(SettingError, match="one of gaussian, poisson, gamma, negative binomial"):
         regression_family("weibull", None)
     with pytest.raises(SettingError, match="PopulationClassifier"):

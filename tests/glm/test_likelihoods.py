@@ -162,7 +162,7 @@ def test_a_choice_is_a_softmax_over_the_available_alternatives(mix: str) -> None
 
 
 @pytest.mark.parametrize("mix", ["weights", "predictions"])
-@pytest.mark.parametrize("name", EVERY_FAMILY)
+@pytest.mark.parametrize("name", [*EVERY_FAMILY, "heteroscedastic gaussian"])
 def test_the_marginal_has_the_right_gradient(name: str, mix: str) -> None:
     rows = make_rows(draw_population(name, clients=5, rows=4), make_family(name), mix, shared=["x2"])
     shape = ParameterShape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs, len(rows.family.nuisance))
@@ -190,7 +190,9 @@ def test_chunks_give_the_same_objective(monkeypatch: pytest.MonkeyPatch) -> None
     np.testing.assert_allclose(parts(at)[1], whole(at)[1], rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "poisson", "gamma", "bernoulli", "negative binomial"])
+@pytest.mark.parametrize(
+    "name", ["gaussian", "heteroscedastic gaussian", "poisson", "gamma", "bernoulli", "negative binomial"]
+)
 def test_the_marginal_has_the_right_hessian(name: str) -> None:
     """Louis' formula against differences of the gradient."""
     rows = make_rows(draw_population(name, clients=6, rows=5), make_family(name), "weights", shared=["x2"])

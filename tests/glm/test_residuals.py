@@ -11,6 +11,7 @@ from ppfl.glm import PopulationClassifier, PopulationRegressor
 TABLE = make_client_table()
 TARGETS = {
     "gaussian": (regressor(), TABLE.y),
+    "heteroscedastic gaussian": (regressor(family="heteroscedastic gaussian"), TABLE.y),
     "poisson": (regressor(family="poisson"), TABLE.counts),
     "gamma": (regressor(family="gamma"), TABLE.amounts),
     "bernoulli": (classifier(), TABLE.labels),
@@ -29,12 +30,20 @@ def test_squared_deviance_residuals_sum_to_the_deviance(name):
         else model.predict(TABLE.x, TABLE.clients)
     )
     np.testing.assert_array_equal(np.sign(found), np.sign(y - mean))
-    of_mean = {"gaussian": 1.0, "poisson": mean, "gamma": mean**2, "bernoulli": mean * (1 - mean)}[name]
+    of_mean = {
+        "gaussian": 1.0,
+        "heteroscedastic gaussian": 1.0,
+        "poisson": mean,
+        "gamma": mean**2,
+        "bernoulli": mean * (1 - mean),
+    }[name]
+    dispersion = model.client_dispersion_.loc[TABLE.clients].to_numpy()
+    assert (dispersion == model.dispersion_).all() == (name != "heteroscedastic gaussian")
     pearson = model.residuals(TABLE.x, y, TABLE.clients, kind="pearson")
-    np.testing.assert_allclose(pearson, (y - mean) / np.sqrt(model.dispersion_ * of_mean), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(pearson, (y - mean) / np.sqrt(dispersion * of_mean), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "poisson", "gamma", "bernoulli"])
+@pytest.mark.parametrize("name", TARGETS)
 def test_quantile_residuals_of_new_rows_are_standard_normal(name):
     """Half of the rows of every client are fitted, the others are judged."""
     random = np.random.default_rng(0)
@@ -42,8 +51,10 @@ def test_quantile_residuals_of_new_rows_are_standard_normal(name):
     slope = (random.dirichlet([0.5, 0.5], 60) @ [-1.0, 1.0])[clients]
     x = random.normal(size=(len(clients), 1))
     eta = slope * x[:, 0]
+    noise = np.exp(0.7 * random.normal(size=60))[clients]
     y = {
         "gaussian": lambda: eta + random.normal(size=len(eta)),
+        "heteroscedastic gaussian": lambda: eta + noise * random.normal(size=len(eta)),
         "poisson": lambda: random.poisson(np.exp(eta)).astype(float),
         "gamma": lambda: random.gamma(2.0, np.exp(eta) / 2),
         "bernoulli": lambda: (random.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(float),
@@ -57,7 +68,11 @@ def test_quantile_residuals_of_new_rows_are_standard_normal(name):
     given = x[~fitted], y[~fitted]
     found = model.residuals(*given, clients[~fitted], kind="quantile")
     assert stats.kstest(found, "norm").pvalue > 0.01
-    if name in ("gaussian", "gamma"):  # with other clients' memberships they are not; counts and bits say less
+    if name in (
+        "gaussian",
+        "heteroscedastic gaussian",
+        "gamma",
+    ):  # with other clients' memberships they are not; counts and bits say less
         wrong = model.residuals(*given, clients[~fitted][::-1], kind="quantile")
         assert stats.kstest(wrong, "norm").pvalue < 1e-3
 

@@ -18,6 +18,7 @@ from ppfl.glm.inference.data_trees import TreeReader
 TABLE = make_client_table()
 MODELS = {
     "gaussian": (regressor(), TABLE.y),
+    "heteroscedastic": (regressor(family="heteroscedastic gaussian"), TABLE.y),
     "poisson": (regressor(family="poisson", shared=["x1"]), TABLE.counts),
     "gamma": (regressor(family="gamma", mix="predictions"), TABLE.amounts),
     "classes": (classifier(), np.array(["no", "yes"])[TABLE.labels]),
@@ -44,6 +45,8 @@ def test_a_loaded_model_is_the_saved_one(name, tmp_path):
     for each in (model, again):
         each.onboard(TABLE.x[~old], y[~old], names[~old])
     np.testing.assert_allclose(again.memberships_, model.memberships_, atol=1e-6)
+    if hasattr(model, "_target_scale"):
+        np.testing.assert_allclose(again.client_dispersion_, model.client_dispersion_, rtol=1e-5)
     third = load(again.save(tmp_path / "again.safetensors"))
     np.testing.assert_allclose(third.memberships_, model.memberships_, atol=1e-6)
 

@@ -20,6 +20,7 @@ TABLE = make_client_table()
 QUICK = {"tol": 1e-4}
 ESTIMATORS = {
     "gaussian": (regressor(**QUICK), TABLE.y),
+    "heteroscedastic": (regressor(family="heteroscedastic gaussian", **QUICK), TABLE.y),
     "poisson": (regressor(family="poisson", **QUICK), TABLE.counts),
     "gamma": (regressor(family="gamma", mix="predictions", **QUICK), TABLE.amounts),
     "classes": (classifier(**QUICK), TABLE.labels),

@@ -142,7 +142,7 @@ def test_moments_and_rows_give_the_same_fit(monkeypatch: pytest.MonkeyPatch) -> 
     fits = []
     for limit in (None, 0):
         if limit is not None:
-            monkeypatch.setattr("ppfl.glm.likelihoods._MAX_MOMENTS", limit)
+            monkeypatch.setattr("ppfl.glm.gaussian_moments._MAX_MOMENTS", limit)
         model = PopulationRegressor(k=2, n_init=2, random_state=0, tol=1e-8).fit(
             drawn.x, drawn.y, clients=drawn.clients
         )

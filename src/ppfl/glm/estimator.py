@@ -18,9 +18,11 @@ from .client_affinity import check_affinity, make_affinity
 from .client_ids import Array, ClientCodes
 from .client_memberships import ClientMemberships
 from .families import Family, GaussianFamily
-from .gaussian_moments import fastest_form
+from .gaussian_moments import HeteroscedasticMoments, fastest_form
 from .inference import InferenceMixin, client_coefficient_intervals
+from .likelihoods import Likelihood
 from .missing_clients import NEW, warn_of_fit_without_clients, warn_of_prediction_without_clients
+from .residual_sums import ResidualSums
 from .sample_rows import ClientRows
 from .solvers import (
     GLMProblem,
@@ -50,6 +52,7 @@ class PopulationEstimator(InferenceMixin, BaseEstimator):  # type: ignore[misc]
     """K canonical models and one membership per client, fitted to a table."""
 
     _family: Family
+    _residual_sums: ResidualSums | None = None  # of all clients, if they have their own noise
 
     def __init__(
         self,
@@ -100,6 +103,7 @@ class PopulationEstimator(InferenceMixin, BaseEstimator):  # type: ignore[misc]
             log_alpha=result.log_alpha[order],
             objective=result.objective.without_data(),
         )
+        self._residual_sums = self._sums_of(result.objective.data)
         self._covariance, self._deviations = None, None
         self._order = order
         self.k_ = len(order)
@@ -115,6 +119,12 @@ class PopulationEstimator(InferenceMixin, BaseEstimator):  # type: ignore[misc]
         if not self.converged_:
             warnings.warn(self._convergence_message(), ConvergenceWarning, stacklevel=4)
         return self
+
+    def _sums_of(self, data: Likelihood) -> ResidualSums | None:
+        """The residual sums of squares that each client's noise depends on, for the coefficients of the fit."""
+        if not isinstance(data, HeteroscedasticMoments):
+            return None
+        return data.residual_sums(self._result.coefficients)
 
     def _fits_exactly(self) -> bool:
         return self._family.has_dispersion and float(self._result.coefficients.nuisance[0].exp()) < _EXACT_FIT
@@ -311,7 +321,10 @@ class PopulationEstimator(InferenceMixin, BaseEstimator):  # type: ignore[misc]
 
     def _onboard_rows(self, rows: ClientRows, clients: ClientCodes) -> Any:
         """Find the memberships of new clients, keep everything else as fitted, and remember the clients."""
-        found = self._result.objective.find_memberships(self._parameters(), rows).reorder(self._order)
+        data = fastest_form(rows)
+        found = self._result.objective.find_memberships(self._parameters(), data).reorder(self._order)
+        if self._residual_sums is not None and (sums := self._sums_of(data)) is not None:
+            self._residual_sums = self._residual_sums.concat(sums)
         self._onboarded = found if self._onboarded is None else self._onboarded.concat(found)
         self.clients_ = np.array([*self.clients_.tolist(), *clients.ids])
         return label_rows(found.mean.numpy(), np.array(clients.ids))

@@ -67,8 +67,11 @@ class Likelihood(Protocol):
     def client_log_likelihoods(self, coefficients: Coefficients, c: Tensor) -> Tensor:
         """(M, G) for memberships (M, K, G) of every client, or (1, K, G) if all clients have the same ones."""
 
+    def conditional_log_likelihoods(self, coefficients: Coefficients, c: Tensor, given: Likelihood) -> Tensor:
+        """The same, given other rows of the same clients, which say nothing more if rows are independent given c."""
+
     def evaluate(self, coefficients: Coefficients, c: Tensor) -> LikelihoodValues:
-        """The same for gradients in the coefficients."""
+        """Log-likelihoods for gradients in the coefficients."""
 
     @property
     def has_scores(self) -> bool:

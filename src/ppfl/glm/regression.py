@@ -17,7 +17,14 @@ from ..core.errors import DataError
 from .client_ids import Array, ClientCodes, count_missing
 from .column_spread import check_positive_target, measure_target
 from .estimator import PopulationEstimator, sort_by_client
-from .families import GaussianFamily, classification_family, is_positive_only, regression_family
+from .families import (
+    GaussianFamily,
+    HeteroscedasticGaussianFamily,
+    classification_family,
+    family_name,
+    is_positive_only,
+    regression_family,
+)
 from .formula import FormulaMixin
 from .inference import predict_with_intervals, probabilities_with_intervals
 from .quasi import fit_quasi
@@ -216,6 +223,7 @@ class PopulationRegressor(RegressorMixin, TableEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = is_positive_only(self.family)
+        tags.input_tags.sparse = family_name(self.family) != HeteroscedasticGaussianFamily.name
         return tags
 
     def _to_numbers(self, y: Any) -> Array:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .designs import DenseDesign, Design
 from .families import Family, combine
-from .likelihoods import CHUNK_SIZE, Blocks, Chunk, Coefficients, LikelihoodValues, Scores
+from .likelihoods import CHUNK_SIZE, Blocks, Chunk, Coefficients, Likelihood, LikelihoodValues, Scores
 
 _SMALL_CHUNK = 1 << 15  # below this the number of chunks costs more than padding
 
@@ -65,6 +65,9 @@ class ClientRows(NamedTuple):
             return torch.bmm(self.weight.view(shape)[:, None], densities.view(*shape, -1))[:, 0]
         start = densities.new_zeros(self.n_clients, densities.shape[1])
         return start.index_add(0, self.client, densities * self.weight[:, None])
+
+    def conditional_log_likelihoods(self, coefficients: Coefficients, c: Tensor, given: Likelihood) -> Tensor:
+        return self.client_log_likelihoods(coefficients, c)
 
     def evaluate(self, coefficients: Coefficients, c: Tensor) -> LikelihoodValues:
         logs = self.client_log_likelihoods(coefficients, c)

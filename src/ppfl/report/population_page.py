@@ -19,6 +19,7 @@ _WHOLE, _HALF = 900.0, 460.0  # widths of drawings
 _LOG_MEAN = "the logarithm of the predicted mean"  # of all other families
 _PREDICTORS = {
     "gaussian": "the predicted value",
+    "heteroscedastic gaussian": "the predicted value",
     "bernoulli": "the log odds",
     "multinomial": "the log odds of the class, against the mean of all classes",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,9 +16,9 @@ from .family_contract import LOG_DISPERSION, Family, Memberships, PositiveFamily
 
 class GaussianFamily(Family):
     name = "gaussian"
-    links = ("identity", "log")
-    loss = "squared"
-    nuisance = (LOG_DISPERSION,)
+    links: ClassVar[tuple[str, ...]] = ("identity", "log")
+    loss: ClassVar[str | None] = "squared"
+    nuisance: ClassVar[tuple[str, ...]] = (LOG_DISPERSION,)
 
     def mean_parameters(self, eta: Tensor) -> Tensor:
         return eta if self.link == "identity" else safe_exp(eta)

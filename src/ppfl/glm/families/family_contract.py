@@ -137,6 +137,10 @@ class Family(ABC):
     def variance(self, mean: Tensor, nuisance: Tensor) -> Tensor:
         """The variance of y, or of each class indicator, with this mean; the same shape."""
 
+    def typical_deviation(self, mean: Tensor, nuisance: Tensor) -> Tensor:
+        """How far y usually is from this mean: the standard deviation, unless that may be infinite."""
+        return self.variance(mean, nuisance).sqrt()
+
     @abstractmethod
     def deviance(self, mean: Tensor, y: Tensor, nuisance: Tensor | None = None) -> Tensor:
         """Twice the log-likelihood that a perfect prediction would gain, (n,), for a dispersion of 1.

@@ -10,18 +10,20 @@ from .classes import BernoulliFamily, MultinomialFamily
 from .continuous import GammaFamily, GaussianFamily
 from .counts import PoissonFamily, QuasiPoissonFamily
 from .family_contract import Family
+from .heteroscedastic import HeteroscedasticGaussianFamily
 from .negative_binomial import NegativeBinomialFamily
 from .zero_inflated import ZeroInflatedNegativeBinomialFamily, ZeroInflatedPoissonFamily
 
 _REGRESSIONS: tuple[type[Family], ...] = (
     GaussianFamily, PoissonFamily, GammaFamily, NegativeBinomialFamily, QuasiPoissonFamily,
-    ZeroInflatedPoissonFamily, ZeroInflatedNegativeBinomialFamily,
+    ZeroInflatedPoissonFamily, ZeroInflatedNegativeBinomialFamily, HeteroscedasticGaussianFamily,
 )  # fmt: skip
 REGRESSIONS: dict[str, Callable[[str | None], Family]] = {family.name: family for family in _REGRESSIONS}
-_ALIASES = {  # what R's packages and statsmodels call them
+_ALIASES = {  # what R's packages and statsmodels call them, and shorter names
     "nb": "negative binomial", "nb2": "negative binomial", "negbin": "negative binomial",
     "nbinom": "negative binomial", "nbinom2": "negative binomial",
     "zip": "zero-inflated poisson", "zinb": "zero-inflated negative binomial",
+    "heteroscedastic": "heteroscedastic gaussian", "gaussianbyclient": "heteroscedastic gaussian",
 }  # fmt: skip
 _NO_FAMILIES = {  # names that are asked for, and what to do instead
     "binomial": "use PopulationClassifier, with one row of successes and one of failures for counts of trials, and "

@@ -9,8 +9,9 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from ..client_ids import Array
-from ..families import Family
+from ..families import Family, HeteroscedasticGaussianFamily
 from ..solvers import SolverResult
+from .client_noise import client_variances
 from .intervals import membership_intervals, need_pandas
 from .model_summary import summarize
 from .parameter_table import ParameterRow, natural_parameters, parameter_rows
@@ -24,15 +25,34 @@ class InferenceMixin:
 
     _family: Family
     _result: SolverResult
+    clients_: Array
+    _target_scale: float
 
     @property
     def dispersion_(self) -> float:
         """The variance of gaussian targets in the units of y squared, one over the shape of gamma targets, else 1.
 
+        If clients have their own variances, the median of the population.
         For quasi families, by how much the variance of y is larger than that of the family.
         """
         check_is_fitted(self, "_result")
         return natural_parameters(self, self._result.coefficients.nuisance).get("dispersion", 1.0)
+
+    @property
+    def client_dispersion_(self) -> Any:
+        """The dispersion of every client, one entry per client: a Series if pandas is installed.
+
+        With family = "heteroscedastic gaussian", the mean of its variance given its rows; else all are the same.
+        """
+        check_is_fitted(self, "_result")
+        found = np.full(len(self.clients_), self.dispersion_)
+        if isinstance(self._family, HeteroscedasticGaussianFamily):
+            found = client_variances(self)[:-1].numpy() * self._target_scale**2
+        try:
+            import pandas as pd
+        except ImportError:
+            return found
+        return pd.Series(found, pd.Index(self.clients_, name="client"), name="dispersion")
 
     def conf_int(self, level: float = 0.95) -> Any:
         """Every parameter with its standard error and interval: a DataFrame with one row per model and term.

@@ -11,6 +11,7 @@ from ...core.errors import SettingError
 from ..client_memberships import PointMemberships
 from ..sample_rows import ClientRows
 from ..standardize import INTERCEPT
+from .client_noise import nuisance_of_rows
 from .mixture_quantiles import mixture_quantile
 from .parameter_table import check_level
 from .posterior_draws import draw_memberships, draw_parameters, membership_deviations
@@ -69,8 +70,9 @@ def predict_with_intervals(model: Any, X: Any, clients: Any, offset: Any, level:
     parts = slice(None, None, max(1, len(draws) // _PARTS))
     nuisance = torch.stack([coefficients.nuisance for coefficients in draws[parts]], 1)  # (r, S)
     found = []
-    for means, parameters in _drawn_means(model, rows, position, draws):
-        new = [mixture_quantile(model._family, at, parameters[:, parts], nuisance).numpy() for at in levels]
+    for means, parameters, some, c in _drawn_means(model, rows, position, draws):
+        own = nuisance_of_rows(model, some, c[..., parts], nuisance)
+        new = [mixture_quantile(model._family, at, parameters[:, parts], own).numpy() for at in levels]
         found.append(np.stack([*np.quantile(means, levels, axis=1), *new], 1))
     table = model._shift + model._target_scale * np.c_[mean, np.concatenate(found)]
     return pd.DataFrame(table, _index(X), ["mean", "lower", "upper", "new_lower", "new_upper"])
@@ -85,7 +87,7 @@ def probabilities_with_intervals(model: Any, X: Any, clients: Any, offset: Any, 
     position = model._positions(clients, len(rows.varying))
     mean = model._mean_at(rows, position)
     levels, draws = [(1 - level) / 2, (1 + level) / 2], draw_parameters(model)
-    ends = [np.quantile(means, levels, axis=1) for means, _ in _drawn_means(model, rows, position, draws)]
+    ends = [np.quantile(means, levels, axis=1) for means, *_ in _drawn_means(model, rows, position, draws)]
     table = np.concatenate([mean[None], np.concatenate(ends, 1)]).transpose(1, 2, 0)  # (n, classes, 3)
     columns = pd.MultiIndex.from_product([model.classes_, ["mean", "lower", "upper"]], names=["class", None])
     return pd.DataFrame(table.reshape(len(mean), -1), _index(X), columns)
@@ -98,6 +100,8 @@ def _index(X: Any) -> Any:
 
 def _drawn_means(model: Any, rows: ClientRows, position: torch.Tensor, draws: Any) -> Any:
     """For chunks of rows, the mean (n, S) or the class probabilities (n, S, m) of every draw, and its mean parameters.
+
+    Also the positions (n,) of their clients, and the drawn memberships (n, K, S).
 
     Parameters and memberships are drawn independently. Their errors are correlated, so this is a little wide for
     clients with many rows, but it needs no data of the clients.
@@ -114,7 +118,7 @@ def _drawn_means(model: Any, rows: ClientRows, position: torch.Tensor, draws: An
             rows.family.mean(each, coefficients.nuisance)[:, 0].numpy()
             for each, coefficients in zip(parameters, draws, strict=True)
         ]
-        yield np.stack(means, 1), torch.cat(parameters, 1)
+        yield np.stack(means, 1), torch.cat(parameters, 1), position[some], memberships[at].mT
 
 
 def _refuse_points(model: Any, what: str) -> None:

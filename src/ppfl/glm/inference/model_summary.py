@@ -9,6 +9,7 @@ import numpy as np
 
 from ...core.errors import SettingError
 from ..client_memberships import PointMemberships
+from ..families import GaussianFamily, HeteroscedasticGaussianFamily
 from ..standardize import INTERCEPT
 from .parameter_table import (
     ParameterRow,
@@ -105,12 +106,21 @@ def _facts(model: Any) -> SummaryTable:
         facts["held out"] = held_out
     for name, value in natural_parameters(model, model._result.coefficients.nuisance).items():
         facts[name] = number(value)
-        if family.name == "gaussian":
-            facts[name] += f", a residual standard deviation of {number(math.sqrt(value))}"
+        if name == "dispersion" and isinstance(family, GaussianFamily):
+            facts[name] += f", a residual standard deviation of {number(math.sqrt(value))}{_noise_of_clients(model)}"
     facts["convergence"] = _convergence(model)
     if (dropped := getattr(model, "dropped_", None)) is not None and np.size(dropped):
         facts["rows dropped"] = _describe_dropped(dropped)
     return SummaryTable("", (), tuple((name, (Cell(text),)) for name, text in facts.items()))
+
+
+def _noise_of_clients(model: Any) -> str:
+    """Where most of the clients' standard deviations lie, if they differ."""
+    family, nuisance = model._family, model._result.coefficients.nuisance
+    if not isinstance(family, HeteroscedasticGaussianFamily) or not model._has_clients:
+        return ""
+    low, high = (model._target_scale * math.sqrt(family.variance_quantile(nuisance, level)) for level in (0.05, 0.95))
+    return f" in the median client, and {number(low)} to {number(high)} in 90% of the clients"
 
 
 def number_with_error(value: float, error: float | None) -> str:
@@ -224,7 +234,10 @@ def _variances(model: Any) -> list[SummaryTable]:
 
 
 def _residual_variance(model: Any) -> float | None:
-    """On the scale of the predictor: pi^2 / 3 is the variance of the logistic distribution."""
-    if model._family.name == "gaussian" and model._family.link == "identity":
-        return float(model.dispersion_)
+    """On the scale of the predictor: pi^2 / 3 is the variance of the logistic distribution.
+
+    If clients differ in it, the mean of all clients: that of the fitted population rests on its tail.
+    """
+    if isinstance(model._family, GaussianFamily) and model._family.link == "identity":
+        return float(np.mean(model.client_dispersion_))
     return math.pi**2 / 3 if model._family.name == "bernoulli" else None

@@ -11,6 +11,7 @@ from scipy.special import ndtri
 from ...core.errors import SettingError
 from ..client_ids import Array
 from ..client_memberships import PointMemberships
+from ..families import GaussianFamily
 from ..likelihoods import Coefficients
 from ..solvers.parameters import ParameterShape, concentration
 from ..standardize import INTERCEPT
@@ -115,22 +116,29 @@ def _nuisance_rows(model: Any, z: float) -> list[ParameterRow]:
     """With intervals on the scale of the solver: of logarithms and logits."""
     shape, covariance = parameter_shape(model), covariance_of(model).matrix
     first = (shape.k * shape.varying + shape.shared) * shape.outputs
-    at = model._result.coefficients.nuisance
+    at, axes = model._result.coefficients.nuisance, torch.eye(shape.nuisance, dtype=torch.float64)
+    spread = torch.from_numpy(covariance[first : first + shape.nuisance, first : first + shape.nuisance])
     rows = []
-    for i, name in zip(range(shape.nuisance), natural_parameters(model, at), strict=False):
-        error = float(np.sqrt(covariance[first + i, first + i]))
-        axis = torch.eye(len(at), dtype=torch.float64)[i]
-        value, *ends = (natural_parameters(model, at + step * axis)[name] for step in (0.0, -z * error, z * error))
-        down, up = (natural_parameters(model, at + step * axis)[name] for step in (-_STEP, _STEP))
-        rows.append(ParameterRow("", name, "", value, abs(up - down) / (2 * _STEP) * error, min(ends), max(ends)))
+    for name in list(natural_parameters(model, at))[: shape.nuisance]:
+
+        def value(change: torch.Tensor, name: str = name) -> float:
+            return natural_parameters(model, at + change)[name]
+
+        slopes = [(value(_STEP * axis) - value(-_STEP * axis)) / (2 * _STEP) for axis in axes]
+        slope = torch.tensor(slopes, dtype=torch.float64)
+        error = float((slope @ spread @ slope).clamp_min(0.0).sqrt())
+        # the parameters, changed together, that are most likely where this one is one standard error larger
+        along = spread @ slope / max(error, 1e-300)
+        ends = value(-z * along), value(z * along)
+        rows.append(ParameterRow("", name, "", value(0 * along), error, min(ends), max(ends)))
     return rows
 
 
 def natural_parameters(model: Any, nuisance: torch.Tensor) -> dict[str, float]:
     """The parameters of the distribution of y besides its mean, in the units of y."""
     found: dict[str, float] = model._family.natural_parameters(nuisance)
-    if model._family.name == "gaussian":  # the dispersion is a variance
-        found = {name: value * model._target_scale**2 for name, value in found.items()}
+    if isinstance(model._family, GaussianFamily):  # the dispersion is a variance
+        found["dispersion"] *= model._target_scale**2
     return found
 
 

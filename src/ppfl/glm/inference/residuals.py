@@ -10,9 +10,9 @@ from scipy.special import ndtri
 
 from ...core.errors import SettingError
 from ..client_ids import Array
-from ..client_memberships import ClientMemberships, PointMemberships
-from ..families import BernoulliFamily, MultinomialFamily
+from ..families import BernoulliFamily, HeteroscedasticGaussianFamily, MultinomialFamily
 from ..sample_rows import ClientRows
+from .client_noise import client_variances, nuisance_of_rows, points_of
 
 KINDS = ("deviance", "pearson", "quantile")
 _NUMBERS_AT_ONCE = 1 << 18
@@ -37,8 +37,10 @@ def residuals(model: Any, X: Any, y: Any, clients: Any, offset: Any, kind: str, 
     observed = torch.from_numpy(standard)
     expected = mean[:, 1] if mean.ndim == 2 else mean
     if kind == "pearson":
-        variance = family.variance(expected, nuisance).clamp_min(1e-300)
-        return np.asarray(((observed - expected) / variance.sqrt()).numpy())
+        variance = family.variance(expected, nuisance)
+        if isinstance(family, HeteroscedasticGaussianFamily):
+            variance = client_variances(model)[position]
+        return np.asarray(((observed - expected) / variance.clamp_min(1e-300).sqrt()).numpy())
     each = family.deviance(mean, observed).clamp_min(0.0)  # as model.deviance
     return np.asarray(model._target_scale * (observed - expected).sign() * each.sqrt())
 
@@ -58,14 +60,8 @@ def _cumulative(model: Any, rows: ClientRows, position: torch.Tensor, y: Array) 
     for some in torch.split(torch.arange(len(y)), max(1, _NUMBERS_AT_ONCE // rows.numbers_per_row(count))):
         points, weights = points_of(memberships, position[some])
         parameters = rows.take(some).mean_parameters(coefficients, points)
-        given = torch.from_numpy(y)[some], parameters, coefficients.nuisance
+        nuisance = nuisance_of_rows(model, position[some], points, coefficients.nuisance)
+        given = torch.from_numpy(y)[some], parameters, nuisance
         found.append(torch.stack([(weights * part(*given)).sum(1) for part in (family.cdf_below, family.cdf)]))
     below, upto = torch.cat(found, 1).numpy()
     return below, upto
-
-
-def points_of(memberships: ClientMemberships, clients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memberships (m, K, G) and their weights (m, G) of these clients."""
-    if isinstance(memberships, PointMemberships):
-        return memberships.mean[clients][..., None], torch.ones(len(clients), 1, dtype=torch.float64)
-    return memberships.points(clients).mT, memberships.weights[clients]  # type: ignore[attr-defined]

@@ -260,7 +260,8 @@ class Marginal:
             order = torch.argsort(part.clients)
             logs = log_weights.new_empty(log_weights.shape)
             c = part.sample.memberships.expand(len(part.clients), -1, -1)
-            logs[order] = test.subset(part.clients[order]).client_log_likelihoods(coefficients, c[order])
+            own, given = test.subset(part.clients[order]), part.data.subset(order)
+            logs[order] = own.conditional_log_likelihoods(coefficients, c[order], given)
             found[part.clients] = torch.logsumexp(log_weights + logs, 1)
         return found
 

@@ -38,6 +38,7 @@ MODELS: dict[str, Callable[[PriorStrength], Any]] = {
     "bernoulli": lambda prior: LogisticRegression(C=1.0, max_iter=_MAX_ITER),
     "multinomial": lambda prior: LogisticRegression(C=1.0, max_iter=_MAX_ITER),
 }
+MODELS["heteroscedastic gaussian"] = MODELS["gaussian"]
 # one client's rows do not determine a size or a share of extra zeros
 MODELS |= {name: MODELS["poisson"] for name in REGRESSIONS if name not in MODELS}
 

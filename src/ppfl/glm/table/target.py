@@ -11,7 +11,7 @@ import torch
 from ...core.errors import DataError, SettingError
 from ...data.raw_arrays import quoted
 from ..client_ids import Array
-from ..families import REGRESSIONS, Family, classification_family, regression_family
+from ..families import REGRESSIONS, Family, GaussianFamily, classification_family, regression_family
 from .encoding import is_text
 
 CLASSES = ("bernoulli", "multinomial")
@@ -63,9 +63,10 @@ class Target(NamedTuple):
     def figures(self, mean: Array, rows: Array) -> dict[str, float]:
         """Scores of means (n,) or class probabilities (n, classes) for these rows, the main metric first."""
         y = self.values[rows]
-        deviance = self.make_family().deviance(torch.tensor(mean), torch.tensor(y, dtype=torch.float64))
+        family = self.make_family()
+        deviance = family.deviance(torch.tensor(mean), torch.tensor(y, dtype=torch.float64))
         mean_deviance = float(deviance.mean())
-        if self.family == "gaussian":
+        if isinstance(family, GaussianFamily):
             return {"rmse": mean_deviance**0.5}
         return {"deviance": mean_deviance} | ({"accuracy": float((mean.argmax(1) == y).mean())} if self.classes else {})
 
