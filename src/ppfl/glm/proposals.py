@@ -22,25 +22,25 @@ from torch import Tensor
 
 from .stick_breaking import StickBreaking
 
-_SETS = 1024  # of points; clients use them in turn, so that their errors do not add up
+_FEW_SETS, _SETS = 64, 1024  # of points; clients use them in turn, so that their errors do not add up
 _SHARE_OF_PRIOR = 8  # points of the fitted distributions for each point of the population
 _EDGE = 1e-12
 _LOG_SHARES = (math.log(0.99), math.log(0.01))  # of the two densities behind a regular grid
 _REACH = 4.5  # of a regular grid, in standard deviations
-_FARTHEST, _NARROWEST = 4.0, 0.1  # of moments: the squared distance and variance, for proposals of variance 1
+_FARTHEST, _NARROWEST, _WIDER = 4.0, 0.1, 0.15  # squared distances and variances, for proposals of variance 1
 _FINAL_SEED = 20  # of the points that are kept; those that fit the proposals are others
 
 
 @lru_cache(maxsize=64)
-def normal_points(dimensions: int, count: int, seed: int) -> Tensor:
-    """Sets (1024, d, count) of points spread evenly under a standard normal distribution; count is a power of 2.
+def normal_points(dimensions: int, count: int, seed: int, sets: int) -> Tensor:
+    """Sets (S, d, count) of points spread evenly under a standard normal distribution; count is a power of 2.
 
     All sets are the same points of the unit cube, each shifted by another vector.
     """
     if dimensions == 0:
-        return torch.zeros(_SETS, 0, count, dtype=torch.float64)
+        return torch.zeros(sets, 0, count, dtype=torch.float64)
     cube = qmc.Sobol(dimensions, rng=seed).random(count).T
-    shift = np.random.default_rng(seed).random((_SETS, dimensions, 1))
+    shift = np.random.default_rng(seed).random((sets, dimensions, 1))
     return torch.from_numpy(special.ndtri(((cube + shift) % 1).clip(_EDGE, 1 - _EDGE)))
 
 
@@ -80,12 +80,11 @@ class Proposals(NamedTuple):
         """About 9/8 of `count` points per client; the positions (M,) of the clients choose their sets of points."""
         _, j, d = self.mean.shape
         which = position % _SETS
-        parts = [
-            torch.baddbmm(self.mean[:, i, :, None], self.factor[:, i], normal_points(d, count // j, seed + i)[which])
-            for i in range(j)
-        ]
+        sets = _SETS if len(which) and int(which.max()) >= _FEW_SETS else _FEW_SETS
+        points = [normal_points(d, count // j, seed + i, sets)[which] for i in range(j)]
+        parts = [torch.baddbmm(self.mean[:, i, :, None], self.factor[:, i], points[i]) for i in range(j)]
         few = max(1, count // _SHARE_OF_PRIOR)
-        scores = torch.cat([*parts, normal_points(d, few, seed + j)[which]], 2)
+        scores = torch.cat([*parts, normal_points(d, few, seed + j, sets)[which]], 2)
         total = count // j * j + few
         prior = -0.5 * scores.square().sum(1)
         logs = [self._log_density(scores, i) + math.log(count // j / total) for i in range(j)]
@@ -185,20 +184,22 @@ class ScoreMoments(NamedTuple):
     def proposals(self, inflation: float) -> Proposals:
         return Proposals(self.mean[:, None], _factor(inflation * self.covariance)[:, None])
 
-    def follow(self, proposals: Proposals, inflation: float) -> Proposals | None:
+    def follow(self, proposals: Proposals, inflation: float) -> Proposals:
         """Proposals half way to these moments, because the whole way may lead back and forth.
 
-        None if the points of the proposals cannot determine the moments of some client, because these are far away or
-        much more narrow.
+        Moments that are far away, or much more narrow, come from few points. These clients go the whole way, but the
+        next points are spread more widely.
         """
         factor, mean = proposals.factor[:, 0], proposals.mean[:, 0]
         both = torch.cat([(self.mean - mean)[..., None], _factor(self.covariance)], 2)
         relative = torch.linalg.solve_triangular(factor, both, upper=False)
-        shift, width = relative[..., 0].square().sum(1), relative[..., 1:].square().sum(2)
-        if not bool((shift < _FARTHEST).all() and (width > _NARROWEST).all()):
-            return None
-        covariance = inflation * self.covariance + torch.bmm(factor, factor.mT)
-        return Proposals((self.mean + mean)[:, None] / 2, _factor(covariance / 2)[:, None])
+        shift, width = relative[..., 0].square().sum(1), relative[..., 1:].square().sum(2).amin(1)
+        fits = ((shift < _FARTHEST) & (width > _NARROWEST)).to(mean.dtype)[:, None]
+        share = 0.5 * fits  # of the proposals
+        before, after = torch.bmm(factor, factor.mT), inflation * self.covariance
+        covariance = share[..., None] * before + (1 - share[..., None]) * after
+        covariance += (1 - fits[..., None]) * _WIDER * before
+        return Proposals(((1 - share) * self.mean + share * mean)[:, None], _factor(covariance)[:, None])
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from scipy import special
 from torch import Tensor
 
 _LARGEST_SCORE = 7.0
-_KNOTS = 1025
+_KNOTS = 513
 _TINY = 1e-200  # below it the quantile of a beta distribution is taken from its power law
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -59,7 +59,7 @@ def fit_path(
             if fold is None:
                 rows = problem.rows
                 fold = draw_folds(rows, _FOLDS if len(rows.y) <= _MANY_ROWS else _FEW_FOLDS, search.random)
-            score = held_out_log_likelihoods(problem, solution.vector, fold)
+            score = held_out_log_likelihoods(problem, objective, solution.vector, fold)
         found.append(Selected(k, solution, objective, score))
         if score is not None:
             worse = 0 if is_better(found[-1], found[best]) or len(found) == 1 else worse + 1

@@ -187,8 +187,7 @@ class Marginal:
     def moved(self, vector: Vector, evaluated: Evaluated) -> Marginal:
         """The same with points drawn where an evaluation, for parameters nearby, found the memberships.
 
-        They are other points than before, because points that fit themselves become more and more narrow. Where the
-        memberships were found far from the points, these are adapted from the beginning.
+        They are other points than before, because points that fit themselves become more and more narrow.
         """
         proposals = [
             None if found is None or part.proposals is None else found.follow(part.proposals, INFLATION)
@@ -211,6 +210,12 @@ class Marginal:
         """The share of clients that determine their membership well: to a tenth of the population's volume or less."""
         volumes = [part.proposals.volume() for part in self.parts if part.proposals is not None]
         return float((torch.cat(volumes) < _NARROW).double().mean()) if volumes else 0.0
+
+    def with_data(self, data: Likelihood, regularization: Regularization) -> Marginal:
+        """The objective of other rows of the same clients, with the same points."""
+        points = self.parts[0].sample.log_weight.shape[1]
+        parts = [part._replace(data=chunk.data) for part, chunk in zip(self.parts, data.chunks(points), strict=True)]
+        return Marginal(data, self.shape, regularization, self.count, parts, turn=self.turn)
 
     def with_client_weight(self, client_weight: Tensor) -> Marginal:
         return Marginal(self.data, self.shape, self.regularization, self.count, self.parts, client_weight)
