@@ -26,7 +26,7 @@ _FEW_SETS, _SETS = 64, 1024  # of points; clients use them in turn, so that thei
 _SHARE_OF_PRIOR = 8  # points of the fitted distributions for each point of the population
 _EDGE = 1e-12
 _LOG_SHARES = (math.log(0.99), math.log(0.01))  # of the two densities behind a regular grid
-_REACH = 4.5  # of a regular grid, in standard deviations
+_REACH = 5.5  # of a regular grid, in standard deviations
 _FARTHEST, _NARROWEST, _WIDER = 4.0, 0.1, 0.15  # squared distances and variances, for proposals of variance 1
 _FINAL_SEED = 20  # of the points that are kept; those that fit the proposals are others
 
@@ -157,9 +157,9 @@ class Proposals(NamedTuple):
             torch.where(keep[:, None, None, None], self.factor, other.factor),
         )
 
-    def volume(self) -> Tensor:
-        """(M,), compared with the population's volume, of the first normal distribution."""
-        return self.factor[:, 0].diagonal(dim1=1, dim2=2).prod(1)
+    def width(self) -> Tensor:
+        """The geometric mean (M,) of the standard deviations of the first normal distribution; the population has 1."""
+        return self.factor[:, 0].diagonal(dim1=1, dim2=2).log().mean(1).exp()
 
     def subset(self, clients: slice | Tensor) -> Proposals:
         return Proposals(self.mean[clients], self.factor[clients])

@@ -24,8 +24,9 @@ _SEED = 10  # the points that fit a proposal are not those that are used afterwa
 
 def sample_size(k: int, clients: int) -> int:
     """The number of points per client; with few clients the error of each counts more, and points are cheap."""
-    few, many = {1: (1, 1), 2: (36, 64), 3: (128, 128)}.get(k, (128, 256))
-    return few if clients > _MANY_CLIENTS else many
+    if k <= 2:
+        return 1 if k == 1 else 48 if clients > _MANY_CLIENTS else 128
+    return 128 if clients > _MANY_CLIENTS or (k == 3 and clients > 200) else 256 if clients > 50 else 512
 
 
 def adapt_proposals(
@@ -35,10 +36,8 @@ def adapt_proposals(
     position: Tensor,
     start: Proposals | None = None,
 ) -> Proposals:
-    """One normal distribution per client. Positions (M,) of the clients choose their points; `start` is from before."""
+    """One normal distribution per client. Positions (M,) choose the sets of points; `start` is from before."""
     k = len(breaking.alpha)
-    if k == 2:  # the points that are kept are a regular grid, so that the order of the clients has no effect at all
-        position = torch.zeros_like(position)
     count, prior = _POINTS.get(k, 128), Proposals.prior(data.n_clients, k)
     proposals, passes = prior, 2  # with all points at full weight; the second because the first began far away
     if start is not None:

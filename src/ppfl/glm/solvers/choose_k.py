@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .held_out import draw_folds, held_out_log_likelihoods
+from .held_out import Fold, make_folds
 from .integral import LogLikelihood, marginal_log_likelihood
 from .lbfgs import Solution
 from .marginal import Marginal
@@ -20,6 +20,7 @@ from .solve import SearchSettings, solve_marginal
 
 _FOLDS, _FEW_FOLDS, _MANY_ROWS = 5, 2, 50_000
 _CLEARLY, _PROBABLY = 2.0, 1.0  # standard errors by which a larger K must predict better
+_SMALL_STEP = 0.3  # of the log-likelihood; folds need no better fit
 _PRICE_OF_A_SPLIT = 3.0
 _PATIENCE = 2  # larger K that predict no better before the search ends
 
@@ -45,7 +46,7 @@ def fit_path(
 ) -> list[Selected]:
     """Fit every K, each also from the best fit of the next smaller one, so that the likelihood never falls with K."""
     found: list[Selected] = []
-    fold: Tensor | None = None
+    folds: list[Fold] = []
     best, worse = 0, 0
     for k in sorted(ks):
         problem = make_problem(k)
@@ -56,10 +57,11 @@ def fit_path(
             _warn_if_lower(solution, objective, smaller)
         score = None
         if held_out:
-            if fold is None:
-                rows = problem.rows
-                fold = draw_folds(rows, _FOLDS if len(rows.y) <= _MANY_ROWS else _FEW_FOLDS, search.random)
-            score = held_out_log_likelihoods(problem, objective, solution.vector, fold)
+            if not folds:
+                many = len(problem.rows.y) > _MANY_ROWS
+                folds = make_folds(problem, _FEW_FOLDS if many else _FOLDS, search.random)
+            roughly = search._replace(n_init=1, small_step=_SMALL_STEP)
+            score = torch.stack([fold.log_likelihoods(k, roughly) for fold in folds]).sum(0)
         found.append(Selected(k, solution, objective, score))
         if score is not None:
             worse = 0 if is_better(found[-1], found[best]) or len(found) == 1 else worse + 1

@@ -10,14 +10,10 @@ from torch import Tensor
 
 from ..gaussian_moments import fastest_form
 from ..sample_rows import ClientRows
+from .lbfgs import Solution
 from .marginal import Marginal
-from .newton_steps import newton_direction, padded
-from .parameters import Vector
 from .problem import GLMProblem
-from .solve import minimize_adapting_points
-
-_TOL, _MAX_ITER, _SMALL_STEP = 1e-4, 8, 0.5
-_LENGTHS = (1.0, 0.3, 0.1, 0.0)  # of a step
+from .solve import SearchSettings, solve_marginal
 
 Array = np.ndarray[Any, Any]
 
@@ -33,33 +29,27 @@ def draw_folds(rows: ClientRows, folds: int, random: np.random.Generator) -> Ten
     return torch.from_numpy(fold)
 
 
-def held_out_log_likelihoods(problem: GLMProblem, whole: Marginal, vector: Vector, fold: Tensor) -> Tensor:
-    """The log-likelihood (M,) of each client's held-out rows, given its other rows, summed over the folds.
+class Fold:
+    """Some rows of every client are held out, and the others are fitted with one canonical model more at a time.
 
-    Every fold is fitted without its rows, starting from the minimum of all rows.
+    A fit that starts from that of all rows would remember the rows that are held out.
     """
-    rows = problem.rows
-    found = torch.zeros(rows.n_clients, dtype=torch.float64)
-    for i in range(int(fold.max()) + 1):
-        is_test = fold == i
-        train = fastest_form(rows._replace(weight=rows.weight * ~is_test))
-        test = fastest_form(rows._replace(weight=rows.weight * is_test))
-        regularization = problem.regularization.scaled(train.n_samples / problem.data.n_samples)
-        at, objective = _fit_fold(whole.with_data(train, regularization), vector)
-        found += objective.predictive_log_likelihoods(at, test)
-    return found
+
+    def __init__(self, problem: GLMProblem, is_test: Tensor) -> None:
+        rows = problem.rows
+        self.test = fastest_form(rows._replace(weight=rows.weight * is_test))
+        rows = rows._replace(weight=rows.weight * ~is_test)
+        data = fastest_form(rows)
+        regularization = problem.regularization.scaled(data.n_samples / problem.data.n_samples)
+        self.train = problem._replace(rows=rows, data=data, regularization=regularization)
+        self.last: tuple[Solution, Marginal] | None = None
+
+    def log_likelihoods(self, k: int, search: SearchSettings) -> Tensor:
+        """Of each client's rows that are held out, given its other rows: (M,)."""
+        self.last = solution, objective = solve_marginal(self.train.with_k(k), search, self.last)
+        return objective.predictive_log_likelihoods(solution.vector, self.test)
 
 
-def _fit_fold(objective: Marginal, vector: Vector) -> tuple[Vector, Marginal]:
-    """One Newton step from the minimum of all rows is enough, because most of the rows are the same."""
-    if not objective.has_hessian:
-        solution, objective = minimize_adapting_points(objective, vector, _TOL, _MAX_ITER, _SMALL_STEP)
-        return solution.vector, objective.adapted(solution.vector)
-    found = objective.with_hessian(vector)
-    step = padded(newton_direction(found.gradient, found.hessian, 1.0), len(vector))
-    for length in _LENGTHS:
-        at = vector + length * step
-        moved = objective.moved(at, found)
-        if moved.value(at) <= found.value + _SMALL_STEP / objective.data.n_samples:
-            break
-    return at, moved
+def make_folds(problem: GLMProblem, folds: int, random: np.random.Generator) -> list[Fold]:
+    fold = draw_folds(problem.rows, folds, random)
+    return [Fold(problem, fold == i) for i in range(folds)]

@@ -29,7 +29,7 @@ from .parameters import LARGEST_ALPHA, ParameterShape, Regularization, Vector, b
 
 _NEGLIGIBLE = math.log(1e-20)  # smaller weights are raised to this, because subnormal numbers are slow
 _TURNS = 4
-_NARROW = 0.1
+_NARROW = 0.05
 _MAX_NEWTON = 300  # parameters
 _ALPHA_PRECISION = 1.0  # log alpha ~ N(0, 1), because a few clients say little about it
 
@@ -38,6 +38,7 @@ class _Part(NamedTuple):
     """Some clients, with their data and memberships."""
 
     clients: Tensor
+    position: Tensor  # (M,), of the clients' sets of points
     data: Likelihood
     proposals: Proposals | None  # None if all clients have the same points
     sample: MembershipSample
@@ -84,10 +85,14 @@ class Marginal:
         alpha = torch.full((shape.k,), 0.3, dtype=torch.float64)
         position = torch.zeros(1, dtype=torch.long)
         breaking = StickBreaking.of(alpha)
+        places = choose_sets(data, shape)
         sample = draw_sample(Proposals.prior(1, shape.k), breaking, position, count)
         return cls(
             data, shape, regularization, count,
-            [_Part(chunk.clients, chunk.data, None, sample) for chunk in data.chunks(len(sample.log_weight[0]))],
+            [
+                _Part(chunk.clients, places[chunk.clients], chunk.data, None, sample)
+                for chunk in data.chunks(len(sample.log_weight[0]))
+            ],
         )  # fmt: skip
 
     def __call__(self, vector: Vector) -> tuple[float, Vector]:
@@ -201,21 +206,15 @@ class Marginal:
         coefficients, breaking = self._at(vector)
         parts = []
         for part, given in zip(self.parts, proposals, strict=True):
-            own = given or adapt_proposals(part.data, coefficients, breaking, part.clients, part.proposals)
-            sample = draw_sample(own, breaking, part.clients, self.count, turn)
+            own = given or adapt_proposals(part.data, coefficients, breaking, part.position, part.proposals)
+            sample = draw_sample(own, breaking, part.position, self.count, turn)
             parts.append(part._replace(proposals=own, sample=sample))
         return Marginal(self.data, self.shape, self.regularization, self.count, parts, turn=turn)
 
     def narrow_share(self) -> float:
-        """The share of clients that determine their membership well: to a tenth of the population's volume or less."""
-        volumes = [part.proposals.volume() for part in self.parts if part.proposals is not None]
-        return float((torch.cat(volumes) < _NARROW).double().mean()) if volumes else 0.0
-
-    def with_data(self, data: Likelihood, regularization: Regularization) -> Marginal:
-        """The objective of other rows of the same clients, with the same points."""
-        points = self.parts[0].sample.log_weight.shape[1]
-        parts = [part._replace(data=chunk.data) for part, chunk in zip(self.parts, data.chunks(points), strict=True)]
-        return Marginal(data, self.shape, regularization, self.count, parts, turn=self.turn)
+        """The share of clients that determine their membership well: far better than the population does."""
+        widths = [part.proposals.width() for part in self.parts if part.proposals is not None]
+        return float((torch.cat(widths) < _NARROW).double().mean()) if widths else 0.0
 
     def with_client_weight(self, client_weight: Tensor) -> Marginal:
         return Marginal(self.data, self.shape, self.regularization, self.count, self.parts, client_weight)
@@ -232,12 +231,11 @@ class Marginal:
             if len(chosen):
                 proposals = None if part.proposals is None else part.proposals.subset(chosen)
                 sample = part.sample if proposals is None else part.sample.subset(chosen)
-                parts += [
-                    _Part(chunk.clients, chunk.data, proposals.subset(chunk.clients), sample.subset(chunk.clients))
-                    if proposals is not None
-                    else _Part(chunk.clients, chunk.data, None, sample)
-                    for chunk in part.data.subset(chosen).chunks(sample.log_weight.shape[1])
-                ]
+                for chunk in part.data.subset(chosen).chunks(sample.log_weight.shape[1]):
+                    own = None if proposals is None else proposals.subset(chunk.clients)
+                    points = sample if own is None else sample.subset(chunk.clients)
+                    place = part.position[chosen][chunk.clients]
+                    parts.append(_Part(chunk.clients, place, chunk.data, own, points))
         return Marginal(self.data.subset(some), self.shape, regularization, self.count, parts)
 
     def weights_for_common_points(self, vector: Vector) -> Tensor:
@@ -275,17 +273,19 @@ class Marginal:
         objective = self
         if data is not self.data or any(part.proposals is None for part in self.parts):
             objective = Marginal.of(data, self.shape, self.regularization, self.count).adapted(vector)
-        coefficients, breaking = self._at(vector)
-        found = [
-            (part.proposals, torch.softmax(self._log_joint(part, coefficients, breaking.alpha), 1))
-            for part in objective.parts
-        ]
+        coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
+        alpha = concentration(log_alpha)
+        weights = [torch.softmax(self._log_joint(part, coefficients, alpha), 1) for part in objective.parts]
         order = torch.argsort(torch.cat([part.clients for part in objective.parts]))
+        position = torch.cat([part.position for part in objective.parts])[order]
         proposals = Proposals.prior(data.n_clients, self.shape.k)
         if self.shape.k > 1:
-            proposals = Proposals(*(torch.cat(p)[order] for p in zip(*(p for p, _ in found if p), strict=True)))
-        weights = torch.cat([weights for _, weights in found])[order]
-        return SampledMemberships(proposals, breaking, self.count, torch.arange(data.n_clients), weights)
+            own = [part.proposals for part in objective.parts if part.proposals is not None]
+            proposals = Proposals(*(torch.cat(parts)[order] for parts in zip(*own, strict=True)))
+        drawn_at = objective.parts[0].sample.alpha  # the points stay where they were drawn, and have other weights
+        return SampledMemberships(
+            proposals, StickBreaking.of(drawn_at), self.count, position, torch.cat(weights)[order]
+        )
 
     def without_data(self) -> Marginal:
         return Marginal(NO_CLIENTS, self.shape, self.regularization, self.count, [])
@@ -307,6 +307,22 @@ class Marginal:
         if self.client_weight is not None:
             logs = logs * self.client_weight[part.clients, None]
         return logs + part.sample.log_weights(alpha)
+
+
+def choose_sets(data: Likelihood, shape: ParameterShape) -> Tensor:
+    """A number (M,) for each client that only its data determine, so that names and order have no effect on its points.
+
+    The log-likelihood of an arbitrary model is such a number; its last digits are as good as random.
+    """
+    any_model = torch.cos(torch.arange(shape.varying * shape.outputs, dtype=torch.float64))
+    coefficients = Coefficients(
+        any_model.view(1, shape.varying, shape.outputs),
+        torch.zeros(shape.shared, shape.outputs, dtype=torch.float64),
+        torch.zeros(shape.nuisance, dtype=torch.float64),
+    )
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    logs = data.client_log_likelihoods(coefficients, one)[:, 0]
+    return (logs.nan_to_num().abs() * 1e6).remainder(1e9).long()
 
 
 def _concentration_derivatives(log_alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -39,6 +39,7 @@ class SearchSettings(NamedTuple):
     tol: float
     max_iter: int
     random: np.random.Generator
+    small_step: float = 0.0  # a gain of the log-likelihood that is small enough to stop
 
 
 def solve_marginal(
@@ -59,7 +60,7 @@ def solve_marginal(
             )[0]
     if objective.data.n_clients < problem.data.n_clients:
         objective = problem.marginal(problem.shape.k)
-    return minimize_adapting_points(objective, found.vector, search.tol, search.max_iter)
+    return minimize_adapting_points(objective, found.vector, search.tol, search.max_iter, search.small_step)
 
 
 def solve_profile(
@@ -88,6 +89,14 @@ def find_minimum(
         each = some.with_k(k)
         start = split_start(each, found[1], found[0].vector)
         found = minimize_adapting_points(each.marginal(k), start, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP)
+    if found[1].narrow_share() > _NARROW_SHARE:
+        # If clients determine their memberships well, simplices of all sizes are local optima of the marginal, because
+        # a simplex can only change together with all memberships. The profile changes both, and finds the smallest.
+        profile = some.with_k(problem.shape.k).profile(_ROUGH_TOL)
+        start = minimize_lbfgs(profile, found[0].vector, _ROUGH_TOL, _PROFILE_ITERATIONS).vector
+        points = some.marginal(problem.shape.k)
+        other = minimize_adapting_points(points, start, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP)
+        found = min(found, other, key=lambda pair: pair[0].objective)
     if search.n_init > 1:
         start = best_start(some, pooled, search.n_init - 1, search.tol, search.random)
         points = some.marginal(problem.shape.k)
@@ -154,9 +163,13 @@ def _newton_moving_points(
     if small_step:
         gradient = float(np.abs(found.gradient).max() / max(1.0, abs(found.value)))
         return Solution(vector, found.value, path, gradient), objective
-    objective = objective.adapted(vector)
-    solution = minimize_newton(objective, vector, objective.with_hessian(vector), tol, max_iter)
-    return solution._replace(path=[*path, *solution.path]), objective
+    for _ in range(_MAX_ROUNDS):
+        objective = objective.adapted(vector)
+        solution = minimize_newton(objective, vector, objective.with_hessian(vector), tol, max_iter)
+        vector = solution.vector
+        if (solution.path[0] - solution.objective) * n <= _SMALL_GAIN + n * error:
+            break  # else the points no longer stand for the integral where the steps have led
+    return solution, objective
 
 
 def _is_closer(tried: Evaluated, found: Evaluated, n: float) -> bool:
