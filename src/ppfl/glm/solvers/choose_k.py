@@ -20,7 +20,7 @@ from .solve import SearchSettings, solve_marginal
 
 _FOLDS, _FEW_FOLDS, _MANY_ROWS = 5, 2, 50_000
 _CLEARLY, _PROBABLY = 2.0, 1.0  # standard errors by which a larger K must predict better
-_SMALL_STEP = 0.3  # of the log-likelihood; folds need no better fit
+_SMALL_STEP = 0.5  # of the log-likelihood; folds need no better fit
 _PRICE_OF_A_SPLIT = 3.0
 _PATIENCE = 2  # larger K that predict no better before the search ends
 

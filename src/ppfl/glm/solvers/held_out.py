@@ -41,7 +41,7 @@ class Fold:
         rows = rows._replace(weight=rows.weight * ~is_test)
         data = fastest_form(rows)
         regularization = problem.regularization.scaled(data.n_samples / problem.data.n_samples)
-        self.train = problem._replace(rows=rows, data=data, regularization=regularization)
+        self.train = problem._replace(rows=rows, data=data, regularization=regularization).roughly()
         self.last: tuple[Solution, Marginal] | None = None
 
     def log_likelihoods(self, k: int, search: SearchSettings) -> Tensor:

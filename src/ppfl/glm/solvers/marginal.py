@@ -29,6 +29,7 @@ from .parameters import LARGEST_ALPHA, ParameterShape, Regularization, Vector, b
 
 _NEGLIGIBLE = math.log(1e-20)  # smaller weights are raised to this, because subnormal numbers are slow
 _TURNS = 4
+_MANY_CLIENTS = 2000
 _NARROW = 0.05
 _MAX_NEWTON = 300  # parameters
 _ALPHA_PRECISION = 1.0  # log alpha ~ N(0, 1), because a few clients say little about it
@@ -271,7 +272,8 @@ class Marginal:
     def find_memberships(self, vector: Vector, data: Likelihood) -> SampledMemberships:
         """The distribution of each client's membership, given its data."""
         objective = self
-        if data is not self.data or any(part.proposals is None for part in self.parts):
+        if data is not self.data or data.n_clients <= _MANY_CLIENTS or self.parts[0].proposals is None:
+            # from the beginning, so that equal clients get equal memberships; many clients keep the points they have
             objective = Marginal.of(data, self.shape, self.regularization, self.count).adapted(vector)
         coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
         alpha = concentration(log_alpha)

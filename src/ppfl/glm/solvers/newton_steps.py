@@ -12,7 +12,7 @@ _SMALLEST_CURVATURE = 1e-10  # relative to the largest; along flatter directions
 _LONGEST_STEP = 2.0  # of any parameter; all are of order 1, because columns are standardised
 _MAX_HALVINGS = 12
 _ROUNDING = 1e-13  # of an objective, relative
-_LAST_STEP = 1e-4  # a gain of the log-likelihood
+_LAST_STEP = 1e-5  # a gain of the log-likelihood
 
 
 def minimize_newton(objective: Marginal, start: Vector, found: Evaluated, tol: float, max_iter: int) -> Solution:

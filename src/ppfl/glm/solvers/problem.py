@@ -16,6 +16,7 @@ from .newton_steps import minimize
 from .parameters import ParameterShape, Regularization, Vector
 from .profile import Profile
 
+_FEW_POINTS = 64
 SPREAD = 1.0  # shrinks canonical models to their mean if memberships are points, like a normal prior of unit variance
 
 
@@ -26,10 +27,15 @@ class GLMProblem(NamedTuple):
     data: Likelihood
     shape: ParameterShape
     regularization: Regularization
+    points: int = 0  # per client; 0 for as many as a precise fit needs
 
     def marginal(self, k: int, count: int = 0) -> Marginal:
         """With this number of points that are the same for all clients."""
-        return Marginal.of(self.data, self.shape._replace(k=k), self.regularization, count)
+        return Marginal.of(self.data, self.shape._replace(k=k), self.regularization, count or self.points * (k > 1))
+
+    def roughly(self) -> GLMProblem:
+        """The same problem with few points."""
+        return self._replace(points=_FEW_POINTS)
 
     def with_k(self, k: int) -> GLMProblem:
         return self._replace(shape=self.shape._replace(k=k))

@@ -54,13 +54,15 @@ def solve_marginal(
     found, objective = find_minimum(problem, search, smaller)
     for count in _MORE_CLIENTS:
         if 2 * count < problem.data.n_clients:
-            some = problem.subset(search.random.permutation(problem.data.n_clients)[:count])
+            some = problem.subset(search.random.permutation(problem.data.n_clients)[:count]).roughly()
             found = minimize_adapting_points(
                 some.marginal(problem.shape.k), found.vector, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP
             )[0]
-    if objective.data.n_clients < problem.data.n_clients:
-        objective = problem.marginal(problem.shape.k)
-    return minimize_adapting_points(objective, found.vector, search.tol, search.max_iter, search.small_step)
+    if search.small_step >= _ROUGH_STEP and objective.data.n_clients == problem.data.n_clients:
+        return found, objective
+    return minimize_adapting_points(
+        problem.marginal(problem.shape.k), found.vector, search.tol, search.max_iter, search.small_step
+    )
 
 
 def solve_profile(
@@ -82,7 +84,7 @@ def find_minimum(
 
     Canonical models are split one by one. Random starts are compared with that on request.
     """
-    some = problem.subset(search.random.permutation(problem.data.n_clients)[:_CLIENTS_TO_COMPARE])
+    some = problem.subset(search.random.permutation(problem.data.n_clients)[:_CLIENTS_TO_COMPARE]).roughly()
     pooled = some.pooled(_ROUGH_TOL, _ROUGH_ITERATIONS)
     found = smaller or (pooled, some.marginal(1))
     for k in range(found[1].shape.k + 1, problem.shape.k + 1):
