@@ -61,7 +61,7 @@ def test_with_a_log_link_the_intercept_takes_up_the_scale_of_y(s):
             after.predict(TABLE.x, TABLE.clients), s * before.predict(TABLE.x, TABLE.clients), rtol=1e-4
         )
         shift = len(TABLE.y) * np.log(s)  # of the density
-        assert after.log_likelihood_ == pytest.approx(before.log_likelihood_ - shift, abs=1e-4)
+        assert after.log_likelihood_ == pytest.approx(before.log_likelihood_ - shift, abs=1e-3)  # the integral's error
 
 
 @pytest.mark.parametrize(

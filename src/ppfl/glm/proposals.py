@@ -22,7 +22,8 @@ from torch import Tensor
 
 from .stick_breaking import StickBreaking
 
-_FEW_SETS, _SETS = 64, 1024  # of points; clients use them in turn, so that their errors do not add up
+_MOST_SETS = 1024  # of points; clients have different ones, so that their errors do not add up
+_POINTS_OF_ALL_SETS = 1 << 17
 _SHARE_OF_PRIOR = 8  # points of the fitted distributions for each point of the population
 _EDGE = 1e-12
 _LOG_SHARES = (math.log(0.99), math.log(0.01))  # of the two densities behind a regular grid
@@ -32,16 +33,23 @@ _FINAL_SEED = 20  # of the points that are kept; those that fit the proposals ar
 
 
 @lru_cache(maxsize=64)
-def normal_points(dimensions: int, count: int, seed: int, sets: int) -> Tensor:
+def normal_points(dimensions: int, count: int, seed: int) -> Tensor:
     """Sets (S, d, count) of points spread evenly under a standard normal distribution; count is a power of 2.
 
     All sets are the same points of the unit cube, each shifted by another vector.
     """
+    sets = max(1, min(_MOST_SETS, _POINTS_OF_ALL_SETS // count))
     if dimensions == 0:
         return torch.zeros(sets, 0, count, dtype=torch.float64)
     cube = qmc.Sobol(dimensions, rng=seed).random(count).T
     shift = np.random.default_rng(seed).random((sets, dimensions, 1))
     return torch.from_numpy(special.ndtri(((cube + shift) % 1).clip(_EDGE, 1 - _EDGE)))
+
+
+def chosen_points(dimensions: int, count: int, seed: int, position: Tensor) -> Tensor:
+    """The set (M, d, count) of every client, by its position (M,)."""
+    points = normal_points(dimensions, count, seed)
+    return points[position % len(points)]
 
 
 @lru_cache(maxsize=64)
@@ -79,12 +87,10 @@ class Proposals(NamedTuple):
     def draw(self, count: int, position: Tensor, seed: int) -> Draw:
         """About 9/8 of `count` points per client; the positions (M,) of the clients choose their sets of points."""
         _, j, d = self.mean.shape
-        which = position % _SETS
-        sets = _SETS if len(which) and int(which.max()) >= _FEW_SETS else _FEW_SETS
-        points = [normal_points(d, count // j, seed + i, sets)[which] for i in range(j)]
+        points = [chosen_points(d, count // j, seed + i, position) for i in range(j)]
         parts = [torch.baddbmm(self.mean[:, i, :, None], self.factor[:, i], points[i]) for i in range(j)]
         few = max(1, count // _SHARE_OF_PRIOR)
-        scores = torch.cat([*parts, normal_points(d, few, seed + j, sets)[which]], 2)
+        scores = torch.cat([*parts, chosen_points(d, few, seed + j, position)], 2)
         total = count // j * j + few
         prior = -0.5 * scores.square().sum(1)
         logs = [self._log_density(scores, i) + math.log(count // j / total) for i in range(j)]

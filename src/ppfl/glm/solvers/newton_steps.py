@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from .lbfgs import Solution, minimize_lbfgs
@@ -15,17 +17,21 @@ _ROUNDING = 1e-13  # of an objective, relative
 _LAST_STEP = 1e-5  # a gain of the log-likelihood
 
 
-def minimize_newton(objective: Marginal, start: Vector, found: Evaluated, tol: float, max_iter: int) -> Solution:
+def minimize_newton(
+    objective: Marginal, start: Vector, found: Evaluated, tol: float, max_iter: int, most: float = math.inf
+) -> Solution:
     """Minimise until the largest component of the gradient is at most tol, from a start that is evaluated already.
 
-    Directions of negative curvature are followed downhill with the same length as positive ones.
+    Directions of negative curvature are followed downhill with the same length as positive ones. Steps end when they
+    have gained more than `most` of the log-likelihood.
     """
     at = start
     path = [found.value]
-    while np.abs(found.gradient).max() > tol and len(path) <= max_iter:
+    n = objective.data.n_samples
+    while np.abs(found.gradient).max() > tol and len(path) <= max_iter and n * (path[0] - found.value) <= most:
         step = padded(newton_direction(found.gradient, found.hessian), len(at))
         slope = float(found.gradient @ step[: len(found.gradient)])
-        if -slope <= max(_LAST_STEP / objective.data.n_samples, _ROUNDING * abs(found.value)):
+        if -slope <= max(_LAST_STEP / n, _ROUNDING * abs(found.value)):
             value = found.value + 0.5 * slope  # what is left after this step is of the order of its square
             return Solution(at + step, value, [*path, value], 0.0)
         length = 1.0

@@ -22,13 +22,12 @@ _MORE_CLIENTS = (2500, 16000)  # before all of them, because steps are cheaper w
 _MAX_ADAPTATIONS = 10  # of the clients' points
 _ITERATIONS_PER_ADAPTATION = 15
 _MAX_REJECTED = 5
-_MAX_ROUNDS = 3
 _LITTLE = 0.02  # of the log-likelihood
 _PATIENCE = 3  # steps that gain no more than the points' own error
 _ROUGH_TOL, _ROUGH_ITERATIONS, _PROFILE_ITERATIONS, _ROUGH_STEP = 1e-5, 150, 40, 0.5
 _PRECISION, _LOWEST_PRECISION = {2: 0.002, 3: 0.015}, 0.04  # of one log integral, by K
 _MAX_NEWTON_STEPS, _FEW_NEWTON_STEPS = 25, 8
-_SMALL_GAIN = 0.05  # of the log-likelihood; points need not follow smaller ones
+_SMALL_GAIN = 0.1  # of the log-likelihood; points need not follow smaller ones
 _NARROW_SHARE = 0.2  # share of clients with well-known memberships above which the profile is tried as well
 
 
@@ -91,14 +90,14 @@ def find_minimum(
         each = some.with_k(k)
         start = split_start(each, found[1], found[0].vector)
         found = minimize_adapting_points(each.marginal(k), start, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP)
-    if found[1].narrow_share() > _NARROW_SHARE:
-        # If clients determine their memberships well, simplices of all sizes are local optima of the marginal, because
-        # a simplex can only change together with all memberships. The profile changes both, and finds the smallest.
-        profile = some.with_k(problem.shape.k).profile(_ROUGH_TOL)
-        start = minimize_lbfgs(profile, found[0].vector, _ROUGH_TOL, _PROFILE_ITERATIONS).vector
-        points = some.marginal(problem.shape.k)
-        other = minimize_adapting_points(points, start, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP)
-        found = min(found, other, key=lambda pair: pair[0].objective)
+        if k == 2 and found[1].narrow_share() > _NARROW_SHARE:
+            # If clients determine their memberships well, simplices of all sizes are local optima of the marginal,
+            # because a simplex can only change together with all memberships. The profile changes both, and finds the
+            # smallest. With more corners, splits keep its size.
+            profile = each.profile(_ROUGH_TOL)
+            start = minimize_lbfgs(profile, found[0].vector, _ROUGH_TOL, _PROFILE_ITERATIONS).vector
+            other = minimize_adapting_points(each.marginal(k), start, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP)
+            found = min(found, other, key=lambda pair: pair[0].objective)
     if search.n_init > 1:
         start = best_start(some, pooled, search.n_init - 1, search.tol, search.random)
         points = some.marginal(problem.shape.k)
@@ -149,7 +148,9 @@ def _newton_moving_points(
             break
         if stalled == _PATIENCE:
             break
-        moved = objective.moved(vector + step, found)
+        # points cannot follow memberships that are known much better than a step changes them
+        is_narrow = objective.narrow_share() > _NARROW_SHARE
+        moved = objective.adapted(vector + step) if is_narrow else objective.moved(vector + step, found)
         tried = moved.with_hessian(vector + step)
         if tried.value <= found.value + 2 * error or _is_closer(tried, found, n):
             rejected = 0
@@ -165,12 +166,13 @@ def _newton_moving_points(
     if small_step:
         gradient = float(np.abs(found.gradient).max() / max(1.0, abs(found.value)))
         return Solution(vector, found.value, path, gradient), objective
-    for _ in range(_MAX_ROUNDS):
-        objective = objective.adapted(vector)
-        solution = minimize_newton(objective, vector, objective.with_hessian(vector), tol, max_iter)
-        vector = solution.vector
-        if (solution.path[0] - solution.objective) * n <= _SMALL_GAIN + n * error:
-            break  # else the points no longer stand for the integral where the steps have led
+    objective = objective.adapted(vector)
+    found, most = objective.with_hessian(vector), _SMALL_GAIN + 3 * n * error
+    solution = minimize_newton(objective, vector, found, tol, max_iter, most)
+    if (found.value - solution.objective) * n > most:
+        # The steps have left the region where the points stand for the integral. What was left to gain before is below
+        # the points' own error, so the gradient that is left makes no difference.
+        solution = Solution(vector, found.value, [found.value], 0.0)
     return solution, objective
 
 
