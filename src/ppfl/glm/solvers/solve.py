@@ -27,7 +27,7 @@ _PATIENCE = 3  # steps that gain no more than the points' own error
 _ROUGH_TOL, _ROUGH_ITERATIONS, _PROFILE_ITERATIONS, _ROUGH_STEP = 1e-5, 150, 40, 0.5
 _PRECISION, _LOWEST_PRECISION = {2: 0.002, 3: 0.015}, 0.04  # of one log integral, by K
 _MAX_NEWTON_STEPS, _FEW_NEWTON_STEPS = 25, 8
-_SMALL_GAIN = 0.1  # of the log-likelihood; points need not follow smaller ones
+_SMALL_GAIN = 0.05  # of the log-likelihood; points need not follow smaller ones
 _NARROW_SHARE = 0.2  # share of clients with well-known memberships above which the profile is tried as well
 
 
@@ -167,7 +167,7 @@ def _newton_moving_points(
         gradient = float(np.abs(found.gradient).max() / max(1.0, abs(found.value)))
         return Solution(vector, found.value, path, gradient), objective
     objective = objective.adapted(vector)
-    found, most = objective.with_hessian(vector), _SMALL_GAIN + 3 * n * error
+    found, most = objective.with_hessian(vector), _SMALL_GAIN + n * error
     solution = minimize_newton(objective, vector, found, tol, max_iter, most)
     if (found.value - solution.objective) * n > most:
         # The steps have left the region where the points stand for the integral. What was left to gain before is below
