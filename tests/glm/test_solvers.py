@@ -10,11 +10,13 @@ from ppfl.core import affinity as affinities
 from ppfl.core import objective as core_objective
 from ppfl.glm import PopulationClassifier, PopulationRegressor
 from ppfl.glm.gaussian_moments import fastest_form
+from ppfl.glm.solvers.marginal import Marginal
 from ppfl.glm.solvers.newton_steps import newton_direction
-from ppfl.glm.solvers.parameters import ParameterShape, Regularization
+from ppfl.glm.solvers.parameters import ParameterShape, Regularization, concentration
 from ppfl.glm.solvers.problem import GLMProblem
 from ppfl.glm.solvers.profile import Profile
 from ppfl.glm.solvers.solve import SearchSettings, solve_marginal
+from ppfl.glm.solvers.split import split_corner
 
 K = 3
 
@@ -160,3 +162,21 @@ def test_without_a_penalty_each_client_has_its_own_best_mixture() -> None:
     best = profile.data.client_log_likelihoods(coefficients, profile.memberships[..., None])
     others = to_double(np.random.default_rng(0).dirichlet([0.5] * K, 200).T)[None]
     assert bool((profile.data.client_log_likelihoods(coefficients, others) <= best + 1e-9).all())
+
+
+def test_copies_of_a_canonical_model_move_apart_as_the_curvature_says() -> None:
+    """The closed form from the smaller model, against differences of the likelihood of the larger one."""
+    rows = make_rows(draw_population("poisson", clients=10, rows=6), make_family("poisson"), "weights")
+    shape = ParameterShape(2, 4, 0, 1, 0)
+    regularization = Regularization(0.0, 0.0, torch.ones(4).double(), torch.ones(0).double())
+    at = np.random.default_rng(0).normal(size=shape.size) / 3
+    smaller = Marginal.of(rows, shape, regularization, 256).adapted(at)
+    _, log_alpha = shape.unpack(torch.from_numpy(at))
+    split, axis, corner, step = split_corner(shape, at, 1), np.array([0.5, -0.5, 0.5, 0.5]), 1, 0.1
+    curvature = smaller.with_hessian(at).apart[4:8, 4:8] / (1 + float(concentration(log_alpha)[corner]))
+    apart = np.zeros_like(split)
+    apart[4:8], apart[8:12] = axis, -axis
+    larger = Marginal.of(rows, shape._replace(k=3), regularization, 4096).adapted(split)
+    middle, *ends = (larger.log_likelihood(split + x * apart) for x in (0.0, -step, step))
+    expected = (2 * middle - sum(ends)) / step**2 / rows.n_samples
+    assert axis @ curvature @ axis == pytest.approx(expected, rel=0.05)
