@@ -1,8 +1,10 @@
 """Solvers for population GLMs.
 
-`marginal` integrates memberships out, `profile` takes the best ones (found by `newton`), and both are minimised by
-`lbfgs` from the starts of `starts` and `solve`. `federated` runs the paper's rounds instead. `problem` and `parameters`
-say what is minimised over what, and `fitting` returns a result that the estimators can keep.
+`marginal` integrates memberships out, with points that `adaptation` fits to each client, and `profile` takes the best
+memberships (found by `newton`). `solve` minimises both, by `newton_steps` or `lbfgs`, from smaller fits (`split`) and
+random starts (`starts`). `federated` runs the paper's rounds instead. `problem` and `parameters` say what is minimised
+over what, `choose_k` compares several K by `held_out` rows, `integral` computes likelihoods precisely, and
+`fit_by_solver` returns a result that the estimators can keep.
 """
 
 from .fit_by_solver import (

@@ -1,4 +1,4 @@
-"""From several starts to the best minimum: a subset of clients finds its region, then all clients are used."""
+"""From smaller fits to the best minimum: a subset of clients finds its region, then all clients are used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ _LITTLE = 0.02  # of the log-likelihood
 _PATIENCE = 3  # steps that gain no more than the points' own error
 _ROUGH_TOL, _ROUGH_ITERATIONS, _PROFILE_ITERATIONS, _ROUGH_STEP = 1e-5, 150, 40, 0.5
 _PRECISION, _LOWEST_PRECISION = {2: 0.002, 3: 0.015}, 0.04  # of one log integral, by K
-_MAX_NEWTON_STEPS, _FEW_NEWTON_STEPS = 25, 8
 _SMALL_GAIN = 0.05  # of the log-likelihood; points need not follow smaller ones
 _NARROW_SHARE = 0.2  # share of clients with well-known memberships above which the profile is tried as well
 
@@ -144,9 +143,7 @@ def _newton_moving_points(
     while np.abs(found.gradient).max() > tol and len(path) <= max_iter:
         step = newton_direction(found.gradient, found.hessian, radius)
         gain = -0.5 * n * float(found.gradient @ step)
-        if gain <= max(small_step, _LITTLE, n * error) or rejected == _MAX_REJECTED:
-            break
-        if stalled == _PATIENCE:
+        if gain <= max(small_step, _LITTLE, n * error) or rejected == _MAX_REJECTED or stalled == _PATIENCE:
             break
         # points cannot follow memberships that are known much better than a step changes them
         is_narrow = objective.narrow_share() > _NARROW_SHARE
