@@ -16,12 +16,13 @@ from torch import Tensor
 from ..likelihoods import Coefficients, Likelihood
 from ..proposals import Draw, Proposals, memberships_of
 from ..stick_breaking import StickBreaking
-from .adaptation import INFLATION, adapt_proposals
+from .adaptation import adapt_proposals
 
 _TOLERANCE = 0.003  # of the log integral of one client
 _FIRST, _LAST = 1024, 32768  # points per estimate
 _MANY_CLIENTS = 1000
 _COMPONENTS = 4
+_INFLATION = 2.5  # of covariances: the tails that narrow mixtures miss show in no difference between two estimates
 _KNOTS = 16385  # a client that knows its membership well feels the distance between knots
 _MAX_WORK = 2e8  # points x rows of one pass
 _SEEDS = (40, 60)
@@ -82,7 +83,7 @@ def _estimate(
         for i in range(2):
             draw = proposals.draw(min(points, 4096), chunk.clients, 80 + 10 * i)
             weights = torch.softmax(log_joint(draw), 1)
-            proposals = Proposals.split(draw.scores, weights, _COMPONENTS, INFLATION)
+            proposals = Proposals.split(draw.scores, weights, _COMPONENTS, _INFLATION)
         logs = [torch.logsumexp(log_joint(proposals.draw(points, chunk.clients, seed)), 1) for seed in _SEEDS]
         value[chunk.clients] = torch.logaddexp(*logs) - math.log(2)
         error[chunk.clients] = (logs[0] - logs[1]).abs() / 2
