@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -113,7 +115,9 @@ def main() -> None:
         f"- Right in {right:.0%} and too large in {large:.0%} of all; {enough} of {len(counts)} rows are right in at "
     )
     line += "least 85 % and too large in at most 5 %."
-    top = heading("Choosing the number of canonical models", f"python experiments/glm_choose_k.py --sims {args.sims}")
+    top = heading(
+        "Choosing the number of canonical models", shlex.join(["python", "experiments/glm_choose_k.py", *sys.argv[1:]])
+    )
     args.out.write_text("\n".join([top, "", NOTES.format(sims=args.sims), "", *markdown(HEAD, rows), "", line, ""]))
     print(line)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,7 +159,10 @@ def main() -> None:
             f"The difference is at most the reported error plus three errors of the oracle in "
             f"{sum(abs(r.difference) <= r.own_error + 3 * r.oracle_error for r in rows)} cases.",
         ]
-        top = heading("The likelihood compared with independent integration", "python experiments/glm_integral.py")
+        top = heading(
+            "The likelihood compared with independent integration",
+            shlex.join(["python", "experiments/glm_integral.py", *sys.argv[1:]]),
+        )
         text = [top, "", NOTES.format(clients=args.clients), "", *markdown(HEAD, [row.cells() for row in rows], 2), ""]
         args.out.write_text("\n".join([*text, *(f"- {line}" for line in found), ""]))
         print("\n".join(found))
