@@ -106,7 +106,7 @@ def test_classes_have_an_accuracy_and_holding_out_is_optional(ppfl, shops, tmp_p
         (["--family", "normal"], ["no family 'normal'", "gaussian"]),
         (["--family", "bernoulli"], ["80 classes"]),
         (["-k", "two"], ["-k is 'two'", "1,2,3"]),
-        (["--choose", "aic"], ["choose is 'aic'", "held_out, bic"]),
+        (["--choose", "aic"], ["choose is 'aic'", "held_out, prediction, bic"]),
         (["--formula", "sold ~ price + (1 | shop)"], ["what the formula says"]),
         (["--sep", ";;"], ["sep is ';;'"]),
         (["-k", "0"], ["k is 0"]),

@@ -92,6 +92,18 @@ def test_without_overdispersion_a_negative_binomial_is_a_poisson(log_inverse: fl
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("log_inverse", [-8.0, -2.0, 0.5, 3.0])
+def test_formulas_for_the_derivatives_of_a_negative_binomial_are_right(log_inverse: float) -> None:
+    counts, nuisance = torch.tensor([0, 1, 5, 100], dtype=torch.float64), torch.tensor([log_inverse]).double()
+    family, eta = NegativeBinomialFamily(), MEANS.log().expand(4, -1)
+    found, expected = family.derivatives(eta, counts, nuisance), Family.derivatives(family, eta, counts, nuisance)
+    for name in ("log", "slope", "curvature"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.nuisance[0], expected.nuisance[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.crosses[0], expected.crosses[0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.seconds[0][0], expected.seconds[0][0], rtol=1e-9, atol=1e-9)
+
+
 def test_the_log_density_falls_smoothly_to_the_poisson_one() -> None:
     """No jump where one formula takes over from another, and the slope is that of finite differences."""
     counts = torch.tensor([0, 3, 50], dtype=torch.float64)

@@ -49,6 +49,34 @@ def test_normal_scores_give_the_population(alpha: list[float]) -> None:
     np.testing.assert_allclose(logs, special.digamma(alpha) - special.digamma(total), rtol=0.02)
 
 
+@pytest.mark.parametrize("alpha", [[0.05, 0.1], [0.3, 0.3, 0.3], [5.0, 9.0, 0.5], [0.1, 0.4, 0.4, 2.0]])
+@pytest.mark.parametrize(("knots", "error"), [(513, 5e-3), (16385, 5e-6)])
+def test_sticks_are_quantiles_of_beta_distributions(alpha: list[float], knots: int, error: float) -> None:
+    """Against scipy, between the knots too: the first membership is beta distributed."""
+    scores = as_double(np.linspace(-4, 4, 333))
+    found = StickBreaking.of(as_double(alpha), knots).log_memberships(scores.expand(1, len(alpha) - 1, -1))[0, 0]
+    expected = stats.beta.ppf(stats.norm.cdf(scores.numpy()), alpha[0], sum(alpha[1:]))
+    known = expected > 1e-290
+    np.testing.assert_allclose(found.numpy()[known], np.log(expected[known]), rtol=1e-5, atol=error)
+
+
+def test_grids_of_clients_are_shifted_so_that_their_errors_cancel() -> None:
+    """A coarse grid is wrong by much more for one client than on average over all of them."""
+    data, coefficients = make_data("gaussian", 3, 400, 10)
+    moments, breaking = fastest_form(data), StickBreaking.of(as_double([0.4, 0.4, 0.4]))
+    proposals = adapt_proposals(moments, coefficients, breaking, torch.arange(400))
+
+    def log_integrals(count: int) -> torch.Tensor:
+        draw = proposals.regular_grid(count, torch.arange(400))
+        logs = moments.client_log_likelihoods(coefficients, memberships_of(breaking.log_memberships(draw.scores)))
+        return torch.logsumexp(logs + draw.log_weight, 1)
+
+    exact, fine = log_integrals(3600), log_integrals(121)
+    assert float((log_integrals(2500) - exact).abs().max()) < 0.01
+    assert float((fine - exact).square().mean().sqrt()) < 0.05
+    assert float((fine - exact).mean().abs()) < 0.005
+
+
 def test_the_same_points_serve_for_another_alpha() -> None:
     other = as_double([0.5, 0.8, 0.4])
     sample = draw_sample(Proposals.prior(16, 3), StickBreaking.of(as_double([0.4, 0.6, 0.5])), torch.arange(16), 512)

@@ -206,3 +206,18 @@ def test_the_marginal_has_the_right_hessian(name: str) -> None:
     steps = 1e-5 * np.eye(shape.size)
     numerical = np.stack([(objective(at + step)[1] - objective(at - step)[1]) / 2e-5 for step in steps])
     np.testing.assert_allclose(hessian, numerical, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("shared", [None, ["x2"]])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_sums_of_scores_from_moments_are_those_of_all_points(shared: list[str] | None, is_weighted: bool) -> None:
+    rows = make_rows(draw_population("gaussian", clients=6, rows=5), make_family("gaussian"), "weights", shared=shared)
+    c = draw_memberships(6, 7)
+    random = torch.Generator().manual_seed(1)
+    weights = torch.rand(6, 7, generator=random, dtype=torch.float64).softmax(1)
+    client_weight = torch.rand(6, 1, generator=random, dtype=torch.float64) if is_weighted else None
+    found = GaussianMoments.of(rows).scores(coefficients_for(rows), c)
+    assert found.own_sums is not None
+    short, long = (each.sums(weights, c.log1p(), client_weight) for each in (found, found._replace(own_sums=None)))
+    for name in short._fields:
+        torch.testing.assert_close(getattr(short, name), getattr(long, name), rtol=1e-10, atol=1e-10)

@@ -290,9 +290,9 @@ def test_clients_may_differ_in_their_intercepts_alone(settings: dict[str, object
 
 
 def test_the_held_out_likelihood_and_the_bic_choose_k() -> None:
-    for choose in ("held_out", "bic"):
+    for choose in ("held_out", "prediction", "bic"):
         found = fitted("gaussian", ks=(1, 2), choose=choose)
-        best = max(found.candidates, key=lambda each: (each.held_out if choose == "held_out" else -each.bic) or 0.0)
+        best = max(found.candidates, key=lambda each: (-each.bic if choose == "bic" else each.held_out) or 0.0)
         assert found.best == best
 
 

@@ -48,7 +48,11 @@ def glm_command(
         str, typer.Option("-k", metavar="K[,K...]", help="Number of canonical models, several to choose from, or auto.")
     ] = "auto",
     choose: Annotated[
-        str, typer.Option(help="How K is chosen: held_out (likelihood of rows held out within clients) or bic.")
+        str,
+        typer.Option(
+            help="How K is chosen: held_out (the smallest K that predicts held-out rows of its clients well), "
+            "prediction (the K that predicts them best) or bic."
+        ),
     ] = "held_out",
     columns: Annotated[
         list[str] | None,

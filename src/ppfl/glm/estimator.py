@@ -25,6 +25,7 @@ from .missing_clients import NEW, warn_of_fit_without_clients, warn_of_predictio
 from .residual_sums import ResidualSums
 from .sample_rows import ClientRows
 from .solvers import (
+    CRITERIA,
     GLMProblem,
     LogLikelihood,
     ParameterShape,
@@ -44,7 +45,6 @@ from .standardize import ColumnScaling
 
 MIXES = ("weights", "predictions")
 SOLVERS = ("auto", "marginal", "profile", "federated")
-CHOICES = ("held_out", "bic")
 _EXACT_FIT = 1e-7  # data with any noise have a larger dispersion than this, for standardised targets
 
 
@@ -171,7 +171,7 @@ class PopulationEstimator(InferenceMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_settings(self) -> str:
         """Check all settings, and return the name of the solver."""
-        for name, known in (("mix", MIXES), ("solver", SOLVERS), ("choose", CHOICES)):
+        for name, known in (("mix", MIXES), ("solver", SOLVERS), ("choose", tuple(CRITERIA))):
             if getattr(self, name) not in known:
                 raise SettingError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(known)}")
         check_affinity(self.affinity)

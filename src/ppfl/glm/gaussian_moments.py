@@ -13,7 +13,8 @@ from ..core.errors import SettingError
 from .designs import DenseDesign
 from .families import GaussianFamily, HeteroscedasticGaussianFamily
 from .families.heteroscedastic import derivatives_of_sums, log_density_of_sums
-from .likelihoods import CHUNK_SIZE, Blocks, Chunk, Coefficients, Likelihood, LikelihoodValues, Scores
+from .gaussian_scores import sums_of_scores
+from .likelihoods import CHUNK_SIZE, Blocks, Chunk, Coefficients, Likelihood, LikelihoodValues, Scores, ScoreSums
 from .residual_sums import ResidualSums, SumDerivatives, products_of
 from .sample_rows import ClientRows
 
@@ -60,7 +61,7 @@ class GaussianMoments(NamedTuple):
         return type(self)(*(t[clients] for t in self))
 
     def chunks(self, memberships: int) -> Iterator[Chunk]:
-        max_clients = max(1, CHUNK_SIZE // (4 * memberships))
+        max_clients = max(1, CHUNK_SIZE // (8 * memberships))
         for some in torch.split(torch.arange(self.n_clients), max_clients):
             yield Chunk(some, type(self)(*(t[some[0] : some[-1] + 1] for t in self)))
 
@@ -92,7 +93,8 @@ class GaussianMoments(NamedTuple):
 
     def scores(self, coefficients: Coefficients, c: Tensor) -> Scores:
         c = c.expand(self.n_clients, -1, -1)
-        found = self._derivatives(coefficients, self.residual_sums(coefficients).at(c))
+        residuals = self.residual_sums(coefficients)
+        found = self._derivatives(coefficients, residuals.at(c))
 
         def derivatives(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             f, q = len(coefficients.shared), coefficients.canonical.shape[1]
@@ -116,7 +118,11 @@ class GaussianMoments(NamedTuple):
                     information[blocks.n_columns + i, blocks.n_columns + j] = (both * weights).sum()
             return columns.mul_(found.precision[:, None]), torch.stack(found.nuisance, 1), information
 
-        return Scores(found.logs, derivatives)
+        def own_sums(weights: Tensor, others: Tensor, client_weight: Tensor | None) -> ScoreSums:
+            return sums_of_scores(self.gram, self.cross, residuals, coefficients, c, weights, others, client_weight)
+
+        is_quadratic = found.bend is None  # the log density is linear in the residual sum of squares
+        return Scores(found.logs, derivatives, c, coefficients.canonical.shape[1], own_sums if is_quadratic else None)
 
     def residual_sums(self, coefficients: Coefficients) -> ResidualSums:
         canonical, shared = coefficients.canonical[..., 0], coefficients.shared[:, 0]

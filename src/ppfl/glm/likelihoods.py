@@ -39,6 +39,14 @@ class LikelihoodValues(NamedTuple):
     expectation: Callable[[Tensor], Tensor]  # from weights (M, G) to the weighted sum of logs, which has a gradient
 
 
+class ScoreSums(NamedTuple):
+    """What Newton's method needs of the derivatives at all points."""
+
+    mean: Tensor  # (M, P), of each client's scores
+    products: Tensor  # (P, P), the sum over clients of the mean products of scores
+    information: Tensor  # minus the mean second derivatives in all coefficients and nuisance parameters
+
+
 class Scores(NamedTuple):
     """First and second derivatives of log-likelihoods, for memberships with weights (M, G)."""
 
@@ -46,6 +54,21 @@ class Scores(NamedTuple):
     # from the weights to derivatives (M, d, G) in the client's own coefficients, those in the nuisance parameters
     # (M, r, G), and minus the mean second derivatives (P, P) in all coefficients and nuisance parameters
     derivatives: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+    c: Tensor  # (M, K, G)
+    varying: int  # the number of columns with one coefficient per canonical model
+    own_sums: Callable[[Tensor, Tensor, Tensor | None], ScoreSums] | None = None  # a faster way to the same sums
+
+    def sums(self, weights: Tensor, others: Tensor, client_weight: Tensor | None = None) -> ScoreSums:
+        """Also of other scores (M, E, G). Client weights (M, 1) multiply the log-likelihoods."""
+        if self.own_sums is not None:
+            return self.own_sums(weights, others, client_weight)
+        columns, nuisance, information = self.derivatives(weights if client_weight is None else weights * client_weight)
+        if client_weight is not None:
+            columns, nuisance = columns * client_weight[:, None], nuisance * client_weight[:, None]
+        canonical = (self.c[:, :, None] * columns[:, None, : self.varying]).flatten(1, 2)
+        each = torch.cat([canonical, columns[:, self.varying :], nuisance, others.expand(len(columns), -1, -1)], 1)
+        products = torch.bmm(each * weights[:, None], each.mT).sum(0)  # each: (M, P, G)
+        return ScoreSums(torch.bmm(each, weights[..., None])[..., 0], products, information)
 
 
 class Likelihood(Protocol):

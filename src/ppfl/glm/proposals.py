@@ -27,36 +27,62 @@ _POINTS_OF_ALL_SETS = 1 << 17
 _SHARE_OF_PRIOR = 8  # points of the fitted distributions for each point of the population
 _EDGE = 1e-12
 _LOG_SHARES = (math.log(0.99), math.log(0.01))  # of the two densities behind a regular grid
-_REACH = 5.5  # of a regular grid, in standard deviations
+_REACH, _REACH_OF_FEW = 5.5, 1.25  # of a regular grid, in standard deviations; the second times the root of its side
+_FEWEST = 5  # points on one side of the population's grid
+_FINE = 100  # points of a grid in two dimensions
 _FARTHEST, _NARROWEST, _WIDER = 4.0, 0.1, 0.15  # squared distances and variances, for proposals of variance 1
 _FINAL_SEED = 20  # of the points that are kept; those that fit the proposals are others
 
 
-@lru_cache(maxsize=64)
-def normal_points(dimensions: int, count: int, seed: int) -> Tensor:
-    """Sets (S, d, count) of points spread evenly under a standard normal distribution; count is a power of 2.
+class NormalPoints:
+    """Sets (d, count) of points spread evenly under a standard normal distribution; count is a power of 2.
 
-    All sets are the same points of the unit cube, each shifted by another vector.
+    All sets are the same points of the unit cube, each shifted by another vector. Each is made when it is first used.
     """
-    sets = max(1, min(_MOST_SETS, _POINTS_OF_ALL_SETS // count))
-    if dimensions == 0:
-        return torch.zeros(sets, 0, count, dtype=torch.float64)
-    cube = qmc.Sobol(dimensions, rng=seed).random(count).T
-    shift = np.random.default_rng(seed).random((sets, dimensions, 1))
-    return torch.from_numpy(special.ndtri(((cube + shift) % 1).clip(_EDGE, 1 - _EDGE)))
+
+    def __init__(self, dimensions: int, count: int, seed: int) -> None:
+        sets = max(1, min(_MOST_SETS, _POINTS_OF_ALL_SETS // count))
+        self.cube = qmc.Sobol(dimensions, rng=seed).random(count).T if dimensions else np.zeros((0, count))
+        self.shift = np.random.default_rng(seed).random((sets, dimensions, 1))
+        self.points = torch.empty(sets, dimensions, count, dtype=torch.float64)
+        self.is_made = torch.zeros(sets, dtype=torch.bool)
+
+    def __getitem__(self, position: Tensor) -> Tensor:
+        """The sets (M, d, count) at these positions, which start again after the last set."""
+        chosen = position % len(self.points)
+        is_made = self.is_made[chosen]
+        if not bool(is_made.all()):
+            new = torch.unique(chosen[~is_made])
+            shifted = (self.cube + self.shift[new.numpy()]) % 1
+            self.points[new] = torch.from_numpy(special.ndtri(shifted.clip(_EDGE, 1 - _EDGE)))
+            self.is_made[new] = True
+        return self.points[chosen]
 
 
-def chosen_points(dimensions: int, count: int, seed: int, position: Tensor) -> Tensor:
-    """The set (M, d, count) of every client, by its position (M,)."""
-    points = normal_points(dimensions, count, seed)
-    return points[position % len(points)]
+@lru_cache(maxsize=128)
+def normal_points(dimensions: int, count: int, seed: int) -> NormalPoints:
+    return NormalPoints(dimensions, count, seed)
+
+
+class RegularGrid(NamedTuple):
+    points: Tensor  # (d, side^d), around 0
+    cell: float  # the distance of neighbours
+    log_weight: float  # of each point, for a standard normal density
 
 
 @lru_cache(maxsize=64)
-def grid_points(count: int) -> tuple[Tensor, float]:
-    """Points (1, count) at equal distances, and the log weight of each for a standard normal density."""
-    points = torch.linspace(-_REACH, _REACH, count, dtype=torch.float64)[None]
-    return points, math.log(2 * _REACH / (count - 1)) - 0.5 * math.log(2 * math.pi)
+def grid_points(dimensions: int, side: int) -> RegularGrid:
+    reach = min(_REACH, _REACH_OF_FEW * math.sqrt(side))
+    axis = torch.linspace(-reach, reach, side, dtype=torch.float64)
+    points = torch.stack(torch.meshgrid([axis] * dimensions, indexing="ij")).flatten(1)
+    cell = 2 * reach / (side - 1)
+    return RegularGrid(points, cell, dimensions * (math.log(cell) - 0.5 * math.log(2 * math.pi)))
+
+
+@lru_cache(maxsize=4)
+def _shifts(dimensions: int) -> Tensor:
+    """Of the grids of a client and of the population, in cells: (sets, 2 d, 1), between -1/2 and 1/2."""
+    return torch.from_numpy(np.random.default_rng(0).random((_MOST_SETS, 2 * dimensions, 1)) - 0.5)
 
 
 class Draw(NamedTuple):
@@ -87,10 +113,10 @@ class Proposals(NamedTuple):
     def draw(self, count: int, position: Tensor, seed: int) -> Draw:
         """About 9/8 of `count` points per client; the positions (M,) of the clients choose their sets of points."""
         _, j, d = self.mean.shape
-        points = [chosen_points(d, count // j, seed + i, position) for i in range(j)]
+        points = [normal_points(d, count // j, seed + i)[position] for i in range(j)]
         parts = [torch.baddbmm(self.mean[:, i, :, None], self.factor[:, i], points[i]) for i in range(j)]
         few = max(1, count // _SHARE_OF_PRIOR)
-        scores = torch.cat([*parts, chosen_points(d, few, seed + j, position)], 2)
+        scores = torch.cat([*parts, normal_points(d, few, seed + j)[position]], 2)
         total = count // j * j + few
         prior = -0.5 * scores.square().sum(1)
         logs = [self._log_density(scores, i) + math.log(count // j / total) for i in range(j)]
@@ -100,31 +126,33 @@ class Proposals(NamedTuple):
         return Draw(scores, prior - density - math.log(total))
 
     def final_draw(self, count: int, position: Tensor, turn: int = 0) -> Draw:
-        """The points to keep: in one dimension a regular grid, the most accurate rule for smooth integrands.
+        """The points to keep: a regular grid if it can be fine enough, the most accurate rule for smooth integrands.
 
         Points of another turn are independent of these.
         """
-        return (
-            self.regular_grid(count) if self.mean.shape[2] == 1 else self.draw(count, position, _FINAL_SEED + 2 * turn)
-        )
+        if self.mean.shape[2] == 1 or (self.mean.shape[2] == 2 and count >= _FINE):
+            return self.regular_grid(count, position)
+        return self.draw(count, position, _FINAL_SEED + 2 * turn)
 
-    def regular_grid(self, count: int) -> Draw:
-        """`count` points of a grid of the first normal distribution, and half as many of the population's grid.
+    def regular_grid(self, count: int, position: Tensor) -> Draw:
+        """About `count` points of a grid of the first normal distribution, and fewer of the population's grid.
 
-        Each grid takes the part of the integral that its density has in the sum of both.
+        Each grid takes the part of the integral that its density has in the sum of both. Every client's grids are
+        shifted by their own part of a cell, because with the same grid for all clients errors would not cancel.
         """
-        m = len(self.mean)
-        (own, own_cell), (prior, prior_cell) = grid_points(count), grid_points(count // 2)
+        m, _, d = self.mean.shape
+        side = round(count ** (1 / d))
+        own, prior = grid_points(d, side), grid_points(d, max(_FEWEST, side // 2))
+        shift = _shifts(d)[position % _MOST_SETS]  # (M, 2 d, 1)
         factor = self.factor[:, 0]
-        own_scores = torch.baddbmm(self.mean[:, 0, :, None], factor, own.expand(m, -1, -1))
-        scores = torch.cat([own_scores, prior.expand(m, -1, -1)], 2)
+        own_scores = torch.baddbmm(self.mean[:, 0, :, None], factor, own.points + own.cell * shift[:, :d])
+        scores = torch.cat([own_scores, prior.points + prior.cell * shift[:, d:]], 2)
         log_prior = -0.5 * scores.square().sum(1)
-        log_own = self._log_density(scores, 0)
-        parts = torch.stack([log_own + _LOG_SHARES[0], log_prior + _LOG_SHARES[1]])
+        parts = torch.stack([self._log_density(scores, 0) + _LOG_SHARES[0], log_prior + _LOG_SHARES[1]])
         log_parts = torch.log_softmax(parts, 0)
-        n = own.shape[1]
-        log_size = factor.diagonal(dim1=1, dim2=2).log().sum(1)[:, None] + own_cell
-        log_part = torch.cat([log_parts[0, :, :n] + log_size, log_parts[1, :, n:] + prior_cell], 1)
+        n = own.points.shape[1]
+        log_size = factor.diagonal(dim1=1, dim2=2).log().sum(1)[:, None] + own.log_weight
+        log_part = torch.cat([log_parts[0, :, :n] + log_size, log_parts[1, :, n:] + prior.log_weight], 1)
         return Draw(scores, log_prior.add_(log_part))
 
     def _log_density(self, scores: Tensor, component: int) -> Tensor:

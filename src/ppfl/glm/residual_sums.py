@@ -24,6 +24,10 @@ class ResidualSums(NamedTuple):
         slopes = torch.baddbmm(self.fits[..., None], self.products, c, beta=-2)
         return slopes.mul_(c).sum(1).add_(self.squares[:, None])
 
+    def as_quadratic_form(self) -> Tensor:
+        """The matrix (M, K, K) with which the sum is c'Sc, because memberships sum to 1."""
+        return self.products - self.fits[:, :, None] - self.fits[:, None] + self.squares[:, None, None]
+
     def detach(self) -> ResidualSums:
         return ResidualSums(*(part.detach() for part in self))
 

@@ -111,7 +111,7 @@ class ClientRows(NamedTuple):
                     information[blocks.n_columns + i, blocks.n_columns + j] = (second * weights).sum()
             return columns, nuisance, information
 
-        return Scores(logs, derivatives)
+        return Scores(logs, derivatives, c, self.varying.columns)
 
     def numbers_per_row(self, memberships: int) -> int:
         return memberships * max(2, self.family.outputs)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .counts import CountFamily, draw_negative_binomial, negative_binomial_cdf
-from .family_contract import TINY, safe_exp, to_array
+from .family_contract import TINY, Derivatives, safe_exp, to_array
 
 LOG_INVERSE_SIZE = "log 1/size"
 _SMALLEST_LOG = -60.0  # of 1/size; nothing distinguishes smaller ones from a Poisson distribution
@@ -29,6 +29,26 @@ class NegativeBinomialFamily(CountFamily):
         log_share = F.logsigmoid(-log_inverse - log_mean)  # -log(1 + mean / size), also where this is tiny or huge
         constant = log_rising_ratio(counts, log_inverse) - torch.lgamma(counts + 1)
         return torch.addcmul(torch.addcmul(constant, counts, log_mean), counts + torch.exp(-log_inverse), log_share)
+
+    def derivatives(self, eta: Tensor, y: Tensor, nuisance: Tensor) -> Derivatives:
+        if self.link != "log":
+            return super().derivatives(eta, y, nuisance)
+        log_inverse, counts = _log_inverse_size(nuisance), y[:, None]
+        with torch.enable_grad():
+            at = log_inverse.detach().expand(counts.shape).clone().requires_grad_()
+            ratio = log_rising_ratio(counts, at)
+            (ratio_slope,) = torch.autograd.grad(ratio.sum(), at, create_graph=True)
+            (ratio_bend,) = torch.autograd.grad(ratio_slope.sum(), at)
+        size = torch.exp(-log_inverse)
+        excess = eta + log_inverse
+        log_share, share = F.logsigmoid(-excess), torch.sigmoid(excess)  # of 1 / (1 + mean / size), and of the rest
+        weighted = (counts + size) * share
+        curvature = weighted * (1 - share)
+        sized = size * share
+        log = torch.addcmul((ratio - torch.lgamma(counts + 1)).detach() + counts * eta, counts + size, log_share)
+        in_size = ratio_slope.detach() - size * log_share - weighted
+        second = curvature - 2 * sized - size * log_share - ratio_bend
+        return Derivatives(log, counts - weighted, curvature, [in_size], [curvature - sized], [[second]])
 
     def variance(self, mean: Tensor, nuisance: Tensor) -> Tensor:
         return mean + _log_inverse_size(nuisance).exp() * mean.square()

@@ -7,6 +7,7 @@ over what, `choose_k` compares several K by `held_out` rows, `integral` computes
 `fit_by_solver` returns a result that the estimators can keep.
 """
 
+from .choose_k import CRITERIA
 from .fit_by_solver import (
     SelectionRecord,
     SolverResult,
@@ -25,6 +26,7 @@ from .profile import Profile
 from .solve import SearchSettings, solve_marginal, solve_profile
 
 __all__ = [
+    "CRITERIA",
     "GLMProblem",
     "LogLikelihood",
     "Marginal",

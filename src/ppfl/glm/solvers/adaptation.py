@@ -15,18 +15,18 @@ from ..stick_breaking import StickBreaking
 
 _ENOUGH, _USABLE = 0.2, 0.1  # the share of points that count: effective number of points / number of points
 _MAX_STEPS = 12
-_BISECTIONS = 7
+_POWERS = 0.6 ** torch.arange(1, 29, dtype=torch.float64)  # to which weights are raised
 INFLATION = 1.3
 _POINTS = {2: 32, 3: 64, 4: 64}  # to fit the proposals, by K
-_MANY_CLIENTS = 2000
+MANY_CLIENTS = 2000
 _SEED = 10  # the points that fit a proposal are not those that are used afterwards
 
 
 def sample_size(k: int, clients: int) -> int:
     """The number of points per client; with few clients the error of each counts more, and points are cheap."""
     if k <= 2:
-        return 1 if k == 1 else 48 if clients > _MANY_CLIENTS else 128
-    return 128 if clients > _MANY_CLIENTS or (k == 3 and clients > 200) else 256 if clients > 50 else 512
+        return 1 if k == 1 else 48 if clients > MANY_CLIENTS else 128
+    return 128 if clients > MANY_CLIENTS or (k == 3 and clients > 200) else 256 if clients > 50 else 512
 
 
 def adapt_proposals(
@@ -70,8 +70,9 @@ def draw_sample(
 
 
 def _effective_share(logs: Tensor) -> Tensor:
-    weights = torch.softmax(logs, 1)
-    return 1 / (weights.square().sum(1) * logs.shape[1])
+    """Of the points in the last dimension."""
+    weights = torch.softmax(logs, -1)
+    return 1 / (weights.square().sum(-1) * logs.shape[-1])
 
 
 def _largest_power(logs: Tensor) -> Tensor:
@@ -79,13 +80,9 @@ def _largest_power(logs: Tensor) -> Tensor:
 
     It carries points from a distribution to another one far away in several steps.
     """
-    one = torch.ones(len(logs), dtype=logs.dtype)
-    fits = _effective_share(logs) >= _USABLE
-    if bool(fits.all()):
-        return one
-    low, high = torch.zeros_like(one), one
-    for _ in range(_BISECTIONS):
-        middle = torch.where(low > 0, (low + high) / 2, 0.25 * high)
-        is_enough = _effective_share(middle[:, None] * logs) >= _ENOUGH
-        low, high = torch.where(is_enough, middle, low), torch.where(is_enough, high, middle)
-    return torch.where(fits, one, low)
+    power = torch.ones(len(logs), dtype=logs.dtype)
+    far = (_effective_share(logs) < _USABLE).nonzero()[:, 0]
+    if len(far):
+        is_enough = _effective_share(_POWERS[:, None] * logs[far, None]) >= _ENOUGH  # (far, powers)
+        power[far] = _POWERS[is_enough.int().argmax(1)] * is_enough.any(1)
+    return power

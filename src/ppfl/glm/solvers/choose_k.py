@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .held_out import Fold, make_folds
+from .held_out import Fold, held_out_log_likelihoods, make_folds
 from .integral import LogLikelihood, marginal_log_likelihood
 from .lbfgs import Solution
 from .marginal import Marginal
@@ -18,6 +18,8 @@ from .parameters import concentration
 from .problem import GLMProblem
 from .solve import SearchSettings, solve_marginal
 
+PREDICTION, BIC = "prediction", "bic"
+CRITERIA = {"held_out": "the held-out likelihood", PREDICTION: "the highest held-out likelihood", BIC: "the BIC"}
 _FOLDS, _FEW_FOLDS, _MANY_ROWS = 5, 2, 50_000
 _CLEARLY, _PROBABLY = 2.0, 1.0  # standard errors by which a larger K must predict better
 _SMALL_STEP = 0.5  # of the log-likelihood; folds need no better fit
@@ -42,7 +44,7 @@ class Selected(NamedTuple):
 
 
 def fit_path(
-    make_problem: Callable[[int], GLMProblem], ks: Sequence[int], search: SearchSettings, *, held_out: bool
+    make_problem: Callable[[int], GLMProblem], ks: Sequence[int], search: SearchSettings, criterion: str
 ) -> list[Selected]:
     """Fit every K, each also from the best fit of the next smaller one, so that the likelihood never falls with K."""
     found: list[Selected] = []
@@ -56,38 +58,43 @@ def fit_path(
         if smaller is not None:
             _warn_if_lower(solution, objective, smaller)
         score = None
-        if held_out:
+        if criterion != BIC:
             if not folds:
                 many = len(problem.rows.y) > _MANY_ROWS
                 folds = make_folds(problem, _FEW_FOLDS if many else _FOLDS, search.random)
             roughly = search._replace(n_init=1, small_step=_SMALL_STEP)
-            score = torch.stack([fold.log_likelihoods(k, roughly) for fold in folds]).sum(0)
+            for fold in folds:
+                fold.fit(k, roughly)
+            score = held_out_log_likelihoods(folds)
         found.append(Selected(k, solution, objective, score))
         if score is not None:
-            worse = 0 if is_better(found[-1], found[best]) or len(found) == 1 else worse + 1
+            worse = 0 if len(found) == 1 or is_better(found[-1], found[best], criterion) else worse + 1
             best = len(found) - 1 if worse == 0 else best
             if worse >= _PATIENCE:
                 break
     return found
 
 
-def is_better(larger: Selected, smaller: Selected) -> bool:
+def is_better(larger: Selected, smaller: Selected, criterion: str) -> bool:
     """Whether the larger K predicts held-out rows clearly better, or probably better and has the lower BIC as well.
 
     With few clients of different sizes the standard error is large. BIC alone takes noise that differs by client, or
-    overdispersed counts, for more canonical models, but these do not help to predict.
+    overdispersed counts, for more canonical models, but these do not help to predict. If only predictions count, it
+    need not be clear.
     """
     assert larger.held_out is not None
     assert smaller.held_out is not None
     difference = larger.held_out - smaller.held_out
     gain, error = float(difference.sum()), float(difference.std(correction=0)) * len(difference) ** 0.5
+    if criterion == PREDICTION:
+        return gain > 0
     return gain > _CLEARLY * error or (gain > _PROBABLY * error and larger.rough_bic() < smaller.rough_bic())
 
 
-def best_by_held_out(found: Sequence[Selected]) -> int:
+def best_by_held_out(found: Sequence[Selected], criterion: str) -> int:
     best = 0
     for i in range(1, len(found)):
-        if is_better(found[i], found[best]):
+        if is_better(found[i], found[best], criterion):
             best = i
     return best
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...core.affinity import Affinity
 from ..client_memberships import ClientMemberships
 from ..likelihoods import Coefficients
-from .choose_k import best_by_held_out, exact_log_likelihood, fit_path
+from .choose_k import BIC, best_by_held_out, exact_log_likelihood, fit_path
 from .federated import solve_federated
 from .integral import LogLikelihood
 from .lbfgs import Solution
@@ -74,9 +74,9 @@ def choose_by(
     make_problem: Callable[[int], GLMProblem], ks: Sequence[int], search: SearchSettings, criterion: str
 ) -> tuple[SolverResult, list[SelectionRecord]]:
     """Fit all K, and return the best by held-out likelihood or by BIC, with a record of each."""
-    found = fit_path(make_problem, ks, search, held_out=criterion == "held_out")
+    found = fit_path(make_problem, ks, search, criterion)
     results = [_marginal_result(make_problem(each.k), each.objective, each.solution, search) for each in found]
-    exact = criterion == "bic"
+    exact = criterion == BIC
     logs = [
         exact_log_likelihood(each) if exact else LogLikelihood(each.objective.log_likelihood(each.solution.vector), 0.0)
         for each in found
@@ -87,7 +87,7 @@ def choose_by(
         for each, result in zip(found, results, strict=True)
     ]
     bic = [math.log(max(2, clients)) * count - 2 * log.value for count, log in zip(counts, logs, strict=True)]
-    best = int(np.argmin(bic)) if exact else best_by_held_out(found)
+    best = int(np.argmin(bic)) if exact else best_by_held_out(found, criterion)
     means, errors = _compare_held_out([each.held_out for each in found], found[0].objective.data.n_samples)
     records = [
         SelectionRecord(each.k, log.value, 2 * count - 2 * log.value, b, mean, error, result.converged)

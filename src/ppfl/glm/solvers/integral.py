@@ -77,7 +77,7 @@ def _estimate(
 
         proposals = adapt_proposals(chunk.data, coefficients, breaking, chunk.clients)
         if len(breaking.alpha) == 2 and points <= _FIRST:
-            first, second = (torch.logsumexp(log_joint(proposals.regular_grid(n)), 1) for n in _GRIDS)
+            first, second = (torch.logsumexp(log_joint(proposals.regular_grid(n, chunk.clients)), 1) for n in _GRIDS)
             value[chunk.clients], error[chunk.clients] = second, (second - first).abs()
             continue
         for i in range(2):

@@ -155,18 +155,10 @@ class Marginal:
             weights, log_integral, tempering = self._weigh(part, found.logs, alpha)
             value -= log_integral
             moments.append(part.moments(weights))
-            columns, nuisance, information = found.derivatives(weights if tempering is None else weights * tempering)
-            if tempering is not None:
-                columns, nuisance = columns * tempering[:, None], nuisance * tempering[:, None]
-            m = len(columns)
-            canonical = (c[:, :, None] * columns[:, None, : self.shape.varying]).flatten(1, 2)
-            scores = [canonical, columns[:, self.shape.varying :], nuisance]
-            if k > 1:
-                scores.append(((part.sample.logs - expected_log[:, None]) * chain[:, None]).expand(m, -1, -1))
-            each = torch.cat(scores, 1)  # (M, P, G)
-            mean = torch.bmm(each, weights[..., None])[..., 0]
+            of_alpha = (part.sample.logs - expected_log[:, None]) * chain[:, None] if k > 1 else c[:, :0]
+            mean, products, information = found.sums(weights, of_alpha, tempering)
+            m = len(mean)
             gradient -= mean.sum(0)
-            products = torch.bmm(each * weights[:, None], each.mT).sum(0)
             size = len(information)
             apart += information - products[:size, :size]
             hessian[:size, :size] += information
@@ -253,10 +245,16 @@ class Marginal:
         alpha = concentration(log_alpha)
         return sum(float(torch.logsumexp(self._log_joint(part, coefficients, alpha), 1).sum()) for part in self.parts)
 
-    def predictive_log_likelihoods(self, vector: Vector, test: Likelihood) -> Tensor:
-        """The log-likelihood (M,) of each client's rows in other data, given its rows in these data."""
+    def predictive_log_likelihoods(self, vector: Vector, test: Likelihood, wider: float = 0.0) -> Tensor:
+        """The log-likelihood (M,) of each client's rows in other data, given its rows in these data.
+
+        `wider` is added to the first nuisance parameter for the other data.
+        """
         coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
         alpha = concentration(log_alpha)
+        nuisance = coefficients.nuisance.clone()
+        nuisance[:1] += wider
+        for_test = coefficients._replace(nuisance=nuisance)
         found = torch.zeros(self.data.n_clients, dtype=torch.float64)
         for part in self.parts:
             log_weights = torch.log_softmax(self._log_joint(part, coefficients, alpha), 1)
@@ -265,7 +263,7 @@ class Marginal:
             logs = log_weights.new_empty(log_weights.shape)
             c = part.sample.memberships.expand(len(part.clients), -1, -1)
             own, given = test.subset(part.clients[order]), part.data.subset(order)
-            logs[order] = own.conditional_log_likelihoods(coefficients, c[order], given)
+            logs[order] = own.conditional_log_likelihoods(for_test, c[order], given)
             found[part.clients] = torch.logsumexp(log_weights + logs, 1)
         return found
 

@@ -14,24 +14,31 @@ _SMALLEST_CURVATURE = 1e-10  # relative to the largest; along flatter directions
 _LONGEST_STEP = 2.0  # of any parameter; all are of order 1, because columns are standardised
 _MAX_HALVINGS = 12
 _ROUNDING = 1e-13  # of an objective, relative
-_LAST_STEP = 1e-5  # a gain of the log-likelihood
+_LAST_STEP, _LAST_STEP_PER_SAMPLE = 1e-5, 1e-8  # gains of the log-likelihood
 
 
 def minimize_newton(
-    objective: Marginal, start: Vector, found: Evaluated, tol: float, max_iter: int, most: float = math.inf
+    objective: Marginal,
+    start: Vector,
+    found: Evaluated,
+    tol: float,
+    max_iter: int,
+    most: float = math.inf,
+    longest: float = _LONGEST_STEP,
+    enough: float = 0.0,
 ) -> Solution:
     """Minimise until the largest component of the gradient is at most tol, from a start that is evaluated already.
 
     Directions of negative curvature are followed downhill with the same length as positive ones. Steps end when they
-    have gained more than `most` of the log-likelihood.
+    have gained more than `most` of the log-likelihood, or when the next one would gain less than `enough`.
     """
     at = start
     path = [found.value]
     n = objective.data.n_samples
     while np.abs(found.gradient).max() > tol and len(path) <= max_iter and n * (path[0] - found.value) <= most:
-        step = padded(newton_direction(found.gradient, found.hessian), len(at))
+        step = padded(newton_direction(found.gradient, found.hessian, longest), len(at))
         slope = float(found.gradient @ step[: len(found.gradient)])
-        if -slope <= max(_LAST_STEP / n, _ROUNDING * abs(found.value)):
+        if -slope <= max(_LAST_STEP / n, 2 * enough / n, _LAST_STEP_PER_SAMPLE, _ROUNDING * abs(found.value)):
             value = found.value + 0.5 * slope  # what is left after this step is of the order of its square
             return Solution(at + step, value, [*path, value], 0.0)
         length = 1.0

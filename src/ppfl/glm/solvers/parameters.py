@@ -105,18 +105,27 @@ class Regularization(NamedTuple):
         together = torch.eye(k, dtype=torch.float64) - 1 / k
         by_column = torch.kron(spread * together, torch.eye(q, dtype=torch.float64))
         gradient = self.ridge * self.slopes * canonical + spread * (canonical - canonical.mean(0))
-        nuisance = coefficients.nuisance.detach().clone().requires_grad_()
-        with torch.enable_grad():
-            own = nuisance.sum() * 0 if self.nuisance is None else self.nuisance(nuisance)
-            own = own + 0.5e-8 * self.samples * torch.exp(-nuisance[:1]).sum()
-            (slope,) = torch.autograd.grad(own, nuisance, create_graph=True)
-            rows = [torch.autograd.grad(each, nuisance, retain_graph=True)[0] for each in slope if each.requires_grad]
-        curvature = torch.stack(rows) if rows else torch.zeros(len(nuisance), len(nuisance), dtype=torch.float64)
+        slope, curvature = self._nuisance_derivatives(coefficients.nuisance.detach())
         shared = self.ridge * self.shared
         return (
-            torch.cat([gradient.flatten(), shared * coefficients.shared[:, 0], slope.detach()]),
+            torch.cat([gradient.flatten(), shared * coefficients.shared[:, 0], slope]),
             block_diagonal(by_column + (self.ridge * self.slopes).repeat(k).diag(), shared.diag(), curvature),
         )
+
+    def _nuisance_derivatives(self, nuisance: Tensor) -> tuple[Tensor, Tensor]:
+        slope, curvature = torch.zeros_like(nuisance), torch.zeros(len(nuisance), len(nuisance), dtype=nuisance.dtype)
+        with torch.enable_grad():
+            at = nuisance.clone().requires_grad_()
+            own = at.new_zeros(()) if self.nuisance is None else self.nuisance(at)
+            if own.requires_grad:  # many families have no penalty
+                (found,) = torch.autograd.grad(own, at, create_graph=True)
+                slope = found.detach()
+                curvature = torch.stack([torch.autograd.grad(each, at, retain_graph=True)[0] for each in found])
+        if self.samples:
+            below = 0.5e-8 * self.samples * torch.exp(-nuisance[0])
+            slope[0] -= below
+            curvature[0, 0] += below
+        return slope, curvature
 
 
 class Objective(Protocol):

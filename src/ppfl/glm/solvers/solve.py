@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.affinity import Affinity
+from .adaptation import MANY_CLIENTS
 from .lbfgs import Solution, find_rescaling, minimize_lbfgs
 from .marginal import Evaluated, Marginal
 from .newton_steps import minimize_newton, newton_direction
@@ -25,7 +26,9 @@ _MAX_REJECTED = 5
 _LITTLE = 0.02  # of the log-likelihood
 _PATIENCE = 3  # steps that gain no more than the points' own error
 _ROUGH_TOL, _ROUGH_ITERATIONS, _PROFILE_ITERATIONS, _ROUGH_STEP = 1e-5, 150, 40, 0.5
-_PRECISION, _LOWEST_PRECISION = {2: 0.002, 3: 0.015}, 0.04  # of one log integral, by K
+_PRECISION, _LOWEST_PRECISION = {2: 0.002, 3: 0.005}, 0.04  # of one log integral, by K
+_LAST_STEP = 0.01  # relative to the points' own error
+_SHORT_STEP = 0.3  # of any parameter: points stand for the integral only near where they were drawn
 _SMALL_GAIN = 0.05  # of the log-likelihood; points need not follow smaller ones
 _NARROW_SHARE = 0.2  # share of clients with well-known memberships above which the profile is tried as well
 
@@ -83,8 +86,7 @@ def find_minimum(
     Canonical models are split one by one. Random starts are compared with that on request.
     """
     some = problem.subset(search.random.permutation(problem.data.n_clients)[:_CLIENTS_TO_COMPARE]).roughly()
-    pooled = some.pooled(_ROUGH_TOL, _ROUGH_ITERATIONS)
-    found = smaller or (pooled, some.marginal(1))
+    found = smaller or (some.pooled(_ROUGH_TOL, _ROUGH_ITERATIONS), some.marginal(1))
     for k in range(found[1].shape.k + 1, problem.shape.k + 1):
         each = some.with_k(k)
         start = split_start(each, found[1], found[0].vector)
@@ -98,6 +100,7 @@ def find_minimum(
             other = minimize_adapting_points(each.marginal(k), start, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP)
             found = min(found, other, key=lambda pair: pair[0].objective)
     if search.n_init > 1:
+        pooled = some.pooled(_ROUGH_TOL, _ROUGH_ITERATIONS)
         start = best_start(some, pooled, search.n_init - 1, search.tol, search.random)
         points = some.marginal(problem.shape.k)
         other = minimize_adapting_points(points, start, _ROUGH_TOL, _ROUGH_ITERATIONS, _ROUGH_STEP)
@@ -163,9 +166,11 @@ def _newton_moving_points(
     if small_step:
         gradient = float(np.abs(found.gradient).max() / max(1.0, abs(found.value)))
         return Solution(vector, found.value, path, gradient), objective
-    objective = objective.adapted(vector)
-    found, most = objective.with_hessian(vector), _SMALL_GAIN + n * error
-    solution = minimize_newton(objective, vector, found, tol, max_iter, most)
+    if objective.data.n_clients <= MANY_CLIENTS:
+        objective = objective.adapted(vector)
+        found = objective.with_hessian(vector)
+    most, enough = _SMALL_GAIN + n * error, _LAST_STEP * n * error
+    solution = minimize_newton(objective, vector, found, tol, max_iter, most, _SHORT_STEP, enough)
     if (found.value - solution.objective) * n > most:
         # The steps have left the region where the points stand for the integral. What was left to gain before is below
         # the points' own error, so the gradient that is left makes no difference.

@@ -43,7 +43,8 @@ def split_start(problem: GLMProblem, smaller: Marginal, vector: Vector) -> Vecto
             each = start.copy()
             each[corner * size : (corner + 1) * size] += step * axis
             each[shape.k * size : (shape.k + 1) * size] -= step * axis
-            tried.append((larger.adapted(each).value(each), each))
+            larger = larger.adapted(each)  # from the points of the start before, which are near
+            tried.append((larger.value(each), each))
     return min(tried, key=lambda pair: pair[0])[1]
 
 

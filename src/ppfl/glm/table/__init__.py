@@ -6,6 +6,7 @@ turns columns into numbers and `target` picks a family. `fit_table` fits, `candi
 result.
 """
 
+from ..solvers import CRITERIA
 from .coefficients import CoefficientRow, CoefficientTable
 from .encoding import ChosenColumns, EncodedColumn, Encoding, choose_features
 from .export import file_contents
@@ -14,7 +15,7 @@ from .held_out_scores import HeldOutScore
 from .local_models import LocalModels
 from .number_cells import BadCells
 from .prepare import PreparedTable, prepare_table
-from .table_settings import CRITERIA, TableSettings
+from .table_settings import TableSettings
 from .target import FAMILIES, Target
 
 __all__ = [

@@ -9,11 +9,11 @@ from typing import Any
 from ...core.errors import SettingError
 from ..formula.parts import EXAMPLE, split_formula
 from ..regression import PopulationClassifier, PopulationRegressor
+from ..solvers import CRITERIA
 from .target import Target
 
 AUTO = "auto"
 LARGEST_K = 5  # of those that are tried by default
-CRITERIA = {"held_out": "the held-out likelihood", "bic": "the BIC"}
 
 
 @dataclass(frozen=True)
