@@ -140,7 +140,7 @@ class Proposals(NamedTuple):
         Each grid takes the part of the integral that its density has in the sum of both. Every client's grids are
         shifted by their own part of a cell, because with the same grid for all clients errors would not cancel.
         """
-        m, _, d = self.mean.shape
+        d = self.mean.shape[2]
         side = round(count ** (1 / d))
         own, prior = grid_points(d, side), grid_points(d, max(_FEWEST, side // 2))
         shift = _shifts(d)[position % _MOST_SETS]  # (M, 2 d, 1)

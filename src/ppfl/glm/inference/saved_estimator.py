@@ -14,7 +14,7 @@ from .data_trees import TreeReader, TreeWriter
 from .parameter_table import covariance_of
 from .posterior_draws import membership_deviations
 
-FORMAT, VERSION = "ppfl population GLM", 1
+FORMAT, VERSION = "ppfl population GLM", 2
 _STATE = "state"  # the name of the tensor of bytes with the JSON
 _NOT_KEPT = ("_objective",)  # holds the rows of the fit
 

@@ -26,7 +26,7 @@ _INFLATION = 2.5  # of covariances: the tails that narrow mixtures miss show in 
 _KNOTS = 16385  # a client that knows its membership well feels the distance between knots
 _MAX_WORK = 2e8  # points x rows of one pass
 _SEEDS = (40, 60)
-_GRIDS = (64, 96)  # points of two regular grids, for K = 2
+_GRIDS = {2: (64, 96), 3: (961, 1681)}  # points of two regular grids, by K
 
 
 class LogLikelihood(NamedTuple):
@@ -76,8 +76,8 @@ def _estimate(
             return some.client_log_likelihoods(coefficients, c) + draw.log_weight
 
         proposals = adapt_proposals(chunk.data, coefficients, breaking, chunk.clients)
-        if len(breaking.alpha) == 2 and points <= _FIRST:
-            first, second = (torch.logsumexp(log_joint(proposals.regular_grid(n, chunk.clients)), 1) for n in _GRIDS)
+        if grids := _GRIDS.get(len(breaking.alpha)) if points <= _FIRST else None:
+            first, second = (torch.logsumexp(log_joint(proposals.regular_grid(n, chunk.clients)), 1) for n in grids)
             value[chunk.clients], error[chunk.clients] = second, (second - first).abs()
             continue
         for i in range(2):

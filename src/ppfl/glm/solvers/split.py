@@ -14,7 +14,7 @@ from .parameters import ParameterShape, Vector, concentration, log_concentration
 from .problem import GLMProblem
 from .starts import client_deviations
 
-_STEPS = (0.3, 1.0)  # standardised columns have coefficients of order 1
+_STEP, _LONG_STEP = 0.3, 1.0  # standardised columns have coefficients of order 1
 _CORNERS = 2  # to try
 _CLIENTS_TO_TRY = 64
 
@@ -36,16 +36,20 @@ def split_start(problem: GLMProblem, smaller: Marginal, vector: Vector) -> Vecto
     size = shape.varying * shape.outputs
     axes = _axes(smaller, vector) if smaller.has_hessian else _axes_from_gradients(problem, smaller, vector)
     some = np.linspace(0, problem.data.n_clients - 1, min(problem.data.n_clients, _CLIENTS_TO_TRY)).astype(int)
-    larger, tried = problem.subset(some).marginal(shape.k + 1), []
-    for corner, axis in axes[:_CORNERS]:
+    larger = problem.subset(some).marginal(shape.k + 1)
+
+    def evaluate(corner: int, axis: Vector, step: float) -> tuple[float, Vector]:
+        nonlocal larger
         start = split_corner(shape, vector, corner)
-        for step in _STEPS:
-            each = start.copy()
-            each[corner * size : (corner + 1) * size] += step * axis
-            each[shape.k * size : (shape.k + 1) * size] -= step * axis
-            larger = larger.adapted(each)  # from the points of the start before, which are near
-            tried.append((larger.value(each), each))
-    return min(tried, key=lambda pair: pair[0])[1]
+        start[corner * size : (corner + 1) * size] += step * axis
+        start[shape.k * size : (shape.k + 1) * size] -= step * axis
+        larger = larger.adapted(start)  # from the points of the start before, which are near
+        return larger.value(start), start
+
+    tried = [(*evaluate(corner, axis, _STEP), corner, axis) for corner, axis in axes[:_CORNERS]]
+    value, start, corner, axis = min(tried, key=lambda each: each[0])
+    longer_value, longer_start = evaluate(corner, axis, _LONG_STEP)
+    return longer_start if longer_value < value else start
 
 
 def _axes(smaller: Marginal, vector: Vector) -> list[tuple[int, Vector]]:
