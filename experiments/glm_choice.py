@@ -95,7 +95,7 @@ def latent_classes(train: Table, test: Table) -> Result:
 
 def population(train: Table, test: Table) -> Result:
     start = time.process_time()
-    model, _ = fit_auto(train)
+    model, _ = fit_auto(train, choose="prediction")
     all_seconds = time.process_time() - start
     start = time.process_time()
     fit(train, np.asarray(model.memberships_).shape[1])
@@ -127,7 +127,7 @@ Means over {splits} splits. Seconds are processor time, of one fit and with the 
 - The mixed logit has independent normal coefficients for all attributes ({draws} Halton draws). Its predictions, and
   those of the latent classes, are weighted by each person's posterior, given the person's training choices.
 - Latent classes: K from 1 to {most} with the smallest BIC, three starts each.
-- Ours: K by held-out likelihood. What is said about people is from the first split."""
+- Ours: `k="auto", choose="prediction"`. What is said about people is from the first split."""
 
 
 def _split(table: Table, seed: int) -> tuple[Table, Table]:

@@ -120,7 +120,8 @@ def main() -> None:
         lines.append(f"| {family} | {k} | {args.repeats} | {cells} | {seconds:.1f} |")
         print(lines[-1], flush=True)
     if args.out:
-        top = heading("Coverage of intervals", "python experiments/glm_coverage.py")
+        command = f"python experiments/glm_coverage.py --repeats {args.repeats} --out {args.out}"
+        top = heading("Coverage of intervals", command)
         args.out.write_text("\n".join([top, "", NOTES, "", *lines, ""]))
 
 

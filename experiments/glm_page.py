@@ -111,9 +111,9 @@ one fit, in R and Python alike.
 - lme4: `lmer` and `glmer`, with random slopes or random intercepts: the smaller AIC of those that converge in
   {limit:g} s. glmmTMB: the same; for counts the smaller AIC of Poisson and negative binomial as well.
 - flexmix: latent classes, K from 1 to 4 with the smallest BIC, three starts each; its seconds are those of all K.
-- ours: `k="auto"`, which chooses K by held-out likelihood within clients, for clients that differ in all columns, in
-  the random slopes of the mixed model, or in the intercept only, and for counts with the Poisson and the negative
-  binomial family (nb). Of these calls, the one with the best held-out likelihood on training rows is used."""
+- ours: `k="auto", choose="prediction"`, which takes the K with the highest held-out likelihood within clients, for
+  clients that differ in all columns, in the random slopes of the mixed model, or in the intercept only, and for counts
+  with the Poisson and the negative binomial family (nb): the smaller AIC of these calls."""
 
 
 def page(summaries: list[Summary], splits: int, limit: float, command: str) -> str:
