@@ -6,10 +6,9 @@ import numpy as np
 import torch
 
 from ppfl.glm.client_ids import ClientCodes
-from ppfl.glm.estimator import sort_by_client
 from ppfl.glm.families import BernoulliFamily, Family, MultinomialFamily, regression_family
 from ppfl.glm.sample_rows import ClientRows
-from ppfl.glm.standardize import ColumnScaling
+from ppfl.glm.standardize import ColumnScaling, sort_by_client
 
 Array = np.ndarray[Any, Any]
 FAMILIES = ("gaussian", "poisson", "gamma", "bernoulli", "multinomial")

@@ -13,9 +13,8 @@ from sklearn.metrics import mean_squared_error, r2_score
 from client_tables import choice, classifier, make_choice_table, make_client_table, regressor
 from ppfl.glm.client_affinity import make_affinity
 from ppfl.glm.client_ids import ClientCodes
-from ppfl.glm.estimator import sort_by_client
 from ppfl.glm.families import BernoulliFamily
-from ppfl.glm.standardize import ColumnScaling
+from ppfl.glm.standardize import ColumnScaling, sort_by_client
 
 TABLE = make_client_table()
 TOL = 1e-7

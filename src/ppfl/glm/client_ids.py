@@ -78,3 +78,12 @@ def _kind(item: Any) -> str:
     if isinstance(item, Number | np.bool_):
         return "number"
     return "str" if isinstance(item, str) else type(item).__name__  # also for numpy's own str
+
+
+def label_rows(memberships: Array, clients: Array) -> Any:
+    """A DataFrame indexed by client if pandas is installed, else the array."""
+    try:
+        import pandas as pd
+    except ImportError:
+        return memberships
+    return pd.DataFrame(memberships, index=pd.Index(clients, name="client"), columns=range(memberships.shape[1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -14,20 +13,20 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from ..core.errors import DataError, SettingError
-from .client_affinity import check_affinity, make_affinity
-from .client_ids import Array, ClientCodes
+from .check_settings import check_settings, numbers_to_try
+from .client_affinity import make_affinity
+from .client_ids import Array, ClientCodes, label_rows
 from .client_memberships import ClientMemberships
 from .families import Family, GaussianFamily
 from .gaussian_moments import HeteroscedasticMoments, fastest_form
 from .inference import InferenceMixin, client_coefficient_intervals
+from .information import InformationMixin
 from .likelihoods import Likelihood
-from .missing_clients import NEW, warn_of_fit_without_clients, warn_of_prediction_without_clients
+from .missing_clients import NEW, warn_of_prediction_without_clients
 from .residual_sums import ResidualSums
 from .sample_rows import ClientRows
 from .solvers import (
-    CRITERIA,
     GLMProblem,
-    LogLikelihood,
     ParameterShape,
     Regularization,
     SearchSettings,
@@ -38,17 +37,13 @@ from .solvers import (
     fit_federated,
     fit_marginal,
     fit_profile,
-    marginal_log_likelihood,
     one_thread,
 )
-from .standardize import ColumnScaling
 
-MIXES = ("weights", "predictions")
-SOLVERS = ("auto", "marginal", "profile", "federated")
 _EXACT_FIT = 1e-7  # data with any noise have a larger dispersion than this, for standardised targets
 
 
-class PopulationEstimator(InferenceMixin, BaseEstimator):  # type: ignore[misc]
+class PopulationEstimator(InformationMixin, InferenceMixin, BaseEstimator):  # type: ignore[misc]
     """K canonical models and one membership per client, fitted to a table."""
 
     _family: Family
@@ -142,8 +137,8 @@ class PopulationEstimator(InferenceMixin, BaseEstimator):  # type: ignore[misc]
         return f"the fit stopped after {done}, short of tol = {self.tol:g}; {remedy}"
 
     def _solve(self, rows: ClientRows, clients: ClientCodes) -> SolverResult:
-        solver = self._check_settings()
-        ks = self._check_k(clients)
+        solver = check_settings(self)
+        ks = numbers_to_try(self, len(clients.ids))
         affinity = make_affinity(clients.ids, self.affinity, rows) if self.penalty > 0 else None
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         data = fastest_form(rows)
@@ -169,73 +164,10 @@ class PopulationEstimator(InferenceMixin, BaseEstimator):  # type: ignore[misc]
             return fit_federated(make_problem(ks[0]), affinity, self.penalty, self.tol, self.max_iter, seed)
         return fit_profile(make_problem(ks[0]), affinity, self.penalty, search)
 
-    def _check_settings(self) -> str:
-        """Check all settings, and return the name of the solver."""
-        for name, known in (("mix", MIXES), ("solver", SOLVERS), ("choose", tuple(CRITERIA))):
-            if getattr(self, name) not in known:
-                raise SettingError(f"{name} is {getattr(self, name)!r}; use one of {', '.join(known)}")
-        check_affinity(self.affinity)
-        if self.fit_intercept not in (True, False):
-            raise SettingError(f"fit_intercept is {self.fit_intercept!r}; use True or False")
-        for name in ("k_max", "n_init", "max_iter"):
-            _check_count(name, getattr(self, name))
-        for name in ("ridge", "tol", "penalty"):
-            value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 <= float(value) < np.inf:
-                raise SettingError(f"{name} is {value!r}; set a number, at least 0")
-        if self.solver == "marginal" and self.penalty > 0:
-            raise SettingError(
-                f"penalty is {self.penalty} with solver = 'marginal', which integrates memberships out, so there are "
-                f"none to penalise; use solver = 'profile' or penalty = 0"
-            )
-        if self.solver != "auto":
-            return str(self.solver)
-        return "profile" if self.penalty > 0 else "marginal"
-
-    def _check_k(self, clients: ClientCodes) -> list[int]:
-        """All numbers of canonical models to try."""
-        if isinstance(self.k, str):
-            if self.k != "auto":
-                raise SettingError(f"k is {self.k!r}; set a number, several such as [1, 2, 3], or 'auto'")
-            ks = list(range(1, min(int(self.k_max), len(clients.ids)) + 1))
-        else:
-            ks = sorted(set(self.k)) if isinstance(self.k, list | tuple | range) else [self.k]
-        if not ks:
-            raise SettingError("k is empty; set a number, several such as [1, 2, 3], or 'auto'")
-        for k in ks:
-            _check_count("k", k)
-        if not self._has_clients:
-            if len(ks) == 1 and ks[0] > 1:  # with several, or "auto", one model is one of the choices
-                warn_of_fit_without_clients(ks[0])
-            return [1]
-        if ks[-1] > len(clients.ids):
-            raise SettingError(f"k is {ks[-1]} but the number of clients is {len(clients.ids)}; set k to at most that")
-        return [int(k) for k in ks]
-
     def _names(self, x: Any) -> list[str]:
         return list(getattr(self, "feature_names_in_", [f"x{i}" for i in range(x.shape[1])]))
 
     # ------------------------------------------------------------------ after the fit
-
-    @property
-    def log_likelihood_(self) -> float:
-        """With memberships integrated out for the marginal solver, in the units of y."""
-        return self._exact_log_likelihood().value + self._log_units
-
-    @property
-    def log_likelihood_error_(self) -> float:
-        """The standard error of `log_likelihood_`, from the integration."""
-        return self._exact_log_likelihood().error
-
-    def _exact_log_likelihood(self) -> LogLikelihood:
-        """Computed when it is first needed, because it takes about as long as a fit."""
-        check_is_fitted(self, "_result")
-        if self._log_likelihood is None:
-            coefficients = self._result.coefficients
-            with one_thread():
-                alpha = concentration(self._result.log_alpha)
-                self._log_likelihood = marginal_log_likelihood(self._objective.data, coefficients, alpha)
-        return self._log_likelihood
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the data of the fit, but with everything that only they can tell."""
@@ -336,53 +268,3 @@ class PopulationEstimator(InferenceMixin, BaseEstimator):  # type: ignore[misc]
         k, q, m = coefficients.canonical.shape
         shape = ParameterShape(k, q, len(coefficients.shared), m, len(coefficients.nuisance))
         return shape.pack(coefficients._replace(canonical=coefficients.canonical[back]), self._result.log_alpha[back])
-
-    # ------------------------------------------------------------------ choosing k
-
-    @property
-    def n_parameters_(self) -> int:
-        """The number of coefficients, dispersion, and memberships or the parameters of their distribution."""
-        check_is_fitted(self, "_result")
-        coefficients = self._result.coefficients
-        free = coefficients.shared.shape[1]
-        free -= free > 1  # class probabilities sum to 1
-        count = (coefficients.canonical.shape[:2].numel() + len(coefficients.shared)) * free
-        return count + len(self._family.nuisance) + self._result.membership_parameters
-
-    @property
-    def aic_(self) -> float:
-        check_is_fitted(self, "_result")
-        return 2 * self.n_parameters_ - 2 * self.log_likelihood_
-
-    @property
-    def bic_(self) -> float:
-        """With the number of clients as the sample size, because each client has one membership."""
-        check_is_fitted(self, "_result")
-        n_clients = self._result.memberships.mean.shape[0]
-        return float(np.log(max(2, n_clients))) * self.n_parameters_ - 2 * self.log_likelihood_
-
-
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise SettingError(f"{name} is {value!r}; set a whole number, at least 1")
-
-
-def sort_by_client(
-    scaling: ColumnScaling, x: Any, y: Array, weight: Array, clients: ClientCodes, family: Family, mix: str,
-    offset: Array | None = None,
-) -> ClientRows:  # fmt: skip
-    """Standardised rows in the order of their clients."""
-    order = np.argsort(clients.codes, kind="stable")
-    varying, shared = scaling.split(x, order)
-    target, weights, client = (torch.from_numpy(np.ascontiguousarray(a[order])) for a in (y, weight, clients.codes))
-    added = None if offset is None else torch.from_numpy(offset[order])
-    return ClientRows(varying, shared, target.double(), weights, client, len(clients.ids), family, mix, added)
-
-
-def label_rows(memberships: Array, clients: Array) -> Any:
-    """A DataFrame indexed by client if pandas is installed, else the array."""
-    try:
-        import pandas as pd
-    except ImportError:
-        return memberships
-    return pd.DataFrame(memberships, index=pd.Index(clients, name="client"), columns=range(memberships.shape[1]))

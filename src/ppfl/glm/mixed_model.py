@@ -13,9 +13,9 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from ..core.errors import SettingError
-from .client_ids import Array
+from .client_ids import Array, label_rows
 from .client_memberships import PointMemberships
-from .estimator import PopulationEstimator, label_rows
+from .estimator import PopulationEstimator
 
 
 class MixedModel(NamedTuple):

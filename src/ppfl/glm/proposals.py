@@ -11,78 +11,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple, Self
 
-import numpy as np
 import torch
-from scipy import special
-from scipy.stats import qmc
 from torch import Tensor
 
+from .point_sets import grid_points, grid_shifts, normal_points
 from .stick_breaking import StickBreaking
 
-_MOST_SETS = 1024  # of points; clients have different ones, so that their errors do not add up
-_POINTS_OF_ALL_SETS = 1 << 17
 _SHARE_OF_PRIOR = 8  # points of the fitted distributions for each point of the population
-_EDGE = 1e-12
 _LOG_SHARES = (math.log(0.99), math.log(0.01))  # of the two densities behind a regular grid
-_REACH, _REACH_OF_FEW = 5.5, 1.25  # of a regular grid, in standard deviations; the second times the root of its side
 _FEWEST = 5  # points on one side of the population's grid
 _FINE = 100  # points of a grid in two dimensions
 _FARTHEST, _NARROWEST, _WIDER = 4.0, 0.1, 0.15  # squared distances and variances, for proposals of variance 1
 _FINAL_SEED = 20  # of the points that are kept; those that fit the proposals are others
-
-
-class NormalPoints:
-    """Sets (d, count) of points spread evenly under a standard normal distribution; count is a power of 2.
-
-    All sets are the same points of the unit cube, each shifted by another vector. Each is made when it is first used.
-    """
-
-    def __init__(self, dimensions: int, count: int, seed: int) -> None:
-        sets = max(1, min(_MOST_SETS, _POINTS_OF_ALL_SETS // count))
-        self.cube = qmc.Sobol(dimensions, rng=seed).random(count).T if dimensions else np.zeros((0, count))
-        self.shift = np.random.default_rng(seed).random((sets, dimensions, 1))
-        self.points = torch.empty(sets, dimensions, count, dtype=torch.float64)
-        self.is_made = torch.zeros(sets, dtype=torch.bool)
-
-    def __getitem__(self, position: Tensor) -> Tensor:
-        """The sets (M, d, count) at these positions, which start again after the last set."""
-        chosen = position % len(self.points)
-        is_made = self.is_made[chosen]
-        if not bool(is_made.all()):
-            new = torch.unique(chosen[~is_made])
-            shifted = (self.cube + self.shift[new.numpy()]) % 1
-            self.points[new] = torch.from_numpy(special.ndtri(shifted.clip(_EDGE, 1 - _EDGE)))
-            self.is_made[new] = True
-        return self.points[chosen]
-
-
-@lru_cache(maxsize=128)
-def normal_points(dimensions: int, count: int, seed: int) -> NormalPoints:
-    return NormalPoints(dimensions, count, seed)
-
-
-class RegularGrid(NamedTuple):
-    points: Tensor  # (d, side^d), around 0
-    cell: float  # the distance of neighbours
-    log_weight: float  # of each point, for a standard normal density
-
-
-@lru_cache(maxsize=64)
-def grid_points(dimensions: int, side: int) -> RegularGrid:
-    reach = min(_REACH, _REACH_OF_FEW * math.sqrt(side))
-    axis = torch.linspace(-reach, reach, side, dtype=torch.float64)
-    points = torch.stack(torch.meshgrid([axis] * dimensions, indexing="ij")).flatten(1)
-    cell = 2 * reach / (side - 1)
-    return RegularGrid(points, cell, dimensions * (math.log(cell) - 0.5 * math.log(2 * math.pi)))
-
-
-@lru_cache(maxsize=4)
-def _shifts(dimensions: int) -> Tensor:
-    """Of the grids of a client and of the population, in cells: (sets, 2 d, 1), between -1/2 and 1/2."""
-    return torch.from_numpy(np.random.default_rng(0).random((_MOST_SETS, 2 * dimensions, 1)) - 0.5)
 
 
 class Draw(NamedTuple):
@@ -143,7 +86,7 @@ class Proposals(NamedTuple):
         d = self.mean.shape[2]
         side = round(count ** (1 / d))
         own, prior = grid_points(d, side), grid_points(d, max(_FEWEST, side // 2))
-        shift = _shifts(d)[position % _MOST_SETS]  # (M, 2 d, 1)
+        shift = grid_shifts(d, position)  # (M, 2 d, 1)
         factor = self.factor[:, 0]
         own_scores = torch.baddbmm(self.mean[:, 0, :, None], factor, own.points + own.cell * shift[:, :d])
         scores = torch.cat([own_scores, prior.points + prior.cell * shift[:, d:]], 2)

@@ -16,7 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from ..core.errors import DataError
 from .client_ids import Array, ClientCodes, count_missing
 from .column_spread import check_positive_target, measure_target
-from .estimator import PopulationEstimator, sort_by_client
+from .estimator import PopulationEstimator
 from .families import (
     GaussianFamily,
     HeteroscedasticGaussianFamily,
@@ -29,7 +29,7 @@ from .formula import FormulaMixin
 from .inference import predict_with_intervals, probabilities_with_intervals
 from .quasi import fit_quasi
 from .sample_rows import ClientRows
-from .standardize import ColumnScaling
+from .standardize import ColumnScaling, sort_by_client
 
 _EMPTY = torch.zeros(0, dtype=torch.float64)
 

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ..core.errors import SettingError
-from .client_ids import Array
+from .client_ids import Array, ClientCodes
 from .column_spread import measure_columns
 from .designs import DenseDesign, Design, SparseDesign
+from .families import Family
 from .likelihoods import Coefficients
+from .sample_rows import ClientRows
 
 INTERCEPT = "intercept"
 
@@ -88,3 +90,15 @@ def _positions(names: Sequence[str], shared: Any, *, intercept: bool) -> set[int
         else:
             raise SettingError(f"shared names {item!r}, which is no column; use some of {', '.join(known)}, or 'all'")
     return found
+
+
+def sort_by_client(
+    scaling: ColumnScaling, x: Any, y: Array, weight: Array, clients: ClientCodes, family: Family, mix: str,
+    offset: Array | None = None,
+) -> ClientRows:  # fmt: skip
+    """Standardised rows in the order of their clients."""
+    order = np.argsort(clients.codes, kind="stable")
+    varying, shared = scaling.split(x, order)
+    target, weights, client = (torch.from_numpy(np.ascontiguousarray(a[order])) for a in (y, weight, clients.codes))
+    added = None if offset is None else torch.from_numpy(offset[order])
+    return ClientRows(varying, shared, target.double(), weights, client, len(clients.ids), family, mix, added)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..likelihoods import Coefficients, Likelihood
 from ..proposals import Draw, MembershipSample, Proposals, memberships_of
 from ..stick_breaking import StickBreaking
+from .parameters import ParameterShape
 
 _ENOUGH, _USABLE = 0.2, 0.1  # the share of points that count: effective number of points / number of points
 _MAX_STEPS = 12
@@ -86,3 +87,19 @@ def _largest_power(logs: Tensor) -> Tensor:
         is_enough = _effective_share(_POWERS[:, None] * logs[far, None]) >= _ENOUGH  # (far, powers)
         power[far] = _POWERS[is_enough.int().argmax(1)] * is_enough.any(1)
     return power
+
+
+def choose_sets(data: Likelihood, shape: ParameterShape) -> Tensor:
+    """A number (M,) for each client that only its data determine, so that names and order have no effect on its points.
+
+    The log-likelihood of an arbitrary model is such a number; its last digits are as good as random.
+    """
+    any_model = torch.cos(torch.arange(shape.varying * shape.outputs, dtype=torch.float64))
+    coefficients = Coefficients(
+        any_model.view(1, shape.varying, shape.outputs),
+        torch.zeros(shape.shared, shape.outputs, dtype=torch.float64),
+        torch.zeros(shape.nuisance, dtype=torch.float64),
+    )
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    logs = data.client_log_likelihoods(coefficients, one)[:, 0]
+    return (logs.nan_to_num().abs() * 1e6).remainder(1e9).long()

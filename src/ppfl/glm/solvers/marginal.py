@@ -23,9 +23,16 @@ from ..gaussian_moments import NO_CLIENTS
 from ..likelihoods import Coefficients, Likelihood
 from ..proposals import MembershipSample, Proposals, ScoreMoments, log_beta
 from ..stick_breaking import StickBreaking
-from .adaptation import INFLATION, adapt_proposals, draw_sample, sample_size
+from .adaptation import INFLATION, adapt_proposals, choose_sets, draw_sample, sample_size
 from .newton import membership_deviations
-from .parameters import LARGEST_ALPHA, ParameterShape, Regularization, Vector, block_diagonal, concentration
+from .parameters import (
+    ParameterShape,
+    Regularization,
+    Vector,
+    block_diagonal,
+    concentration,
+    concentration_derivatives,
+)
 
 _NEGLIGIBLE = math.log(1e-20)  # smaller weights are raised to this, because subnormal numbers are slow
 _TURNS = 4
@@ -139,7 +146,7 @@ class Marginal:
         """
         at = torch.from_numpy(vector)
         coefficients, log_alpha = self.shape.unpack(at)
-        alpha, chain, bend = _concentration_derivatives(log_alpha)
+        alpha, chain, bend = concentration_derivatives(log_alpha)
         k = self.shape.k
         gradient, hessian = self.regularization.derivatives(coefficients)
         if k > 1:  # without memberships there is no alpha
@@ -307,26 +314,3 @@ class Marginal:
         if self.client_weight is not None:
             logs = logs * self.client_weight[part.clients, None]
         return logs + part.sample.log_weights(alpha)
-
-
-def choose_sets(data: Likelihood, shape: ParameterShape) -> Tensor:
-    """A number (M,) for each client that only its data determine, so that names and order have no effect on its points.
-
-    The log-likelihood of an arbitrary model is such a number; its last digits are as good as random.
-    """
-    any_model = torch.cos(torch.arange(shape.varying * shape.outputs, dtype=torch.float64))
-    coefficients = Coefficients(
-        any_model.view(1, shape.varying, shape.outputs),
-        torch.zeros(shape.shared, shape.outputs, dtype=torch.float64),
-        torch.zeros(shape.nuisance, dtype=torch.float64),
-    )
-    one = torch.ones(1, 1, 1, dtype=torch.float64)
-    logs = data.client_log_likelihoods(coefficients, one)[:, 0]
-    return (logs.nan_to_num().abs() * 1e6).remainder(1e9).long()
-
-
-def _concentration_derivatives(log_alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """alpha, and its first two derivatives in log alpha, (K,) each; alpha' / alpha is between 0 and 1."""
-    alpha = concentration(log_alpha)
-    share = 1 - alpha / LARGEST_ALPHA
-    return alpha, alpha * share, alpha * share * (2 * share - 1)

@@ -65,6 +65,13 @@ def concentration(log_alpha: Tensor) -> Tensor:
     return torch.exp(bound - torch.nn.functional.softplus(bound - log_alpha))
 
 
+def concentration_derivatives(log_alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """alpha, and its first two derivatives in log alpha, (K,) each; alpha' / alpha is between 0 and 1."""
+    alpha = concentration(log_alpha)
+    share = 1 - alpha / LARGEST_ALPHA
+    return alpha, alpha * share, alpha * share * (2 * share - 1)
+
+
 def block_diagonal(*blocks: Tensor) -> Tensor:
     found: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
     return found
