@@ -62,7 +62,7 @@ def validation_score(table: Table, splits: list[Array], predict: Callable[[Table
 # ---------------------------------------------------------------------- one model for all, and a population
 
 ESTIMATORS: dict[str, Callable[..., Any]] = {
-    "gaussian": lambda k, family="gaussian", **more: PopulationRegressor(k, family=family, **more),
+    "gaussian": PopulationRegressor,
     "bernoulli": PopulationClassifier,
     "poisson": lambda k, family="poisson", **more: PopulationRegressor(k, family=family, **more),
     "choice": PopulationChoice,
@@ -111,32 +111,18 @@ def fit_auto(table: Table, choose: str = "held_out", **settings: Any) -> tuple[A
 
 
 def ours(train: Table, test: Table) -> dict[str, Any]:
-    """One call that chooses K for each setting; the setting with the smallest AIC is used, as for the mixed models.
-
-    For gaussian targets, the best one is tried with clients' own noise as well.
-    """
+    """One call that chooses K for each setting; the setting with the smallest AIC is used, as for the mixed models."""
     candidates = candidate_settings(train)
     tried: dict[str, Any] = {}
     models: dict[str, Any] = {}
-
-    def measure(name: str) -> None:
+    for name, settings in candidates.items():
         start = time.process_time()
-        models[name] = fit(train, "auto", choose="prediction", **candidates[name])
+        models[name] = fit(train, "auto", choose="prediction", **settings)
         tried[name] = {
             "k": int(models[name].memberships_.shape[1]), "aic": models[name].aic_,
             "seconds": time.process_time() - start, "score": score(test, predict(models[name], test)),
         }  # fmt: skip
-
-    def best_call() -> str:
-        return min(tried, key=lambda name: tried[name]["aic"])
-
-    for name in [*candidates]:
-        measure(name)
-    if train.family == "gaussian":
-        own_noise = f"{best_call()}, own noise"
-        candidates[own_noise] = {**candidates[best_call()], "family": "heteroscedastic gaussian"}
-        measure(own_noise)
-    best = best_call()
+    best = min(tried, key=lambda name: tried[name]["aic"])
     start = time.process_time()
     fit(train, min(3, train.n_clients), **candidates[best])
     return {

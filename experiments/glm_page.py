@@ -113,8 +113,7 @@ one fit, in R and Python alike.
 - flexmix: latent classes, K from 1 to 4 with the smallest BIC, three starts each; its seconds are those of all K.
 - ours: `k="auto", choose="prediction"`, which takes the K with the highest held-out likelihood within clients, for
   clients that differ in all columns, in the random slopes of the mixed model, or in the intercept only, and for counts
-  with the Poisson and the negative binomial family (nb): the smallest AIC of these calls. For gaussian
-  targets, the best of them is compared in the same way with one for clients with their own noise."""
+  with the Poisson and the negative binomial family (nb): the smallest AIC of these calls."""
 
 
 def page(summaries: list[Summary], splits: int, limit: float, command: str) -> str:
