@@ -219,9 +219,7 @@ def test_what_does_not_fit_says_what_does() -> None:
     with pytest.raises(ModelError, match="3 x 3 pixels are too small to halve 2 times"):
         DigitsCnn().build(make_images(1, 3), 0, CROSS_ENTROPY)
     for network in (Lstm(), Transformer()):
-        with pytest.raises(
-            ModelError, match=rf"{network.name} takes sequences.*float32 \(n, 8\).*tokens=True"
-        ):
+        with pytest.raises(ModelError, match=rf"{network.name} takes sequences.*float32 \(n, 8\).*tokens=True"):
             network.build(table, 0, CROSS_ENTROPY)
         one = Federation.from_arrays(texts.train.x, texts.train.y[:, 0], texts.train.client_of(), tokens=True)
         with pytest.raises(ModelError, match=r"one label per token.*5 tokens.*targets \(n, 5\)"):
