@@ -52,8 +52,9 @@ class Cnn(Network):
 class DigitsCnn(Network):
     """The network of the paper's digit domains, Section O5.4: 3 convolutions and 3 fully connected layers.
 
-    5 x 5 filters with ReLU, and halving after the first two. The paper has batch norm after each layer but the last.
-    Here it is group norm: batch norm needs statistics of the data, and clients do not exchange those.
+    Its sizes are those of FedBN (Li et al., 2021) for the same data: 5 x 5 filters with ReLU, and halving after the
+    first two. There, batch norm follows each layer but the last. Here it is group norm: batch norm needs statistics of
+    the data, and clients do not exchange those.
 
     The last two layers are together called `classifier`, so `canonical = "classifier"` is the canonical part of the
     paper. `classifier.output` is the last layer alone.
@@ -74,9 +75,9 @@ class DigitsCnn(Network):
         refuse_other_shapes(self.name, shape)
         height, width = halved(shape, 2)
         body: list[nn.Module] = []
-        for before, after in pairwise((shape[0], *self.channels)):
+        for at, (before, after) in enumerate(pairwise((shape[0], *self.channels))):
             body += [nn.Conv2d(before, after, 5, padding=2), nn.GroupNorm(self.groups, after), nn.ReLU()]
-            if len(body) < 8:  # after the first two
+            if at < 2:
                 body.append(nn.MaxPool2d(2))
         first, second = self.hidden
         body += [nn.Flatten(), nn.Linear(self.channels[-1] * height * width, first)]
@@ -93,9 +94,9 @@ class DigitsCnn(Network):
 class ResNet18(Network):
     """ResNet-18 (He et al., 2016) with group norm, for small images such as those of EMNIST and CIFAR-10.
 
-    The first layer has 3 x 3 filters and neither it nor a pooling layer after it halves the image, which has 28 or 32
-    pixels to begin with. `width` is the number of channels in the first of the four stages; each other has twice as
-    many as the one before.
+    The first layer has 3 x 3 filters and does not make the image smaller, and there is no max pooling after it: images
+    of 28 or 32 pixels are small already. `width` is the number of channels in the first of the four stages; each other
+    stage has twice as many as the one before.
     """
 
     name: Literal["resnet18"] = "resnet18"
