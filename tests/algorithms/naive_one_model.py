@@ -1,11 +1,11 @@
-"""Centralized SGD, FedProx and SCAFFOLD again, straight from their papers' pseudocode: one client at a time, by
+"""Centralized SGD, FedProx, FedOpt and SCAFFOLD again, straight from their papers' pseudocode: one client at a time, by
 torch.optim and plain autograd. Only the draws (which batch, who takes part) are shared with the package."""
 
 import copy
 
 import torch
 
-from naive import average, batches_of, cross_entropy, descend, sgd, weights_of
+from naive import average, batches_of, cross_entropy, descend, sgd, train_network, weights_of
 
 
 def centralized(federation, net, settings, rounds, seed, lr_of, clients_of):
@@ -82,3 +82,50 @@ def scaffold(federation, net, settings, rounds, seed, lr_of, clients_of):
             x[at] = x[at] + settings.server_lr * sum(w * d[at] for w, d in zip(share, y_changes, strict=True))
             c[at] = c[at] + sum(w * d[at] for w, d in zip(p[who], c_changes, strict=True))
     return x, c, c_i
+
+
+def fedopt(federation, net, settings, rounds, seed, lr_of, clients_of):
+    """Algorithm 2 of Reddi et al. (2021), number by number, clients weighted by p_i. Returns x, m and v, lists of
+    tensors."""
+    p, eta, tau, beta1 = weights_of(federation), settings.server_lr, settings.tau, settings.beta1
+    x = [parameter.detach().clone() for parameter in net.parameters()]
+    m, v = [torch.zeros_like(value) for value in x], [torch.full_like(value, tau**2) for value in x]
+    for t in range(rounds):
+        for at, delta in enumerate(mean_changes(federation, net, x, settings, seed, t, lr_of(t), clients_of(t), p)):
+            for j, d in enumerate(delta.flatten().tolist()):
+                old = float(v[at].view(-1)[j])
+                if settings.name == "fedadagrad":
+                    new = old + d**2
+                elif settings.name == "fedadam":
+                    new = settings.beta2 * old + (1 - settings.beta2) * d**2
+                else:
+                    sign = (old > d**2) - (old < d**2)
+                    new = old - (1 - settings.beta2) * d**2 * sign
+                first = beta1 * float(m[at].view(-1)[j]) + (1 - beta1) * d
+                m[at].view(-1)[j], v[at].view(-1)[j] = first, new
+                x[at].view(-1)[j] += eta * first / (new**0.5 + tau)
+    return x, m, v
+
+
+def fedopt_by_torch(federation, net, settings, rounds, seed, lr_of, clients_of, optimizer_of):
+    """Algorithm 1 of Reddi et al. (2021): the server's optimizer is one of torch.optim, on the pseudo-gradient."""
+    p = weights_of(federation)
+    x = [parameter.detach().clone() for parameter in net.parameters()]
+    optimizer = optimizer_of(x)
+    for t in range(rounds):
+        changes = mean_changes(federation, net, x, settings, seed, t, lr_of(t), clients_of(t), p)
+        for value, delta in zip(x, changes, strict=True):
+            value.grad = -delta
+        optimizer.step()
+    return x
+
+
+def mean_changes(federation, net, x, settings, seed, t, lr, who, p):
+    """sum_i p_i (x_i - x) / sum_i p_i after a round of local SGD from x, one tensor per parameter."""
+    model = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), x, strict=True):
+            parameter.copy_(value)
+    ends = [train_network(copy.deepcopy(model), federation, i, settings, seed, t, lr) for i in who]
+    mean = average(ends, p[who])
+    return [end.detach() - value for end, value in zip(mean.parameters(), x, strict=True)]

@@ -10,7 +10,8 @@ from ppfl.core.backends import make_backend
 from ppfl.core.losses import LOSSES
 from ppfl.core.models import Mixture
 from ppfl.data import Federation, synthetic_groups
-from ppfl.runs.network_settings import Cnn, Linear, Perceptron, choose_loss
+from ppfl.runs.network_contract import choose_loss
+from ppfl.runs.network_settings import Cnn, Linear, Perceptron
 from ppfl.sites import Loop, Stacked
 
 
@@ -133,7 +134,7 @@ def test_outputs_follow_the_loss(task, loss, outputs):
 def test_what_does_not_fit_says_what_does(images):
     with pytest.raises(ModelError, match=r"shape \(8,\).*perceptron"):
         Cnn().build(synthetic_groups(), 0, LOSSES["cross_entropy"])
-    with pytest.raises(ModelError, match="8 x 8 pixels are too small to halve 4 times; give fewer"):
+    with pytest.raises(ModelError, match="8 x 8 pixels are too small to halve 4 times; use.*fewer channels"):
         Cnn(channels=[4, 4, 4, 4]).build(images, 0, LOSSES["cross_entropy"])
     with pytest.raises(ModelError, match="real targets.*'squared'"):
         Linear().build(synthetic_groups(task="regression"), 0, LOSSES["cross_entropy"])

@@ -7,6 +7,7 @@ from .contract import Method, MethodDefaults, Plan, Problem, Roster, Rows, Share
 from .ditto import Ditto
 from .fedavg import FedAvg
 from .fedem import FedEM
+from .fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from .fedprox import FedProx
 from .finetune import FineTune
 from .ifca import IFCA
@@ -17,8 +18,8 @@ from .ppfl import PPFL
 from .scaffold import Scaffold
 
 _METHODS: tuple[type[Method], ...] = (
-    Local, FedAvg, FedProx, Scaffold, Centralized, FineTune, PFedMe, Ditto, FedEM, IFCA, CFL,
-    LGFedAvg, FedPer, FedRep, FedAlt, FedSim, PPFL,
+    Local, FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedProx, Scaffold, Centralized, FineTune, PFedMe, Ditto,
+    FedEM, IFCA, CFL, LGFedAvg, FedPer, FedRep, FedAlt, FedSim, PPFL,
 )  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in _METHODS}
 
@@ -29,13 +30,17 @@ __all__ = [
     "PPFL",
     "Centralized",
     "Ditto",
+    "FedAdagrad",
+    "FedAdam",
     "FedAlt",
     "FedAvg",
+    "FedAvgM",
     "FedEM",
     "FedPer",
     "FedProx",
     "FedRep",
     "FedSim",
+    "FedYogi",
     "FineTune",
     "LGFedAvg",
     "Local",

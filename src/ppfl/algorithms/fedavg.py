@@ -44,12 +44,10 @@ class FedAvg(MethodDefaults, LocalTraining):
     def check(self, problem: Problem) -> None:
         one_model_only(self.name, problem)
 
-    def init_server(self, problem: Problem) -> NetworkServer:
+    def init_server(self, problem: Problem) -> Tree:
         return NetworkServer(problem.population.initial_network())
 
-    def merge(
-        self, problem: Problem, server: NetworkServer, task: Any, totals: dict[str, Total], rows: Rows
-    ) -> NetworkServer:
+    def merge(self, problem: Problem, server: Tree, task: Any, totals: dict[str, Total], rows: Rows) -> Tree:
         return NetworkServer(map_params(torch.add, server.shared, mean(totals["change"])))
 
     # ------------------------------------------------------------------ client

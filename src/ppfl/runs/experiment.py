@@ -20,7 +20,8 @@ from ..sites import ENGINES, Engine, Stacked, engine_by_name
 from .affinity_settings import AffinitySettings, AutoAffinity
 from .metric_settings import load_metrics
 from .names import FolderName
-from .network_settings import ModelSettings, choose_loss
+from .network_contract import choose_loss
+from .network_settings import ModelSettings
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
