@@ -14,6 +14,7 @@ from torch import nn
 
 from .criteria import LossFunction, as_loss
 from .errors import ModelError
+from .frozen_layers import without_start
 from .losses import Loss
 from .mixing import MIXES, Mix
 from .network_parts import are_affine, canonical_modules, is_in_module, with_tensors_of
@@ -107,6 +108,12 @@ class Population:
             name: torch.stack([draw[name] for draw in draws]) if name in self.canonical_names else value
             for name, value in first.items()
         }
+
+    def after(self, names: tuple[str, ...]) -> Population:
+        """The population without these frozen layers at the beginning of its network: it takes their outputs."""
+        rest = copy.copy(self)
+        rest.net = without_start(self.net, names)
+        return rest
 
     def split(self, models: Params) -> tuple[Params, Params]:
         """The common and the canonical leaves."""

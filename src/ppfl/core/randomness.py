@@ -128,6 +128,11 @@ def with_keyed_dropout(net: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     return keyed, tuple(names)
 
 
+def draws_randomly(net: nn.Module) -> bool:
+    """Whether a layer of it draws random numbers when it runs as it is."""
+    return any(m.training and (isinstance(m, KeyedModule) or (_kind_of(m) and m.p)) for m in net.modules())
+
+
 Remedy = Callable[[Any], str | None]  # what to do about a module, None if it draws nothing as it is
 
 _DROPOUT_BESIDE = "set its dropout to 0 and put an nn.Dropout layer beside it, or freeze it with .eval()"

@@ -23,6 +23,7 @@ from .client_round import ClientRound, Session, Tally, Workplace
 from .engines import Engine
 from .evaluation import score_clients, score_sums
 from .filters import Filter, default_filters, refusals
+from .frozen_features import run_frozen_layers
 from .messages import (
     Close,
     Describe,
@@ -70,8 +71,9 @@ class Site:
         self.metrics = metrics or {}
         self.keys = name_keys(federation.ids)
         self.positions = {client: at for at, client in enumerate(federation.ids)}
-        self.backend: Backend = engine.backend(population, federation.train, federation.n_classes)
-        self.place = Workplace(engine, self.backend, federation.train, self.keys)
+        population, self.computed = run_frozen_layers(population, federation)
+        self.backend: Backend = engine.backend(population, self.computed.train, federation.n_classes)
+        self.place = Workplace(engine, self.backend, self.computed.train, self.keys)
         self.sessions: dict[str, Session] = {}
         self._answers: dict[type, Callable[[Any], Reply]] = {
             Describe: self.describe,
@@ -193,7 +195,7 @@ class Site:
             return session.method.model(self.backend, request.shared, own, session.states.rows(who))
 
         for split in request.splits:
-            samples = self.federation.splits[split]
+            samples = self.computed.splits[split]
             kept = KeptPredictions(self._known_metrics(request.metrics), samples.n_clients) if request.metrics else None
             with torch.no_grad():
                 scores = score_clients(self.backend, samples, models_of, session.weight, self.keys, request.hard, kept)
