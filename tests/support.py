@@ -67,8 +67,8 @@ def write_mnist(
             (folder / (file + ".gz" * compress)).write_bytes(gzip.compress(content) if compress else content)
 
 
-def write_tff(path: Path, clients: dict[str, dict[str, np.ndarray]]) -> Path:
-    """An HDF5 file of TensorFlow Federated: examples/<client>/<field>. Lists of text have no fixed length."""
+def write_tff(path: Path, clients: dict[str, dict[str, np.ndarray | list[str]]]) -> Path:
+    """An HDF5 file of TensorFlow Federated: examples/<client>/<field>, with texts as bytes of a fixed length."""
     import h5py
 
     with h5py.File(path, "w") as file:
@@ -76,6 +76,6 @@ def write_tff(path: Path, clients: dict[str, dict[str, np.ndarray]]) -> Path:
         for client, fields in clients.items():
             group = examples.create_group(client)
             for field, values in fields.items():
-                text = h5py.string_dtype() if isinstance(values, list) else None
-                group.create_dataset(field, data=values, dtype=text)
+                as_bytes = np.array([text.encode() for text in values], "S") if isinstance(values, list) else values
+                group.create_dataset(field, data=as_bytes, compression="gzip")
     return path

@@ -169,6 +169,6 @@ def test_settings_are_immutable():
 
 
 def test_settings_survive_a_round_trip_through_json():
-    for name in ("digits", "digit_domains", "mnist", "cifar10", "synthetic"):
+    for name in ("digits", "digit_domains", "mnist", "cifar10", "femnist", "shakespeare", "stackexchange", "synthetic"):
         settings = ADAPTER.validate_python({"name": name})
         assert ADAPTER.validate_json(settings.model_dump_json()) == settings

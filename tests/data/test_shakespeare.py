@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ppfl.core.errors import DataError, SettingError
-from ppfl.core.losses import IGNORED
+from ppfl.core.losses import IGNORED, CrossEntropy
 from ppfl.data import SHAKESPEARE_CHARACTERS, build, read_shakespeare
 from ppfl.data.limits import limited
 from ppfl.data.next_tokens import Vocabulary, next_token_rows
@@ -16,14 +16,10 @@ TRAIN = {"HAMLET": ["To be, or not to be", "Words, words, words."], "YORICK": ["
 TEST = {"HAMLET": ["The rest is silence."], "GHOST": ["Swear."], "YORICK": ["Poor"]}
 
 
-@pytest.fixture(params=["fixed", "any length"])
-def folder(tmp_path, request):
+@pytest.fixture
+def folder(tmp_path):
     for part, texts in (("train", TRAIN), ("test", TEST)):
-        fields = {
-            role: {"snippets": lines if request.param == "any length" else np.array([t.encode() for t in lines])}
-            for role, lines in texts.items()
-        }
-        write_tff(tmp_path / f"shakespeare_{part}.h5", fields)
+        write_tff(tmp_path / f"shakespeare_{part}.h5", {role: {"snippets": lines} for role, lines in texts.items()})
     return tmp_path
 
 
@@ -94,6 +90,14 @@ def test_settings_of_an_experiment_file(folder):
         build("shakespeare", folder=folder)
     with pytest.raises(DataError, match="more than the limit"):
         build("shakespeare", folder=folder, length=10**9)
+
+
+def test_padding_is_never_scored(folder):
+    f = read_shakespeare(folder, length=30)
+    outputs = torch.randn(len(f.train), 30, f.n_classes, generator=torch.Generator().manual_seed(0))
+    changed = torch.where((f.train.y == IGNORED)[..., None], 100 * outputs, outputs)
+    assert (f.train.y == IGNORED).any(1).all()
+    assert torch.equal(CrossEntropy().per_sample(outputs, f.train.y), CrossEntropy().per_sample(changed, f.train.y))
 
 
 def test_texts_that_are_no_texts_are_refused(tmp_path):

@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -202,10 +203,8 @@ def test_no_more_users_than_needed_are_read(tmp_path):
 
 
 def test_tokens_that_are_no_text_are_refused(tmp_path):
-    h5py = pytest.importorskip("h5py")
-    path = tmp_path / "stackoverflow.h5"
-    with h5py.File(path, "w") as file:
-        file["examples/ann/tokens"] = [b"\xff\xfe"]
+    pytest.importorskip("h5py")
+    path = write_tff(tmp_path / "stackoverflow.h5", {"ann": {"tokens": np.array([b"\xff\xfe"])}})
     with pytest.raises(DataError, match="tokens of client 'ann' that are no text"):
         read_stackexchange(path, min_words=1)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ppfl.core.errors import DataError
-from ppfl.data.limits import check_limit, current_limits
+from ppfl.data.limits import check_limit
 from ppfl.data.streams import check_size, existing_file, reading
 
 _PER_TEXT = 64  # bytes that Python needs for a text besides its letters
@@ -62,33 +62,30 @@ class TffFile:
         if client not in self.clients:
             return []
         with _reading(self.path):
-            values, what = self._field(client, field), f"{field!r} of client {client!r}"
-            if values.dtype.kind not in "SO" or values.ndim != 1:
-                raise ValueError(f"{what} is {values.dtype} {values.shape}, expected texts (n,)")
+            values = self._field(client, field)
+            if values.dtype.kind == "O":
+                raise ValueError(
+                    f"{field!r} of client {client!r} has texts without a fixed length, on which the HDF5 library can "
+                    f"crash; write them as numpy arrays of bytes, type S"
+                )
+            if values.dtype.kind != "S" or values.ndim != 1:
+                raise ValueError(
+                    f"{field!r} of client {client!r} is {values.dtype} {values.shape}, expected texts (n,)"
+                )
             self._count(len(values) * (_PER_TEXT + values.dtype.itemsize))
-            if values.dtype.kind == "S":
-                return list(values[...].tolist())
-            return self._texts_of_any_length(values, what)
-
-    def _texts_of_any_length(self, values: Any, what: str) -> list[bytes]:
-        """The file does not say how long they are, and may use one long text many times: so a few at a time."""
-        # no text is longer than the file, because such texts are not compressed
-        rows = max(1, current_limits().bytes // max(1, self.path.stat().st_size))
-        found: list[bytes] = []
-        for start in range(0, len(values), rows):
-            part = values[start : start + rows].tolist()
-            if not all(type(text) is bytes for text in part):
-                raise ValueError(f"{what} has other things than texts in it")
-            self._count(sum(map(len, part)))
-            found += part
-        return found
+            return list(values[...].tolist())
 
     def _field(self, client: str, field: str) -> Any:
         values = _member(_member(self._examples, client, is_group=True), field, is_group=False)
         if values.external or values.is_virtual or not values.shape:
             raise ValueError(f"{field!r} of client {client!r} has no rows in this file")
-        # a chunk is read as a whole, however few of its rows exist
-        check_size(self.path, math.prod(values.chunks or (0,)) * values.dtype.itemsize)
+        chunk = values.chunks or values.shape
+        parts = math.prod(-(-rows // step) for rows, step in zip(values.shape, chunk, strict=False) if step)
+        # the library would not come to an end
+        if len(chunk) != values.ndim or parts > self.path.stat().st_size:
+            raise ValueError(f"{field!r} of client {client!r} has shape {values.shape} in chunks of {chunk}")
+        if values.chunks:  # a chunk is read as a whole, however few of its rows exist
+            check_size(self.path, math.prod(chunk) * values.dtype.itemsize)
         return values
 
     def _count(self, size: int) -> None:
