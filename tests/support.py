@@ -65,3 +65,17 @@ def write_mnist(
         for kind, axes, array in (("images", 3, images), ("labels", 1, labels)):
             content, file = idx_bytes(array[rows]), name.format(f"{part}-{kind}", axes)
             (folder / (file + ".gz" * compress)).write_bytes(gzip.compress(content) if compress else content)
+
+
+def write_tff(path: Path, clients: dict[str, dict[str, np.ndarray | list[str]]]) -> Path:
+    """An HDF5 file of TensorFlow Federated: examples/<client>/<field>, with texts as bytes of a fixed length."""
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        examples = file.create_group("examples")
+        for client, fields in clients.items():
+            group = examples.create_group(client)
+            for field, values in fields.items():
+                as_bytes = np.array([text.encode() for text in values], "S") if isinstance(values, list) else values
+                group.create_dataset(field, data=as_bytes, compression="gzip")
+    return path

@@ -1,7 +1,9 @@
 """The data settings of an experiment file become a federation, or an error message of one line."""
 
 import inspect
+import re
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,6 +164,12 @@ def test_a_wrong_setting_gives_an_error_of_one_line(case):
     assert "\n" not in str(caught.value)
 
 
+def test_the_examples_of_the_docs_are_valid_settings():
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    found = [parse(block) for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL)]
+    assert [each.name for each in found] == ["femnist", "shakespeare", "stackexchange", "digit_domains"]
+
+
 def test_settings_are_immutable():
     settings = ADAPTER.validate_python({"name": "digits"})
     with pytest.raises(ValidationError):
@@ -169,6 +177,6 @@ def test_settings_are_immutable():
 
 
 def test_settings_survive_a_round_trip_through_json():
-    for name in ("digits", "digit_domains", "mnist", "cifar10", "synthetic"):
+    for name in ("digits", "digit_domains", "mnist", "cifar10", "femnist", "shakespeare", "stackexchange", "synthetic"):
         settings = ADAPTER.validate_python({"name": name})
         assert ADAPTER.validate_json(settings.model_dump_json()) == settings

@@ -7,6 +7,7 @@ from ppfl.data.dataset_settings import DATASETS, DataSettings, build
 from ppfl.data.domains import DOMAINS, digit_domains
 from ppfl.data.drawn_digits import drawn_digits
 from ppfl.data.federation import Federation
+from ppfl.data.femnist import FEMNIST_CLASSES, read_femnist
 from ppfl.data.inputs import MappedRows
 from ppfl.data.partition_settings import PartitionSettings
 from ppfl.data.partitions import (
@@ -23,7 +24,9 @@ from ppfl.data.partitions import (
 )
 from ppfl.data.readers import Pool, read_idx, read_mnist, read_npz
 from ppfl.data.samples import Samples
+from ppfl.data.shakespeare import SHAKESPEARE_CHARACTERS, read_shakespeare
 from ppfl.data.sklearn_digits import digits, digits_federation
+from ppfl.data.stackexchange import read_stackexchange
 from ppfl.data.synthetic import (
     bayes_accuracy,
     logistic_population,
@@ -40,8 +43,10 @@ __all__ = [
     "CIFAR10_GROUPS",
     "DATASETS",
     "DOMAINS",
+    "FEMNIST_CLASSES",
     "MNIST_CLIENTS",
     "MNIST_GROUPS",
+    "SHAKESPEARE_CHARACTERS",
     "DataSettings",
     "Federation",
     "MappedRows",
@@ -64,10 +69,13 @@ __all__ = [
     "logistic_population",
     "read_cifar10",
     "read_csv",
+    "read_femnist",
     "read_idx",
     "read_mnist",
     "read_npz",
     "read_parquet",
+    "read_shakespeare",
+    "read_stackexchange",
     "synthetic_classification",
     "synthetic_groups",
     "synthetic_linear",

@@ -1,6 +1,5 @@
 """`[data]` of an experiment file: the data set, its files, and how it is split into clients."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -10,12 +9,14 @@ from pydantic import ValidationError as Invalid
 from torch import Tensor
 
 from ppfl.core.errors import DataError, SettingError
-from ppfl.core.settings import Count, Seed, Settings
+from ppfl.core.settings import Count, Settings
 from ppfl.data.arrays import LearningTask
+from ppfl.data.by_client_settings import Femnist, Shakespeare, StackExchange
 from ppfl.data.cifar import read_cifar10
 from ppfl.data.domains import DOMAIN_SAMPLES, DOMAINS, Domain, digit_domains
 from ppfl.data.factories import FactorySettings, with_factory_name
 from ppfl.data.federation import Federation
+from ppfl.data.file_settings import HoldoutSettings, data_folder, dataset_folder, resolved
 from ppfl.data.partition_settings import LabelGroups, PartitionSettings
 from ppfl.data.partitions import CIFAR10_CLASSES, CIFAR10_CLIENTS, CIFAR10_GROUPS
 from ppfl.data.readers import read_mnist, read_npz, with_channels
@@ -29,16 +30,7 @@ MNIST_PIXELS = 0.1307, 0.3081
 CIFAR10_PIXELS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-class _HoldoutSettings(Settings):
-    test_fraction: float = Field(0.2, ge=0, lt=1)
-    validation_fraction: float = Field(0.0, ge=0, lt=1)
-    seed: Seed = 0
-
-    def _split(self, **named: Any) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in _HoldoutSettings.model_fields} | named
-
-
-class Digits(_HoldoutSettings):
+class Digits(HoldoutSettings):
     """scikit-learn's 1,797 digits; by default in the paper's groups, 10 clients each."""
 
     name: Literal["digits"] = "digits"
@@ -46,10 +38,10 @@ class Digits(_HoldoutSettings):
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe."""
-        return self.partition.split_into_clients(*digits(), **self._split(name="digits"))
+        return self.partition.split_into_clients(*digits(), **self.split(name="digits"))
 
 
-class _ImageSettings(_HoldoutSettings):
+class _ImageSettings(HoldoutSettings):
     folder: Path | None = None
     standardise: bool = True
     samples: Count | None = None  # random subset taken before the partition; all images if not given
@@ -70,10 +62,10 @@ class Mnist(_ImageSettings):
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative folder starts at `base`."""
-        x, y = self._subset(*read_mnist(_folder(self.folder, base, "mnist"), self.image), "mnist")
+        x, y = self._subset(*read_mnist(dataset_folder(self.folder, base, "mnist"), self.image), "mnist")
         if self.standardise:
             x = (x - MNIST_PIXELS[0]) / MNIST_PIXELS[1]
-        return self.partition.split_into_clients(x, y, **self._split(name="mnist"))
+        return self.partition.split_into_clients(x, y, **self.split(name="mnist"))
 
 
 class Cifar10(_ImageSettings):
@@ -84,14 +76,14 @@ class Cifar10(_ImageSettings):
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative folder starts at `base`."""
-        x, y = self._subset(*read_cifar10(_folder(self.folder, base, "cifar10")), "cifar10")
+        x, y = self._subset(*read_cifar10(dataset_folder(self.folder, base, "cifar10")), "cifar10")
         if self.standardise:
             mean, deviation = torch.tensor(CIFAR10_PIXELS)[:, :, None, None]
             x = (x - mean) / deviation
-        return self.partition.split_into_clients(x, y, **self._split(name="cifar10", classes=CIFAR10_CLASSES))
+        return self.partition.split_into_clients(x, y, **self.split(name="cifar10", classes=CIFAR10_CLASSES))
 
 
-class DigitDomains(_HoldoutSettings):
+class DigitDomains(HoldoutSettings):
     """Digits from several domains, by default one client per domain (Section O5.4)."""
 
     name: Literal["digit_domains"] = "digit_domains"
@@ -102,13 +94,13 @@ class DigitDomains(_HoldoutSettings):
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative folder starts at `base`."""
-        folder = Path() if self.folder is None else _resolved(self.folder, base)
+        folder = Path() if self.folder is None else resolved(self.folder, base)
         if self.folder is None and set(self.domains) != {"drawn"}:
-            folder = _data_folder("digit_domains", "mnist/ and digits5/")
-        return digit_domains(folder, self.domains, self.samples, self.clients_per_domain, **self._split())
+            folder = data_folder("digit_domains", "mnist/ and digits5/")
+        return digit_domains(folder, self.domains, self.samples, self.clients_per_domain, **self.split())
 
 
-class Npz(_HoldoutSettings):
+class Npz(HoldoutSettings):
     """A numpy archive with client ids (array `client`) or with a partition."""
 
     name: Literal["npz"] = "npz"
@@ -119,14 +111,14 @@ class Npz(_HoldoutSettings):
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative file starts at `base`."""
-        pool = read_npz(_resolved(self.file, base), self.tokens)
+        pool = read_npz(resolved(self.file, base), self.tokens)
         pool = pool._replace(x=with_channels(pool.x)) if self.image else pool
         if self.partition is None:
-            return pool.federation(**self._split(name=self.file.stem))
-        return self.partition.split_into_clients(pool.x, pool.y, **self._split(name=self.file.stem, tokens=self.tokens))
+            return pool.federation(**self.split(name=self.file.stem))
+        return self.partition.split_into_clients(pool.x, pool.y, **self.split(name=self.file.stem, tokens=self.tokens))
 
 
-class _TableFileSettings(_HoldoutSettings):
+class _TableFileSettings(HoldoutSettings):
     file: Path
     client: str
     target: str
@@ -144,7 +136,7 @@ class Csv(_TableFileSettings):
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative file starts at `base`."""
-        return read_csv(_resolved(self.file, base), **self.model_dump(exclude={"name", "file"}))
+        return read_csv(resolved(self.file, base), **self.model_dump(exclude={"name", "file"}))
 
 
 class Parquet(_TableFileSettings):
@@ -154,7 +146,7 @@ class Parquet(_TableFileSettings):
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative file starts at `base`."""
-        return read_parquet(_resolved(self.file, base), **self.model_dump(exclude={"name", "file"}))
+        return read_parquet(resolved(self.file, base), **self.model_dump(exclude={"name", "file"}))
 
 
 class DataFactory(FactorySettings):
@@ -173,8 +165,9 @@ class DataFactory(FactorySettings):
         return found
 
 
+_ByClient = Femnist | Shakespeare | StackExchange
 _ReadData = Digits | DigitDomains | Mnist | Cifar10 | Npz | Csv | Parquet | DataFactory
-_AnyData = _ReadData | Synthetic | SyntheticGroups | SyntheticLinear | LogisticPopulation
+_AnyData = _ReadData | _ByClient | Synthetic | SyntheticGroups | SyntheticLinear | LogisticPopulation
 DataSettings = Annotated[_AnyData, Field(discriminator="name"), BeforeValidator(with_factory_name)]
 DATASETS: dict[str, type[Settings]] = {model.model_fields["name"].default: model for model in get_args(_AnyData)}
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(DataSettings)
@@ -195,26 +188,3 @@ def build(name: str, base: Path | None = None, **settings: Any) -> Federation:
             f"data setting {key or 'name'!r}: {first['msg']}; data sets are {', '.join(DATASETS)}"
         ) from error
     return cast(Federation, data.build(base))
-
-
-def _resolved(path: Path, base: Path | None) -> Path:
-    """A path relative to the experiment file (or the working directory); if it does not exist there, in PPFL_DATA."""
-    try:
-        path = path.expanduser()
-    except RuntimeError as error:
-        raise SettingError(f"{path} cannot be found ({error}); write the whole path") from None
-    near = path if base is None else base / path
-    far = Path(os.environ.get("PPFL_DATA") or near) / path
-    # os.path, because the methods of Path raise for names that no file can have
-    return far if os.path.exists(far) and not os.path.exists(near) else near  # noqa: PTH110
-
-
-def _folder(folder: Path | None, base: Path | None, name: str) -> Path:
-    return _data_folder(name, f"{name}/") / name if folder is None else _resolved(folder, base)
-
-
-def _data_folder(name: str, held: str) -> Path:
-    data = os.environ.get("PPFL_DATA")
-    if not data:
-        raise DataError(f'no folder for {name}; set folder = "..." under [data], or PPFL_DATA to a folder with {held}')
-    return Path(data)

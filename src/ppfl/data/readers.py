@@ -37,7 +37,7 @@ class Pool(NamedTuple):
         """Group the samples by the client ids in the file; settings as for Federation.from_arrays."""
         if self.clients is None:
             raise DataError("the file has no array 'client'; add one id per sample, or choose a partition")
-        tokens = not self.x.is_floating_point()
+        tokens = self.x.dtype == torch.int64
         return Federation.from_arrays(self.x, self.y, self.clients, is_test=self.is_test, tokens=tokens, **settings)
 
 
@@ -109,7 +109,7 @@ def read_npz(path: str | Path, tokens: bool = False) -> Pool:
     """
     path = existing_file(path, "a numpy archive with arrays x and y")
     with reading(path, "is not a readable npz file", "save it with numpy.savez, without objects"):
-        arrays = _read_arrays(path)
+        arrays = read_arrays(path)
         if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
             sizes = [len(arrays["y_train"]), len(arrays["y_test"])]
             arrays["x"] = np.concatenate([arrays.pop("x_train"), arrays.pop("x_test")])
@@ -129,7 +129,7 @@ def read_npz(path: str | Path, tokens: bool = False) -> Pool:
     return Pool(features, y, arrays.get("client"), arrays.get("is_test"))
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of a numpy archive; what its directory and headers say is checked before memory is taken."""
     with zipfile.ZipFile(path) as archive:
         check_members(archive, path)

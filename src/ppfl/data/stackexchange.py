@@ -1,0 +1,159 @@
+"""Questions and answers of Stack Exchange and StackOverflow: every user is a client, the next word is predicted."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ppfl.core.losses import IGNORED
+from ppfl.data.client_files import SplitFiles, choose_clients, find_files
+from ppfl.data.federation import Federation
+from ppfl.data.limits import check_limit
+from ppfl.data.next_tokens import TokenRows, Vocabulary, next_token_rows
+from ppfl.data.raw_arrays import Integers
+from ppfl.data.readers import Pool
+from ppfl.data.streams import open_bounded, reading
+from ppfl.data.tff_files import open_tff
+
+_PATTERNS = (("posts.jsonl*", ""), ("stackoverflow_train.h5", "stackoverflow_test.h5"), ("stackoverflow.h5", ""))
+_FIELDS = ("user", "date", "text")
+_WORD = re.compile(r"\w+(?:['’]\w+)*")
+_Choose = Callable[[Sequence[str], Callable[[str], int]], list[str]]
+
+
+class _UserTexts(NamedTuple):
+    words: Integers  # (n,) numbers of the words of all texts, one text after the other
+    sizes: Integers  # (texts,)
+    is_test: Integers  # (texts,) 1 for texts of a test file
+
+
+class _Numbers(dict[str, int]):
+    """Numbers words from 1, in the order in which they are first seen."""
+
+    def __missing__(self, word: str) -> int:
+        self[word] = number = len(self) + 1
+        return number
+
+    def of_texts(self, texts: Iterable[tuple[list[str], bool]]) -> _UserTexts:
+        kept = [(words, is_test) for words, is_test in texts if words]
+        flat = np.fromiter((self[word] for words, _ in kept for word in words), np.int64)
+        sizes, marks = zip(*((len(words), is_test) for words, is_test in kept), strict=True) if kept else ((), ())
+        return _UserTexts(flat, np.array(sizes, np.int64), np.array(marks, np.int64))
+
+
+def read_stackexchange(
+    path: str | Path,
+    length: int = 20,
+    words: int = 10_000,
+    min_words: int = 500,
+    clients: int | None = None,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    **split: Any,
+) -> Federation:
+    r"""Posts by user: x are `length` words as tokens, and y is the next word after each of them.
+
+    `path` is a file or a folder: posts.jsonl (may be compressed), one JSON object per line with the texts `user`,
+    `date` and `text`, and optionally `site`; or stackoverflow_train.h5 of TFF, optionally with stackoverflow_test.h5.
+    A post begins with the token bos and ends with eos, and is cut into rows; y is -100 after its end.
+
+    The latest rows of every user are its test part, unless the source has a test file. The vocabulary is the most
+    frequent `words` of the training part of all users; other words are oov. Users with fewer than `min_words` words,
+    test part included, are left out; `clients` takes so many of the others at random.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> posts = [{"user": name, "date": "2024-01-01", "text": "To be, or not to be"} for name in ("ann", "bob")]
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "posts.jsonl").write_text("\n".join(map(json.dumps, posts)))
+    ...     f = read_stackexchange(folder, length=4, min_words=6)
+    >>> f.train.client(0).x.tolist(), f.classes
+    ([[6, 2, 1, 4], [3, 2, 1, 0]], ('<pad>', 'be', 'to', 'not', 'or', '<oov>', '<bos>', '<eos>'))
+    """
+    files = find_files(path, _PATTERNS, "posts.jsonl or stackoverflow_train.h5")
+    read = _from_tff if files.train[0].suffix.lower() in (".h5", ".hdf5") else _from_posts
+    numbers = _Numbers()
+    users = read(files, numbers, lambda names, size: choose_clients(names, size, min_words, clients, seed, "words"))
+    texts = _UserTexts(*(np.concatenate(parts) for parts in zip(*users.values(), strict=True)))
+    rows = next_token_rows(texts.words, texts.sizes, length, all_words := Vocabulary(tuple(numbers)))
+    user_of_text = np.repeat(np.arange(len(users)), [len(each.sizes) for each in users.values()])
+    user = user_of_text[rows.text]
+    is_test = texts.is_test[rows.text] if files.test else _latest(np.bincount(user), test_fraction)
+    rows, vocabulary = _with_frequent_words(rows, is_test == 0, all_words, words)
+    ids = np.array([*users], dtype=object)[user]
+    pool = Pool(torch.from_numpy(rows.x), rows.y, ids, is_test)
+    return pool.federation(seed=seed, classes=vocabulary.names, **{"name": "stackexchange", **split})
+
+
+def _from_posts(files: SplitFiles, numbers: _Numbers, choose: _Choose) -> dict[str, _UserTexts]:
+    posts: dict[str, list[tuple[str, str]]] = {}
+    for path in files.train:
+        remedy = "write one JSON object per line, with user, date and text"
+        with reading(path, "is not a file of posts", remedy), open_bounded(path) as file:
+            for at, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                post: dict[str, str] = json.loads(line)
+                if not isinstance(post, dict) or not all(type(post.get(key)) is str for key in _FIELDS):
+                    raise ValueError(f"line {at} has no text for {', '.join(_FIELDS)}")
+                user = f"{post['site']}/{post['user']}" if "site" in post else post["user"]
+                posts.setdefault(user, []).append((post["date"], post["text"]))
+
+    def texts_of(user: str) -> list[tuple[list[str], bool]]:
+        return [(_WORD.findall(text.lower()), False) for _, text in sorted(posts[user])]
+
+    return _chosen_texts([*posts], texts_of, numbers, choose)
+
+
+def _from_tff(files: SplitFiles, numbers: _Numbers, choose: _Choose) -> dict[str, _UserTexts]:
+    with ExitStack() as stack:
+        parts = [(stack.enter_context(open_tff(path)), is_test) for path, is_test in files.marked()]
+
+        def texts_of(user: str) -> list[tuple[list[str], bool]]:
+            found = []
+            for part, is_test in parts:
+                with reading(part.path, f"has tokens of client {user!r} that are no text", "download it again"):
+                    found += [(text.decode().split(), is_test) for text in part.texts(user, "tokens")]
+            return found
+
+        return _chosen_texts([*parts[0][0].clients], texts_of, numbers, choose)
+
+
+def _chosen_texts(
+    names: list[str], texts_of: Callable[[str], list[tuple[list[str], bool]]], numbers: _Numbers, choose: _Choose
+) -> dict[str, _UserTexts]:
+    found: dict[str, _UserTexts] = {}
+
+    def size_of(user: str) -> int:
+        found[user] = numbers.of_texts(texts_of(user))
+        return len(found[user].words)
+
+    return {user: found[user] for user in choose(names, size_of)}
+
+
+def _latest(sizes: Integers, fraction: float) -> Integers:
+    """A mark (n,) of the last rows of every user, never all of them."""
+    held = np.minimum(sizes - 1, (fraction * sizes + 0.5).astype(np.int64))
+    from_end = np.repeat(np.cumsum(sizes), sizes) - np.arange(sizes.sum())
+    return (from_end <= np.repeat(held, sizes)).astype(np.int64)
+
+
+def _with_frequent_words(
+    rows: TokenRows, is_train: np.ndarray[Any, Any], every: Vocabulary, words: int
+) -> tuple[TokenRows, Vocabulary]:
+    """The same rows with the numbers of a vocabulary of the most frequent words; of equal ones, the first by name."""
+    targets = rows.y[is_train]
+    counts = np.bincount(targets[targets != IGNORED], minlength=len(every.names))[1 : every.oov].tolist()
+    ranked = sorted((-count, word, at) for at, (count, word) in enumerate(zip(counts, every.words, strict=True), 1))
+    frequent = [(word, at) for count, word, at in ranked[:words] if count]
+    found = Vocabulary(tuple(word for word, _ in frequent))
+    check_limit("classes", len(found.names), f"there are {len(found.names):,} words", "set fewer words, or ")
+    new = np.full(len(every.names), found.oov, np.int64)
+    new[[at for _, at in frequent]] = np.arange(1, found.oov)
+    new[[0, every.bos, every.eos]] = 0, found.bos, found.eos
+    y = np.where(rows.y == IGNORED, IGNORED, new[np.maximum(rows.y, 0)])
+    return TokenRows(new[rows.x], y, rows.text), found
