@@ -10,8 +10,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
+import torch
 
 from ppfl import PPFL, FedAvg, Fitted, Population, Watch, fit
+from ppfl.data import digits_federation
 from support import make_federation, make_net
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)
@@ -83,6 +85,16 @@ def test_what_callbacks_print_stays_on_standard_output(screen, capsys) -> None:
         train(on_round=lambda record: print("printed", record["round"]))
     assert capsys.readouterr().out == "printed 1\nprinted 2\nprinted 3\n"
     assert "round 3/3" in screen.text and "printed" not in screen.text
+
+
+def test_samples_that_run_through_frozen_layers_are_counted(screen) -> None:
+    federation = digits_federation()
+    net = torch.nn.Sequential(torch.nn.Linear(64, 8).requires_grad_(False), torch.nn.ReLU(), torch.nn.Linear(8, 10))
+    with screen:
+        fit(Population(net, k=1), federation, FedAvg(lr=0.1), rounds=2)
+    samples = sum(len(split) for split in federation.splits.values())
+    assert screen.text.index("frozen layers") < screen.text.index("round 1/2")
+    assert re.search(rf"sample \d+/{samples}", screen.text)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

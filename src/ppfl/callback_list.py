@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -101,6 +101,15 @@ def _progress(progress: bool | None, setting: FitSetting, stack: ExitStack) -> l
     show = stack.enter_context(show_rounds(setting.problem.rounds, search=search, lines=progress is True))
     title = setting.method.title
     return [] if show is None else [lambda record: show(title, record)]
+
+
+def show_frozen_layers(progress: bool | None) -> AbstractContextManager[None]:
+    """While it is open, samples that run through the frozen layers of a network are shown."""
+    if progress is False or (progress is None and not _may_show_bar()):
+        return nullcontext()
+    from .report.progress_bar import show_frozen_layers
+
+    return show_frozen_layers(lines=progress is True)
 
 
 def _may_show_bar() -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .algorithms import METHODS, PPFL
 from .algorithms.contract import Method
-from .callback_list import OnRound, running
+from .callback_list import OnRound, running, show_frozen_layers
 from .core.affinity import Affinity
 from .core.errors import SettingError
 from .core.population import Population
@@ -72,7 +72,8 @@ def fit(
         population = start.population
     else:
         method = PPFL() if asked is None else asked
-    site = Site(federation, population, engine, metrics=watch.known_metrics)
+    with show_frozen_layers(progress):
+        site = Site(federation, population, engine, metrics=watch.known_metrics)
     transport = InProcess(site)
     problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
     history: list[Record] = []

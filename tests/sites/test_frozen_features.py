@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ppfl.sites.frozen_features as frozen_features
 from ppfl import PPFL, FedAvg, Federation, Population, fit
 from ppfl.core.frozen_layers import frozen_start
-from ppfl.sites.frozen_features import FeatureStore, fingerprint
+from ppfl.sites.frozen_features import FeatureStore, fingerprint, sample_keys, watch_frozen_layers
 
 
 class CountedLinear(nn.Linear):
@@ -110,25 +110,62 @@ def test_layers_that_draw_or_are_watched_run_every_time() -> None:
 def test_features_are_kept_in_files_that_other_runs_use(tmp_path: Path) -> None:
     layers, x = nn.Sequential(CountedLinear(3, 2)), torch.rand(700, 3)
     CountedLinear.seen = 0
-    first = FeatureStore(tmp_path).features(layers, x)
-    again = FeatureStore(tmp_path).features(layers, x)
+    (first,) = FeatureStore(tmp_path).features(layers, [x])
+    (again,) = FeatureStore(tmp_path).features(layers, [x])
     assert CountedLinear.seen == 700
     torch.testing.assert_close(again[:700], layers(x).detach())
     torch.testing.assert_close(first[:700], again[:700])
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes()[:100])
-    mended = FeatureStore(tmp_path).features(layers, x)
-    torch.testing.assert_close(mended[:700], layers(x).detach())
+    for kind in ("*.npy", "*.keys"):
+        (file,) = tmp_path.rglob(kind)
+        file.write_bytes(file.read_bytes()[:100])
+        (mended,) = FeatureStore(tmp_path).features(layers, [x])
+        torch.testing.assert_close(mended[:700], layers(x).detach())
+        (whole,) = FeatureStore(tmp_path).features(layers, [x])
+        torch.testing.assert_close(whole[:700], layers(x).detach())
 
 
-def test_other_weights_or_data_have_other_fingerprints() -> None:
+@pytest.mark.parametrize("in_files", [False, True])
+def test_samples_are_found_again_in_any_order_and_split(tmp_path: Path, in_files: bool) -> None:
+    layers, x = nn.Sequential(CountedLinear(3, 2)), torch.rand(90, 3)
+    store = FeatureStore(tmp_path if in_files else None)
+    store.features(layers, [x[:50], x[50:60]])
+    CountedLinear.seen = 0
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    store = FeatureStore(tmp_path) if in_files else store
+    for parts in ([x[order]], [x[order[:20]], x[order[20:40]].repeat(2, 1)], [x[:0], x[:7]]):
+        for part, found in zip(parts, store.features(layers, parts), strict=True):
+            torch.testing.assert_close(found[:], layers[0].weight.detach().matmul(part.T).T + layers[0].bias.detach())
+    assert CountedLinear.seen == 0
+    (mixed,) = store.features(layers, [x[order[:1]].repeat(3, 1).add(0)])
+    assert len(mixed) == 3
+    (found,) = store.features(layers, [x[torch.arange(89, 39, -1)]])  # 20 known ones, 30 new ones
+    assert CountedLinear.seen == 30
+    torch.testing.assert_close(found[:], layers(x[torch.arange(89, 39, -1)]).detach())
+
+
+def test_progress_is_shown_sample_by_sample(tmp_path: Path) -> None:
+    shown: list[tuple[int, int]] = []
+    layers, images = nn.Sequential(nn.Conv2d(1, 2, 3)), torch.rand(70, 1, 4, 4)
+    with watch_frozen_layers(lambda done, total: shown.append((done, total))):
+        FeatureStore().features(layers, [images[:50], images[50:]])
+    assert shown[-1] == (70, 70) and len(shown) > 2
+    assert [done for done, _ in shown] == sorted({done for done, _ in shown})
+
+
+def test_other_layers_or_kinds_of_samples_have_other_fingerprints() -> None:
     layers, x = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)), torch.rand(5, 3)
     known = {fingerprint(layers, x)}
-    assert fingerprint(layers, x.clone()) in known
-    known |= {fingerprint(layers, x + 1), fingerprint(layers, x.double()), fingerprint(layers, x[:4])}
+    assert fingerprint(layers, x[:2] + 1) in known
+    known |= {fingerprint(layers, x.double()), fingerprint(layers, x[:, None])}
     layers[1].eval()
     known.add(fingerprint(layers, x))
     with torch.no_grad():
         layers[0].bias[0] += 1e-6
     known.add(fingerprint(layers, x))
-    assert len(known) == 6
+    assert len(known) == 5
+
+
+def test_other_samples_have_other_keys() -> None:
+    x = torch.rand(5, 3)
+    assert len({*sample_keys(x), *sample_keys(x + 1)}) == 10
+    assert (sample_keys(x.clone()) == sample_keys(x)).all()

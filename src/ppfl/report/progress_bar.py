@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
 from importlib.util import find_spec
 
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
@@ -16,6 +17,7 @@ from rich.text import Text
 
 from ..runs import metric_name
 from ..server import Record
+from ..sites.frozen_features import watch_frozen_layers
 from .console import PlainConsole, make_console, printable, say
 from .metric import show_score
 
@@ -36,8 +38,29 @@ def show_rounds(
     """
     console = make_console(error=True)
     if not can_show_bar(console):
-        yield _Lines(rounds) if lines else None
+        with watch_frozen_layers(_SampleLines()) if lines else nullcontext():
+            yield _Lines(rounds) if lines else None
         return
+    with _open_bars(console, transient) as progress, watch_frozen_layers(_SampleBar(lambda: progress)):
+        yield _Bars(rounds, search, progress)
+
+
+@contextmanager
+def show_frozen_layers(*, lines: bool = False) -> Iterator[None]:
+    """Show how many samples have run through the frozen layers of a network, where there are any."""
+    console = make_console(error=True)
+    if not can_show_bar(console):
+        with watch_frozen_layers(_SampleLines()) if lines else nullcontext():
+            yield
+        return
+    with ExitStack() as stack:
+        bar = _SampleBar(lambda: stack.enter_context(_open_bars(console, transient=True)))
+        with watch_frozen_layers(bar):
+            yield
+
+
+@contextmanager
+def _open_bars(console: PlainConsole, transient: bool) -> Iterator[Progress]:
     name, news = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[news]}"))
     columns = (name, BarColumn(), _Round(), news, _TimeLeft(elapsed_when_finished=True))
     # What is printed on the way appears above the bar. Only where both are one terminal: rich would else write what
@@ -45,7 +68,7 @@ def show_rounds(
     same_screen = not console.is_jupyter and sys.stdout is not None and sys.stdout.isatty()
     with Progress(*columns, console=console, transient=transient, redirect_stdout=same_screen) as progress:
         try:
-            yield _Bars(rounds, search, progress)
+            yield progress
         finally:
             if console.is_jupyter:  # there, rich does not draw the last state by itself
                 progress.refresh()
@@ -74,6 +97,31 @@ class _Bars:
             # time is estimated from here on: what a resumed run did before was not now
             self.tasks[run] = self.progress.add_task(printable(run), total=self.rounds, completed=round, news="")
         self.progress.update(self.tasks[run], completed=round, news=self.news.text(run, record), refresh=False)
+
+
+class _SampleBar:
+    def __init__(self, open_bars: Callable[[], Progress]) -> None:
+        self.open_bars = cache(open_bars)  # most networks have no frozen layers and need no bar
+        self.task: TaskID | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        progress = self.open_bars()
+        if self.task is None:
+            self.task = progress.add_task("frozen layers", total=total, news="", unit="sample")
+        progress.update(self.task, completed=done)
+        if done == total:
+            progress.remove_task(self.task)
+            self.task = None
+
+
+class _SampleLines:
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() - self.last >= SECONDS:
+            self.last = time.monotonic()
+            say(f"frozen layers: {done:,} of {total:,} samples", error=True)
 
 
 class _Lines:
@@ -109,7 +157,8 @@ class _News:
 
 class _Round(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text("" if task.total is None else f"round {task.completed:.0f}/{task.total:.0f}")
+        unit = task.fields.get("unit", "round")
+        return Text("" if task.total is None else f"{unit} {task.completed:.0f}/{task.total:.0f}")
 
 
 class _TimeLeft(TimeRemainingColumn):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..core.errors import ModelError
 from ..core.settings import Count
-from .network_contract import Network, Shape, Widths, with_classifier
+from .network_contract import Network, Shape, Widths, fully_connected, with_classifier
 
 
 class Cnn(Network):
@@ -45,8 +45,8 @@ class Cnn(Network):
             body += [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(self.groups, after)]
             body += [nn.ReLU(), nn.MaxPool2d(2)]
         widths = (self.channels[-1] * height * width, *self.hidden)
-        hidden = [nn.Sequential(nn.Linear(before, after), nn.ReLU()) for before, after in pairwise(widths)]
-        return with_classifier(nn.Sequential(*body, nn.Flatten()), widths[-1], outputs, hidden=hidden)
+        body.append(nn.Flatten())
+        return with_classifier(nn.Sequential(*body), widths[-1], outputs, hidden=fully_connected(widths))
 
 
 class DigitsCnn(Network):

@@ -9,6 +9,7 @@ import math
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,6 +100,11 @@ def with_classifier(
         named["hidden"] = nn.Sequential(*hidden)
     named["classifier"] = nn.Linear(width, outputs, bias=bias)
     return nn.Sequential(named)
+
+
+def fully_connected(widths: Sequence[int]) -> list[nn.Module]:
+    """Fully connected layers with ReLU, from each width to the next."""
+    return [nn.Sequential(nn.Linear(before, after), nn.ReLU()) for before, after in pairwise(widths)]
 
 
 def check_size(parameters: int, copies: int) -> None:

@@ -21,6 +21,7 @@ from ..data.factories import FactorySettings, with_factory_name
 from ..data.federation import Federation
 from .image_networks import Cnn, DigitsCnn, ResNet18
 from .network_contract import Network, Shape, Widths, check_size, with_classifier
+from .pretrained_networks import EfficientNetLite0
 from .sequence_networks import Lstm, Transformer
 
 
@@ -81,7 +82,7 @@ class ModelFactory(FactorySettings):
 
 
 ModelSettings = Annotated[
-    Linear | Perceptron | Cnn | DigitsCnn | ResNet18 | Lstm | Transformer | ModelFactory,
+    Linear | Perceptron | Cnn | DigitsCnn | ResNet18 | EfficientNetLite0 | Lstm | Transformer | ModelFactory,
     Field(discriminator="name"),
     BeforeValidator(with_factory_name),
 ]
