@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 import ppfl.sites.frozen_features as frozen_features
 from ppfl import PPFL, FedAvg, Federation, Population, fit
+from ppfl.core.backends import Chained
 from ppfl.core.frozen_layers import frozen_start
+from ppfl.sites import Site, Stacked
 from ppfl.sites.frozen_features import FeatureStore, fingerprint, sample_keys, watch_frozen_layers
 
 
@@ -79,6 +81,13 @@ def test_every_sample_runs_through_frozen_layers_once() -> None:
     fitted = fit(Population(net, k=1), federation, FedAvg(lr=0.1), rounds=5)
     fitted.evaluate(federation)
     assert CountedLinear.seen == samples
+
+
+def test_layers_after_frozen_ones_are_differentiated_by_hand_where_they_are_a_chain() -> None:
+    federation = make_federation()
+    net = nn.Sequential(make_net()[0], nn.Sequential(nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, 3)))
+    site = Site(federation, Population(net, k=1), Stacked())
+    assert isinstance(site.backend, Chained)
 
 
 def linear(frozen: bool) -> nn.Linear:

@@ -75,7 +75,7 @@ def chain_of(net: nn.Module) -> Chain | None:
             layers[-1] = layers[-1]._replace(activation=ACTIVATIONS[type(module)])
         elif type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
             flattens = flattens or not layers  # later it does nothing to a vector
-        else:
+        elif type(module) is not nn.Identity:  # as it stands for frozen layers, whose outputs are the samples
             return None
     return Chain(tuple(layers), flattens) if layers else None
 
