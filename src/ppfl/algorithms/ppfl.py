@@ -58,6 +58,7 @@ from .contract import (
 )
 from .fedavg import mean
 from .local.batches import LocalData
+from .local.catch_up import MOST_STEPS, CatchUp, rounds_missed
 from .local.memberships import MembershipSteps
 from .local.schedules import factor
 from .local.sgd import (
@@ -94,7 +95,7 @@ class PPFLServer(NamedTuple):
 
 class PPFLClient(NamedTuple):
     membership: Tensor  # (C, K)
-    rounds: Tensor  # (C,), how often it took part; before that it starts from what the server sends
+    rounds: Tensor  # (C,), the round it last took part in, from 1; before that it starts from what the server sends
     point: Tensor  # (C, d), its sketch along the main directions of all, for the private start
 
 
@@ -106,6 +107,8 @@ class PPFLTask(NamedTuple):
     memberships: bool
     lr: float
     membership_lr: float
+    round: int  # from 0
+    catch_up: bool  # whether those who missed rounds are to make up for it
 
 
 @message
@@ -137,6 +140,7 @@ class PPFL(MethodDefaults, LocalTraining):
     membership_batch: Count | None = None  # None: the full gradient, sigma_2 = 0
     membership_scale: Literal["own", "weighted"] = "own"  # step eta / p_i, or eta as Eq. (16) is written
     membership_schedule: bool = False  # whether the membership step follows the schedule of lr
+    catch_up: CatchUp = "none"  # what clients do that sat out rounds; local/catch_up.py has the rules
     penalty: NonNegative = 0.0  # lambda; it weighs a sum over all pairs, so it is strong where all are alike
     averaging: Literal["members", "everyone"] = "members"
     warmup: RepeatsOrZero = 5  # rounds (a tenth at most) in which lr rises and memberships wait
@@ -195,12 +199,15 @@ class PPFL(MethodDefaults, LocalTraining):
         warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
         both = self.order == "alternating"
         theta = both or warming_up or float(draw(problem.seed, "block", round)) < self.block_probability
+        move = self.membership_steps != 0 and not warming_up
         slower = factor(self.schedule, round, problem.rounds) if self.membership_schedule else 1.0
         task = PPFLTask(
             theta=theta,
-            memberships=self.membership_steps != 0 and not warming_up and (both or not theta),
+            memberships=move and (both or not theta),
             lr=self.step_size(round, problem.rounds) * min(1.0, (round + 1) / (warm + 1)),
             membership_lr=self.membership_lr * slower,
+            round=round,
+            catch_up=move and self.catch_up != "none",
         )
         return Plan(participants(problem, self.participation, round), task)
 
@@ -314,17 +321,22 @@ class PPFL(MethodDefaults, LocalTraining):
         if isinstance(task, MembershipTask):
             c, losses = MembershipSteps(backend, shared["models"], data, None).best(c, task.most_steps)
             loss = TrainingLoss(losses, data.sizes.to(losses))
-            return Work(PPFLClient(c, client.rounds + 1, client.point), Upload(metrics=loss.metrics()))
+            return Work(PPFLClient(c, client.rounds.clamp_min(1), client.point), Upload(metrics=loss.metrics()))
         if isinstance(task, Stationarity):
             return Work(client, stationarity_upload(backend, task, shared["models"], own, c, data, self.penalty))
         loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
         sums: dict[str, Sum] = {}
+        missed = rounds_missed(client.rounds, task.round) if task.catch_up else torch.zeros_like(client.rounds)
+        if self.catch_up == "solve" and bool(missed.any()):
+            solved, _ = MembershipSteps(backend, shared["models"], data, None).best(c, MOST_STEPS)
+            c = torch.where(missed[:, None] > 0, solved, c)
         if task.memberships:
-            c, loss = self._move_memberships(backend, task, shared["models"], own, c, data)
+            c, loss = self._move_memberships(backend, task, shared["models"], own, c, missed, data)
         if task.theta:
             sums, loss = self._move_theta(backend, task, shared["models"], c, data)
         rows = {"membership": c} if self.share_memberships else {}
-        return Work(PPFLClient(c, client.rounds + 1, client.point), Upload(sums, rows, loss.metrics()))
+        now = torch.full_like(client.rounds, task.round + 1)
+        return Work(PPFLClient(c, now, client.point), Upload(sums, rows, loss.metrics()))
 
     def model(self, backend: Backend, shared: dict[str, Any], own: dict[str, Tensor], client: PPFLClient) -> Models:
         return Mixture(shared["models"], self._membership(own, client))
@@ -341,6 +353,7 @@ class PPFL(MethodDefaults, LocalTraining):
         models: Params,
         own: dict[str, Tensor],
         c: Tensor,
+        missed: Tensor,
         data: LocalData,
     ) -> tuple[Tensor, TrainingLoss]:
         """Mirror steps on the surrogate of Eq. (13), theta and the neighbours fixed."""
@@ -349,7 +362,10 @@ class PPFL(MethodDefaults, LocalTraining):
         alone = weight[:, None] * scale  # all there is to G where no neighbour pulls
         first: Tensor | None = None
         steps = (20 if backend.caches_outputs else 1) if self.membership_steps is None else self.membership_steps
-        for gradient_at in MembershipSteps(backend, models, data, self.membership_batch).steps(steps):
+        count = steps * (1 + missed) if self.catch_up == "steps" else torch.full_like(missed, steps)
+        eta = task.membership_lr * (1 + missed[:, None]) if self.catch_up == "step_size" else task.membership_lr
+        most = int(count.max())
+        for at, gradient_at in enumerate(MembershipSteps(backend, models, data, self.membership_batch).steps(most)):
             slope, loss = gradient_at(c)
             first = loss if first is None else first
             if "degree" in own:
@@ -357,7 +373,7 @@ class PPFL(MethodDefaults, LocalTraining):
                 G = client_membership_gradient(slope, c, weight, *pull) * scale
             else:
                 G = slope * alone
-            c = inside(mirror_step(c, G, task.membership_lr))
+            c = torch.where((count > at)[:, None], inside(mirror_step(c, G, eta)), c)
         assert first is not None
         return c, TrainingLoss(first, data.sizes.to(weight))
 

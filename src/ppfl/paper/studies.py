@@ -25,6 +25,7 @@ STUDIES = (
     "k-sweep",
     "communication",
     "membership-recovery",
+    "participation",
 )
 _OF_STUDY = ("title", "view", "cases", "of", "only")
 
@@ -41,7 +42,7 @@ class Case(NamedTuple):
 class Study(NamedTuple):
     name: str
     title: str
-    view: str  # "scores", "costs" or "recovery"
+    view: str  # "scores", "costs", "recovery" or "participation"
     cases: tuple[Case, ...]
     runs: str  # name of the study whose runs it shows
 
