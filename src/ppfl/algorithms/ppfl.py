@@ -63,7 +63,6 @@ from .local.memberships import MembershipSteps
 from .local.schedules import factor
 from .local.sgd import (
     LEARNING_RATES,
-    LocalTraining,
     TrainingLoss,
     part_of_start_left,
     train_mixed_weights,
@@ -80,6 +79,7 @@ from .local.survey import (
     next_stage,
     surveyed_clients,
 )
+from .server_optimizers import OptimizedTraining
 
 MOST_MEMBERSHIP_STEPS = 500  # of a newcomer; it ends as soon as its membership is found
 LEAST_SHARE = 0.1  # of an even share: a model that hardly any client uses is not sped up without bound
@@ -91,6 +91,7 @@ class PPFLServer(NamedTuple):
     started: Tensor  # (), bool: whether these have their start; until then rounds are surveys
     survey: Any = {}  # a PrivateStart between the messages of a survey
     placement: Any = {}  # a Placement, where clients come after the survey
+    optimizer: Any = {}  # the state of the server's optimizer
 
 
 class PPFLClient(NamedTuple):
@@ -118,7 +119,7 @@ class MembershipTask(NamedTuple):
     most_steps: int
 
 
-class PPFL(MethodDefaults, LocalTraining):
+class PPFL(MethodDefaults, OptimizedTraining):
     """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default).
 
     >>> from torch import nn
@@ -187,7 +188,8 @@ class PPFL(MethodDefaults, LocalTraining):
             network = self._one_network(problem, shared)
             sketched = sum(network[name].numel() for name in problem.population.canonical_names)
             placement = Placement.empty(network, sketched, problem.population.k)
-        return PPFLServer(shared, c, torch.tensor(not surveys), placement=placement)
+        optimizer = self.optimizer_state(shared)
+        return PPFLServer(shared, c, torch.tensor(not surveys), placement=placement, optimizer=optimizer)
 
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
         if not bool(server.started):
@@ -232,7 +234,9 @@ class PPFL(MethodDefaults, LocalTraining):
     ) -> PPFLServer:
         if isinstance(task, Survey):
             return self._merge_survey(problem, server, task, totals, rows)
-        server = server._replace(shared=_moved(problem.population, server.shared, totals))
+        if "moves" in totals:
+            shared, optimizer = self.server_step(server, _mean_change(problem.population, server.shared, totals))
+            server = server._replace(shared=shared, optimizer=optimizer)
         if not self.share_memberships:
             return server
         memberships = server.memberships.clone()
@@ -266,7 +270,7 @@ class PPFL(MethodDefaults, LocalTraining):
             start = tree_map(lambda new, old: new.to(old), found.start, placement.start)
             placement = placement._replace(start=start, surveyed=torch.full_like(placement.surveyed, task.round))
         started = torch.full_like(server.started, found.start is not None)
-        return PPFLServer(server.shared, memberships, started, found.survey, placement)
+        return PPFLServer(server.shared, memberships, started, found.survey, placement, server.optimizer)
 
     @staticmethod
     def _one_network(problem: Problem, models: Params) -> Params:
@@ -393,18 +397,17 @@ class PPFL(MethodDefaults, LocalTraining):
         return sums, run.loss
 
 
-def _moved(population: Population, models: Params, totals: dict[str, Total]) -> Params:
-    """Eq. (12) for the common part; what is left of the canonical models and their moves, over those who count."""
-    if "moves" not in totals:
-        return models
+def _mean_change(population: Population, models: Params, totals: dict[str, Total]) -> Params:
+    """Eq. (12) for the common part; of the canonical models their moves and what is lost of them, over those who
+    count."""
     common, left, moves = mean(totals["common"]), totals["left"], totals["moves"]
     counted = torch.maximum(left.weight, LEAST_SHARE / population.k * totals["common"].weight)  # (K,) or (1,)
 
     def canonical(theta: Tensor, move: Tensor) -> Tensor:  # move: (K, ...), or (1, K, ...) from K models per client
-        moved = theta + (move if move.dim() == theta.dim() else move[0]) / per_client(counted, theta)
-        return moved if isinstance(left.value, dict) else moved + theta * per_client(left.value / counted, theta)
+        change = (move if move.dim() == theta.dim() else move[0]) / per_client(counted, theta)
+        return change if isinstance(left.value, dict) else change + theta * per_client(left.value / counted, theta)
 
     return {
-        name: canonical(value, moves.value[name]) if name in population.canonical_names else value + common[name]
+        name: canonical(value, moves.value[name]) if name in population.canonical_names else common[name]
         for name, value in models.items()
     }
