@@ -80,6 +80,7 @@ CASES = {
     "ppfl-adam-some": (PPFL(**SMALL, participation=0.5, server_optimizer=Adam()), 3, "weights"),
     "fedper-momentum": (FedPer(**SMALL, server_optimizer=Momentum(lr=0.5)), 1, "outputs"),
     "ppfl-catch-up-some": (PPFL(**SMALL, participation=0.5, catch_up="solve"), 3, "predictions"),
+    "ppfl-by-size": (PPFL(**SMALL, participation=0.5, sampling="size"), 2, "weights"),
     "ifca": (IFCA(**SMALL), 3, "outputs"),
     "ifca-some": (IFCA(**SMALL, participation=0.5, local_steps=3, momentum=0.9), 2, "weights"),
     "fedem": (FedEM(**SMALL), 3, "predictions"),

@@ -111,7 +111,9 @@ class CFL(MethodDefaults, LocalTraining):
 
     def plan(self, problem: Problem, server: CFLServer, round: int) -> Plan:
         task = CFLTask(self.step_size(round, problem.rounds), bool(server.cut))
-        return Plan(EVERYONE if task.cut else participants(problem, self.participation, round), task)
+        by_size = self.sampling == "size"
+        who = EVERYONE if task.cut else participants(problem, self.participation, round, by_size=by_size)
+        return Plan(who, task)
 
     def send(
         self, problem: Problem, server: CFLServer, ids: tuple[str, ...] | None, task: Any

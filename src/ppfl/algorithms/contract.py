@@ -80,9 +80,15 @@ class Roster:
 
 @message
 class Share(NamedTuple):
-    """Clients that every site draws for itself, each with this probability, by (seed, round, client id)."""
+    """Clients that every site draws for itself by (seed, round, client id), this fraction of them on average.
+
+    by_size_of: None: each client has the same probability. A number, that of all clients at all sites: a client's
+    probability q_i is proportional to its importance, min(1, fraction by_size_of p_i), and in sums it has the weight
+    p_i fraction / q_i, so that their expectation is that of an even draw. Sites know the p_i, the server need not.
+    """
 
     fraction: float
+    by_size_of: int | None = None
 
 
 EVERYONE = Share(1.0)
@@ -277,7 +283,8 @@ class MethodDefaults:
 
     def plan(self: Any, problem: Problem, server: Any, round: int) -> Plan:
         """All who take part get a task that is its step size."""
-        return Plan(participants(problem, self.participation, round), self.step_size(round, problem.rounds))
+        who = participants(problem, self.participation, round, by_size=self.sampling == "size")
+        return Plan(who, self.step_size(round, problem.rounds))
 
     def send(
         self, problem: Problem, server: Any, ids: tuple[str, ...] | None, task: Any
@@ -315,10 +322,15 @@ class MethodDefaults:
         return {}
 
 
-def participants(problem: Problem, fraction: float, round: int, at_least: int = 1) -> Who:
-    """The clients of a round, drawn without replacement by (seed, round, client id), at least so many."""
+def participants(problem: Problem, fraction: float, round: int, at_least: int = 1, *, by_size: bool = False) -> Who:
+    """The clients of a round, drawn without replacement by (seed, round, client id), at least so many.
+
+    by_size: drawn by the sites, with probabilities that are proportional to their importance.
+    """
     count = max(at_least, int(fraction * problem.n_clients + 0.5))
     if count >= problem.n_clients:
         return EVERYONE
+    if by_size:
+        return Share(fraction, by_size_of=problem.n_clients)
     draws = hashed(problem.seed, "participants", round, problem.roster.keys)
     return tuple(problem.roster.ids[at] for at in sorted(draws.topk(count, largest=False).indices.tolist()))

@@ -184,7 +184,7 @@ class PPFL(MethodDefaults, OptimizedTraining):
         rows = problem.n_clients if self.share_memberships else 0
         c = uniform(rows, problem.population.k, dtype=problem.population.dtype)
         placement: Any = {}
-        if surveys and surveyed_clients(problem, self.participation, 0) != EVERYONE:
+        if surveys and surveyed_clients(problem, self._surveyed, 0) != EVERYONE:
             network = self._one_network(problem, shared)
             sketched = sum(network[name].numel() for name in problem.population.canonical_names)
             placement = Placement.empty(network, sketched, problem.population.k)
@@ -194,9 +194,9 @@ class PPFL(MethodDefaults, OptimizedTraining):
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
         if not bool(server.started):
             stage = next_stage(server.survey, private=not self.share_memberships)
-            who = surveyed_clients(problem, self.participation, round)
+            who = surveyed_clients(problem, self._surveyed, round)
             return Plan(who, Survey(stage, problem.seed, round), ends_round=stage in LAST_STAGES)
-        if late := late_clients(problem, server.placement, self.participation, round):
+        if late := late_clients(problem, server.placement, self._surveyed, round):
             return Plan(late, Survey("late", problem.seed, round), ends_round=False, needs_answers=False)
         warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
         both = self.order == "alternating"
@@ -211,7 +211,7 @@ class PPFL(MethodDefaults, OptimizedTraining):
             round=round,
             catch_up=move and self.catch_up != "none",
         )
-        return Plan(participants(problem, self.participation, round), task)
+        return Plan(participants(problem, self.participation, round, by_size=self.sampling == "size"), task)
 
     def send(
         self, problem: Problem, server: PPFLServer, ids: tuple[str, ...] | None, task: Any
@@ -299,6 +299,11 @@ class PPFL(MethodDefaults, OptimizedTraining):
         """Section 3.2: |grad_theta F|^2 + (|C - C_+|_1 / eta)^2, with C_+ the mirror step on the full gradient."""
         theta = sum(float(leaf.double().square().sum()) for leaf in totals["gradient"].value.values())
         return {"stationarity": theta + (metrics["moved"] / self.membership_lr) ** 2}
+
+    @property
+    def _surveyed(self) -> float:
+        """The part of the clients that a survey asks. All where sites draw: nobody could say later who is new."""
+        return 1.0 if self.sampling == "size" else self.participation
 
     def _pulls(self, problem: Problem) -> bool:
         return self.penalty > 0 and bool(problem.affinity.degree.any())
