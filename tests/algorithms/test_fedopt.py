@@ -5,7 +5,22 @@ import torch
 
 from algorithms import naive_one_model
 from algorithms.states import positions_of
-from ppfl.algorithms import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Rows, Total
+from ppfl.algorithms import (
+    IFCA,
+    PPFL,
+    Ditto,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedEM,
+    FedPer,
+    FedYogi,
+    PFedMe,
+    Rows,
+    Total,
+)
+from ppfl.algorithms.server_optimizers import Adagrad, Adam, Momentum, Yogi
 from ppfl.core.population import Population
 from support import make_federation, make_net
 from training import assert_same, run
@@ -50,8 +65,8 @@ def test_adaptive_methods_are_their_pseudocode(kind, settings: dict, engine: str
     found = trained(kind(**SMALL, **settings), engine)
     x, m, v = twin(naive_one_model.fedopt, found)
     assert_is(found.server.shared, x)
-    assert_is(found.server.first_moment, m)
-    assert_is(found.server.second_moment, v)
+    assert_is(found.server.optimizer.first_moment, m)
+    assert_is(found.server.optimizer.second_moment, v)
 
 
 @pytest.mark.parametrize("settings", [{}, {**SOME, "server_lr": 0.3, "server_momentum": 0.5}], ids=["all", "some"])
@@ -115,8 +130,83 @@ def test_steps_of_adam_do_not_depend_on_the_size_of_changes(scale: float) -> Non
 
 
 def test_the_second_moment_of_yogi_falls_more_slowly_than_that_of_adam_and_rises_alike() -> None:
-    adam, yogi = FedAdam(), FedYogi()
+    adam, yogi = Adam(), Yogi()
     v, small, large = torch.tensor(1.0), torch.tensor(1e-4), torch.tensor(1e4)
     assert adam.next_second_moment(v, small) < yogi.next_second_moment(v, small) < v
     assert v < adam.next_second_moment(v, large) < yogi.next_second_moment(v, large)
     assert yogi.next_second_moment(v, v) == v
+
+
+# ---------------------------------------------------------------------- as a setting of other methods
+
+SAME = {  # the optimizers, and FedAvg's variants with the same settings
+    "momentum": (Momentum(lr=0.5, momentum=0.7), FedAvgM(**SMALL, server_lr=0.5, server_momentum=0.7)),
+    "adagrad": (Adagrad(lr=0.1, tau=0.01), FedAdagrad(**SMALL, server_lr=0.1, tau=0.01)),
+    "adam": (Adam(lr=0.1, beta1=0.5), FedAdam(**SMALL, server_lr=0.1, beta1=0.5)),
+    "yogi": (Yogi(lr=0.1, beta2=0.9), FedYogi(**SMALL, server_lr=0.1, beta2=0.9)),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_setting_of_fedavg_is_the_method_of_that_name_to_the_bit(name: str) -> None:
+    optimizer, method = SAME[name]
+    one, other = trained(FedAvg(**SMALL, server_optimizer=optimizer)), trained(method)
+    assert_same(one.server, other.server, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("settings", [{}, {"averaging": "everyone", "collapse": False}], ids=["members", "everyone"])
+def test_ppfl_with_one_model_and_an_optimizer_is_fedavg_with_it(name: str, settings: dict) -> None:
+    optimizer, method = SAME[name]
+    one, other = trained(PPFL(**SMALL, warmup=0, **settings, server_optimizer=optimizer)), trained(method)
+    assert_same({n: v[0] for n, v in one.server.shared.items()}, other.server.shared, atol=1e-9, rtol=1e-9)
+
+
+OTHERS = {
+    "ppfl": (PPFL(**SMALL, warmup=0), 3, "weights"),
+    "ppfl-random": (PPFL(**SMALL, order="random", participation=0.5), 2, "predictions"),
+    "ditto": (Ditto(**SMALL), 1, "outputs"),
+    "pfedme": (PFedMe(**SMALL, mu=1.0, outer_lr=0.2, beta=1.5), 1, "outputs"),
+    "fedper": (FedPer(**SMALL), 1, "outputs"),
+    "ifca": (IFCA(**SMALL), 2, "outputs"),
+    "fedem": (FedEM(**SMALL), 2, "predictions"),
+}
+TORCH = {
+    "momentum": (Momentum(lr=0.5, momentum=0.7), lambda x: torch.optim.SGD(x, lr=0.5, momentum=0.7)),
+    "adagrad": (
+        Adagrad(lr=0.1, tau=0.01),
+        lambda x: torch.optim.Adagrad(x, lr=0.1, eps=0.01, initial_accumulator_value=1e-4),
+    ),
+}
+
+
+def plain_change(found, at: int, method):
+    """What a round without an optimizer does to the models, from where this run was; None where it leaves them."""
+    state = found.states[at]
+    plain = state._replace(server=state.server._replace(optimizer={}))
+    start = found._replace(states=[plain], clients=[found.clients[at]])
+    settings = {"rounds": ROUNDS, "seed": SEED, "until": at + 1}
+    after = run(method, found.problem.population, FEDERATION, resume=start, **settings).server.shared
+    change = {name: leaf - state.server.shared[name] for name, leaf in after.items()}
+    return change if any(bool(leaf.any()) for leaf in change.values()) else None
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("kind", TORCH)
+def test_every_round_is_a_step_of_torchs_optimizer_along_the_mean_change(name: str, kind: str) -> None:
+    method, k, mix = OTHERS[name]
+    optimizer, of_torch = TORCH[kind]
+    population, optimized = Population(NET, k=k, mix=mix), method.model_copy(update={"server_optimizer": optimizer})
+    found = run(optimized, population, FEDERATION, rounds=ROUNDS, seed=SEED)
+    x = {n: leaf.clone() for n, leaf in found.states[0].server.shared.items()}
+    torchs, steps = of_torch(list(x.values())), 0
+    for at in range(ROUNDS):
+        change = plain_change(found, at, method)
+        if change is not None:  # a survey, or memberships alone, is no step, not even of momentum
+            for n, leaf in x.items():
+                leaf.grad = -change[n]
+            torchs.step()
+            steps += 1
+        assert_same(found.states[at + 1].server.shared, x, atol=1e-9, rtol=1e-9)
+    assert 2 < steps <= ROUNDS
+    assert (steps < ROUNDS) == name.startswith("ppfl")

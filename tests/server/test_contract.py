@@ -31,6 +31,7 @@ from ppfl.algorithms import (
     PFedMe,
     Scaffold,
 )
+from ppfl.algorithms.server_optimizers import Adam, Momentum
 from ppfl.core import affinity
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
@@ -76,6 +77,10 @@ CASES = {
     "finetune-ppfl": (FineTune(method=PPFL(**SMALL, penalty=0.02, participation=0.5), epochs=2), 3, "weights"),
     "finetune-ditto": (FineTune(method=Ditto(**SMALL, participation=0.5), lr=0.1), 1, "outputs"),
     "finetune-fedadam": (FineTune(method=FedAdam(**SMALL), steps=2), 1, "outputs"),
+    "ppfl-adam-some": (PPFL(**SMALL, participation=0.5, server_optimizer=Adam()), 3, "weights"),
+    "fedper-momentum": (FedPer(**SMALL, server_optimizer=Momentum(lr=0.5)), 1, "outputs"),
+    "ppfl-catch-up-some": (PPFL(**SMALL, participation=0.5, catch_up="solve"), 3, "predictions"),
+    "ppfl-by-size": (PPFL(**SMALL, participation=0.5, sampling="size"), 2, "weights"),
     "ifca": (IFCA(**SMALL), 3, "outputs"),
     "ifca-some": (IFCA(**SMALL, participation=0.5, local_steps=3, momentum=0.9), 2, "weights"),
     "fedem": (FedEM(**SMALL), 3, "predictions"),

@@ -1,16 +1,19 @@
 """Who takes part: sites that draw their own clients, transports that find every client's site, rounds that end."""
 
+import copy
+
 import pytest
 import torch
 
-from ppfl.algorithms import PPFL, FedAvg, Local, Share
+import naive
+from ppfl.algorithms import CFL, PPFL, FedAvg, Local, Share
 from ppfl.algorithms.contract import Roster
 from ppfl.core import affinity
 from ppfl.core.draws import name_keys, uniform
 from ppfl.core.errors import AffinityError, DataError, SettingError
 from ppfl.core.population import Population
 from ppfl.server import InProcess, make_problem
-from ppfl.sites import Loop, Site
+from ppfl.sites import Loop, Setup, Site, Train
 from support import make_federation, make_linear, make_net
 from training import BytesTransport, assert_same, connect, run
 
@@ -69,6 +72,104 @@ def test_a_share_of_one_is_every_client_and_of_none_is_a_round_that_changes_noth
     none = run(drawing(method, 0.0), population, federation)
     assert_same(none.server, none.states[0].server, atol=0, rtol=0)
     assert [(report.participants, report.lost) for report in none.reports] == [(0, 0)] * 4
+
+
+# ---------------------------------------------------------------------- clients drawn by their size
+
+SHARE = 0.5
+BY_SIZE = {"participation": SHARE, "sampling": "size"}
+
+
+def chances(sizes, share: float) -> torch.Tensor:
+    return torch.tensor([min(1.0, share * len(sizes) * size / sum(sizes)) for size in sizes], dtype=torch.float64)
+
+
+def drawn_by_size(federation, sizes, round: int) -> list[int]:
+    draws = uniform(SEED, "participants", round, name_keys(federation.ids))
+    return (draws < chances(sizes, SHARE)).nonzero()[:, 0].tolist()
+
+
+def test_sums_over_clients_drawn_by_size_are_those_of_everyone_on_average() -> None:
+    """Of 2,000 draws: the mean of sum_i weight_i p_i v_i / share is sum_i p_i v_i, for any v, within four errors."""
+    federation, rounds = make_federation(SIZES, dtype=torch.float64), 2000
+    site = Site(federation, Population(make_net(dtype=torch.float64), k=1), Loop())
+    site.setup(Setup("main", FedAvg(), site.backend.population.initial_network(), SEED, float(sum(SIZES)), 0.0))
+    p, v = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES), torch.arange(1.0, 9.0, dtype=torch.float64)
+    found, counts = [], torch.zeros(len(SIZES))
+    for round in range(rounds):
+        request = Train("main", round, 1, 0, Share(SHARE, len(SIZES)), 0.1, {}, {})
+        asked = site._asked(request, site.sessions["main"])
+        found.append(float((asked.factor * p[asked.who] * v[asked.who]).sum()) / SHARE)
+        counts[asked.who] += 1
+    q = chances(SIZES, SHARE)
+    assert bool((q == 1).any()) and bool((q < SHARE).any())  # clients that always come, and some that seldom do
+    error = torch.tensor(found, dtype=torch.float64).std() / rounds**0.5
+    assert abs(sum(found) / rounds - float(p @ v)) < 4 * error
+    assert bool(((counts / rounds - q).abs() <= 4 * (q * (1 - q) / rounds).sqrt()).all())
+
+
+@pytest.mark.parametrize("sizes", [(7, 12, 20, 5, 1, 9, 8, 6), (7, 9, 8, 6, 10, 9, 8, 7)], ids=["one-always", "none"])
+def test_fedavg_with_clients_drawn_by_size_is_its_naive_twin(sizes) -> None:
+    """Its mean is unweighted, but for clients that are larger than a draw can make up for."""
+    federation, net = make_federation(sizes, dtype=torch.float64), make_net(dtype=torch.float64)
+    method = FedAvg(lr=0.3, batch_size=4, **BY_SIZE)
+    found = run(method, Population(net, k=1), federation, rounds=5, seed=SEED)
+    q, p, model = chances(sizes, SHARE), naive.weights_of(federation), copy.deepcopy(net)
+    for t in range(5):
+        who = drawn_by_size(federation, sizes, t)
+        assert found.reports[t].participants == len(who)
+        ends = [
+            naive.train_network(copy.deepcopy(model), federation, i, method, SEED, t, method.step_size(t, 5))
+            for i in who
+        ]
+        model = naive.average(ends, p[who] / q[who]) if who else model
+    if bool((q < 1).all()):
+        torch.testing.assert_close(p / q, (p / q)[:1].expand(len(sizes)))  # unweighted
+    for name, value in model.named_parameters():  # p_i are rounded to single precision
+        torch.testing.assert_close(found.server.shared[name], value.detach(), atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAvg(lr=0.3, batch_size=4, **BY_SIZE),
+        PPFL(lr=0.3, batch_size=4, **BY_SIZE),
+        CFL(lr=0.3, batch_size=4, **BY_SIZE),
+    ],
+    ids=["fedavg", "ppfl", "cfl"],
+)
+@pytest.mark.parametrize(("engine", "sites", "kind"), [("stacked", 1, InProcess), ("loop", 3, BytesTransport)])
+def test_clients_drawn_by_size_are_the_same_everywhere(method, engine: str, sites: int, kind) -> None:
+    federation, k = make_federation(SIZES, dtype=torch.float64), 1 if method.name == "fedavg" else 2
+    runs = [
+        run(method, Population(make_net(dtype=torch.float64), k=k), federation, rounds=5, seed=SEED, **how)
+        for how in ({}, {"engine": engine, "sites": sites, "kind": kind})
+    ]
+    assert_same(runs[1].everything(), runs[0].everything(), atol=1e-10, rtol=1e-9)
+    counts = [[report.participants for report in one.reports] for one in runs]
+    drawn = [len(drawn_by_size(federation, SIZES, t)) for t in range(5)]
+    if method.name == "ppfl":  # its survey asks everyone
+        drawn[0] = len(SIZES)
+    if method.name != "cfl":  # a cut asks everyone too
+        assert counts[0] == drawn
+    assert counts[0] == counts[1]
+
+
+def test_clients_of_equal_sizes_are_drawn_as_by_a_share() -> None:
+    federation = make_federation((6,) * 8, dtype=torch.float64)
+    plain = FedAvg(lr=0.3, batch_size=4)
+    by_size, alike = (
+        run(method, Population(make_net(dtype=torch.float64), k=1), federation, rounds=6, seed=SEED)
+        for method in (FedAvg(lr=0.3, batch_size=4, **BY_SIZE), drawing(plain, SHARE))
+    )
+    assert_same(by_size.everything(), alike.everything(), atol=1e-12, rtol=1e-12)
+    assert [r.participants for r in by_size.reports] == [r.participants for r in alike.reports]
+    everyone = FedAvg(lr=0.3, batch_size=4, sampling="size")
+    all_of_them, usual = (
+        run(method, Population(make_net(dtype=torch.float64), k=1), federation, rounds=3)
+        for method in (everyone, plain)
+    )
+    assert_same(all_of_them.everything(), usual.everything(), atol=0, rtol=0)
 
 
 # ---------------------------------------------------------------------- rounds end

@@ -66,7 +66,7 @@ TREES = st.recursive(
 )
 IDS = st.lists(st.text(max_size=6), max_size=4).map(tuple)
 ROWS = st.builds(Rows, st.none() | IDS, TABLES)
-WHO = IDS | st.builds(Share, st.floats(0, 1))
+WHO = IDS | st.builds(Share, st.floats(0, 1), st.none() | st.integers(1, 9))
 EXCHANGE = st.integers(0, 10**6)
 KINDS = {
     Describe: st.builds(Describe),

@@ -35,7 +35,7 @@ from torch.nn.functional import one_hot
 
 from ..core.backends import Backend
 from ..core.models import Mixture, Models
-from ..core.params import Params
+from ..core.params import Params, map_params
 from ..core.settings import NonNegative
 from .contract import (
     EVERYONE,
@@ -51,7 +51,7 @@ from .contract import (
     message,
     participants,
 )
-from .ifca import move_clusters, train_in_clusters
+from .ifca import cluster_changes, train_in_clusters
 from .local.batches import LocalData
 from .local.sgd import LEARNING_RATES, LocalTraining
 
@@ -111,7 +111,9 @@ class CFL(MethodDefaults, LocalTraining):
 
     def plan(self, problem: Problem, server: CFLServer, round: int) -> Plan:
         task = CFLTask(self.step_size(round, problem.rounds), bool(server.cut))
-        return Plan(EVERYONE if task.cut else participants(problem, self.participation, round), task)
+        by_size = self.sampling == "size"
+        who = EVERYONE if task.cut else participants(problem, self.participation, round, by_size=by_size)
+        return Plan(who, task)
 
     def send(
         self, problem: Problem, server: CFLServer, ids: tuple[str, ...] | None, task: Any
@@ -127,7 +129,8 @@ class CFL(MethodDefaults, LocalTraining):
         self, problem: Problem, server: CFLServer, task: CFLTask, totals: dict[str, Total], rows: Rows
     ) -> CFLServer:
         change = totals["change"]
-        server = server._replace(shared=move_clusters(problem.population, server.shared, change))
+        moves = cluster_changes(problem.population, change)
+        server = server._replace(shared=map_params(torch.add, server.shared, moves))
         if not server.first_pace > 0:
             mean_length = totals["length"].value[0] / totals["length"].weight[0]
             return server._replace(first_pace=mean_length / task.lr)

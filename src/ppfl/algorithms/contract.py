@@ -20,6 +20,7 @@ from ..core.affinity import Affinity
 from ..core.backends import Backend
 from ..core.draws import hashed, name_keys
 from ..core.models import Models
+from ..core.params import Params
 from ..core.population import Population
 from ..core.trees import Tree
 from .local.batches import LocalData
@@ -79,9 +80,15 @@ class Roster:
 
 @message
 class Share(NamedTuple):
-    """Clients that every site draws for itself, each with this probability, by (seed, round, client id)."""
+    """Clients that every site draws for itself by (seed, round, client id), this fraction of them on average.
+
+    by_size_of: None: each client has the same probability. A number, that of all clients at all sites: a client's
+    probability q_i is proportional to its importance, min(1, fraction by_size_of p_i), and in sums it has the weight
+    p_i fraction / q_i, so that their expectation is that of an even draw. Sites know the p_i, the server need not.
+    """
 
     fraction: float
+    by_size_of: int | None = None
 
 
 EVERYONE = Share(1.0)
@@ -220,6 +227,9 @@ class Method(Protocol):
         """The next server state, from those who came back: at least one, unless the plan needs no answers. Rows carry
         their ids."""
 
+    def global_network(self, server: Tree) -> Params | None:
+        """The one network that all clients use; None where clients have models of their own."""
+
     def newcomer_plans(self, problem: Problem, server: Tree) -> list[Plan]:
         """The exchanges in which clients that come after training find their place. Nothing of theirs is merged."""
 
@@ -273,13 +283,18 @@ class MethodDefaults:
 
     def plan(self: Any, problem: Problem, server: Any, round: int) -> Plan:
         """All who take part get a task that is its step size."""
-        return Plan(participants(problem, self.participation, round), self.step_size(round, problem.rounds))
+        who = participants(problem, self.participation, round, by_size=self.sampling == "size")
+        return Plan(who, self.step_size(round, problem.rounds))
 
     def send(
         self, problem: Problem, server: Any, ids: tuple[str, ...] | None, task: Any
     ) -> tuple[Tree, dict[str, Tensor]]:
         """The server's shared models, and nothing else."""
         return server.shared, {}
+
+    def global_network(self, server: Any) -> Params | None:
+        """None: clients have models of their own."""
+        return None
 
     def newcomer_plans(self: Any, problem: Problem, server: Any) -> list[Plan]:
         """A few rounds like the last ones of training."""
@@ -307,10 +322,15 @@ class MethodDefaults:
         return {}
 
 
-def participants(problem: Problem, fraction: float, round: int, at_least: int = 1) -> Who:
-    """The clients of a round, drawn without replacement by (seed, round, client id), at least so many."""
+def participants(problem: Problem, fraction: float, round: int, at_least: int = 1, *, by_size: bool = False) -> Who:
+    """The clients of a round, drawn without replacement by (seed, round, client id), at least so many.
+
+    by_size: drawn by the sites, with probabilities that are proportional to their importance.
+    """
     count = max(at_least, int(fraction * problem.n_clients + 0.5))
     if count >= problem.n_clients:
         return EVERYONE
+    if by_size:
+        return Share(fraction, by_size_of=problem.n_clients)
     draws = hashed(problem.seed, "participants", round, problem.roster.keys)
     return tuple(problem.roster.ids[at] for at in sorted(draws.topk(count, largest=False).indices.tolist()))

@@ -1,6 +1,7 @@
 """FedAvg (McMahan et al., 2017): one model for all.
 
-theta <- theta + sum_{i in S} p_i (theta_i - theta) / sum_{i in S} p_i, with S the clients of the round.
+theta <- theta + sum_{i in S} p_i (theta_i - theta) / sum_{i in S} p_i, with S the clients of the round; or a step of
+the server's optimizer along that mean change (server_optimizers.py).
 What leaves a client: its weighted change, in a sum.
 """
 
@@ -8,25 +9,25 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple
 
-import torch
-
 from ..core.backends import Backend
 from ..core.errors import SettingError
 from ..core.models import Models, OneNetwork
-from ..core.params import Params, map_params, subtract_
+from ..core.params import Params, subtract_
 from ..core.trees import Tree, tree_map
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .local.batches import LocalData
-from .local.sgd import LocalTraining, train_networks
+from .local.sgd import train_networks
+from .server_optimizers import OptimizedTraining
 
 
 class NetworkServer(NamedTuple):
     """Server state of methods with one model for all."""
 
     shared: Params
+    optimizer: Any = {}  # the state of its optimizer
 
 
-class FedAvg(MethodDefaults, LocalTraining):
+class FedAvg(MethodDefaults, OptimizedTraining):
     """FedAvg on a population with one canonical model.
 
     >>> from torch import nn
@@ -45,10 +46,15 @@ class FedAvg(MethodDefaults, LocalTraining):
         one_model_only(self.name, problem)
 
     def init_server(self, problem: Problem) -> Tree:
-        return NetworkServer(problem.population.initial_network())
+        start = problem.population.initial_network()
+        return NetworkServer(start, self.optimizer_state(start))
 
     def merge(self, problem: Problem, server: Tree, task: Any, totals: dict[str, Total], rows: Rows) -> Tree:
-        return NetworkServer(map_params(torch.add, server.shared, mean(totals["change"])))
+        return NetworkServer(*self.server_step(server, mean(totals["change"])))
+
+    def global_network(self, server: Any) -> Params | None:
+        network: Params = server.shared
+        return network
 
     # ------------------------------------------------------------------ client
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..core.backends import Backend, Batch
 from ..core.errors import SettingError
 from ..core.models import Mixture, Models
-from ..core.params import Params, map_params, subtract_
+from ..core.params import Params, subtract_
 from ..core.population import Population
 from ..core.settings import NonNegative
 from ..core.simplex import entropy, uniform
@@ -32,7 +32,8 @@ from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import NetworkServer, mean
 from .local.batches import LocalData
 from .local.model_losses import losses_of_models
-from .local.sgd import LocalTraining, descend
+from .local.sgd import descend
+from .server_optimizers import OptimizedTraining
 
 
 class MembershipClient(NamedTuple):
@@ -41,7 +42,7 @@ class MembershipClient(NamedTuple):
     membership: Tensor  # (C, K)
 
 
-class FedEM(MethodDefaults, LocalTraining):
+class FedEM(MethodDefaults, OptimizedTraining):
     """FedEM with the population's K canonical models as components.
 
     >>> from torch import nn
@@ -64,12 +65,13 @@ class FedEM(MethodDefaults, LocalTraining):
             )
 
     def init_server(self, problem: Problem) -> NetworkServer:
-        return NetworkServer(problem.population.initial_models(problem.seed, distinct=True))
+        start = problem.population.initial_models(problem.seed, distinct=True)
+        return NetworkServer(start, self.optimizer_state(start))
 
     def merge(
         self, problem: Problem, server: NetworkServer, task: Any, totals: dict[str, Total], rows: Rows
     ) -> NetworkServer:
-        return NetworkServer(map_params(torch.add, server.shared, mean(totals["change"])))
+        return NetworkServer(*self.server_step(server, mean(totals["change"])))
 
     def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> MembershipClient:
         return MembershipClient(uniform(len(ids), population.k, dtype=population.dtype))

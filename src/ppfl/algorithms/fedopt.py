@@ -1,48 +1,20 @@
 """FedOpt (Reddi et al., Adaptive Federated Optimization, ICLR 2021): FedAvg with an optimizer at the server.
 
-Clients do what they do in FedAvg. The server takes the negative of their mean change d for a gradient, and makes one
-step of its optimizer: d = sum_{i in S} p_i (theta_i - theta) / sum_{i in S} p_i, with S the clients of the round.
-
-| method | step of the server |
-|---|---|
-| FedAvgM (also Hsu et al., 2019) | m <- server_momentum m + d;  theta <- theta + server_lr m |
-| FedAdagrad, FedAdam, FedYogi | m <- beta1 m + (1 - beta1) d;  theta <- theta + server_lr m / (sqrt(v) + tau) |
-| where for FedAdagrad | v <- v + d^2 |
-| for FedAdam | v <- beta2 v + (1 - beta2) d^2 |
-| for FedYogi | v <- v - (1 - beta2) d^2 sign(v - d^2) |
-
-All of it is per parameter, v starts at tau^2, and m and v are not corrected for their start, as in Algorithm 2 of the
-paper. The schedule lowers the step size of the clients, not server_lr.
+Clients do what they do in FedAvg, and the server makes one step of its optimizer along their mean change
+d = sum_{i in S} p_i (theta_i - theta) / sum_{i in S} p_i, with S the clients of the round. `server_optimizers.py` has
+the steps. These are FedAvg with the setting `server_optimizer`, which other methods have too, under the names of the
+paper.
 What leaves a client: its weighted change, in a sum.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import torch
-from pydantic import Field
-from torch import Tensor
-
-from ..core.params import Params, map_params
 from ..core.settings import Positive
-from .contract import Problem, Rows, Total
-from .fedavg import FedAvg, mean
+from .fedavg import FedAvg
 from .local.sgd import LEARNING_RATES
-
-Decay = Annotated[float, Field(ge=0, lt=1)]
-
-
-class MomentumServer(NamedTuple):
-    shared: Params
-    velocity: Params  # m
-
-
-class AdaptiveServer(NamedTuple):
-    shared: Params
-    first_moment: Params  # m
-    second_moment: Params  # v
+from .server_optimizers import Adagrad, Adam, Decay, Momentum, ServerOptimizer, Yogi
 
 
 class FedAvgM(FedAvg):
@@ -59,52 +31,27 @@ class FedAvgM(FedAvg):
     title: ClassVar[str] = "FedAvgM"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "server_lr": (0.1, 0.3, 1.0)}
 
+    server_optimizer: None = None
     server_lr: Positive = 1.0
     server_momentum: Decay = 0.9
 
-    def init_server(self, problem: Problem) -> MomentumServer:
-        start = problem.population.initial_network()
-        return MomentumServer(start, map_params(torch.zeros_like, start))
-
-    def merge(
-        self, problem: Problem, server: MomentumServer, task: Any, totals: dict[str, Total], rows: Rows
-    ) -> MomentumServer:
-        velocity = map_params(lambda m, d: self.server_momentum * m + d, server.velocity, mean(totals["change"]))
-        return MomentumServer(map_params(lambda x, m: x + self.server_lr * m, server.shared, velocity), velocity)
+    @property
+    def optimizer(self) -> ServerOptimizer:
+        return Momentum(lr=self.server_lr, momentum=self.server_momentum)
 
 
-class AdaptiveOptimizer(FedAvg):
-    """What FedAdagrad, FedAdam and FedYogi have in common: Algorithm 2, but for v."""
+class AdaptiveFedAvg(FedAvg):
+    """What FedAdagrad, FedAdam and FedYogi have in common."""
 
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "server_lr": (0.001, 0.003, 0.01, 0.03, 0.1)}
 
+    server_optimizer: None = None
     server_lr: Positive = 0.01
     beta1: Decay = 0.9
     tau: Positive = 1e-3  # the larger, the less steps adapt to the size of changes
 
-    @abstractmethod
-    def next_second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """v after a change with these squares."""
 
-    def init_server(self, problem: Problem) -> AdaptiveServer:
-        start = problem.population.initial_network()
-        second = map_params(lambda x: torch.full_like(x, self.tau**2), start)
-        return AdaptiveServer(start, map_params(torch.zeros_like, start), second)
-
-    def merge(
-        self, problem: Problem, server: AdaptiveServer, task: Any, totals: dict[str, Total], rows: Rows
-    ) -> AdaptiveServer:
-        change = mean(totals["change"])
-        first = map_params(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, server.first_moment, change)
-        second = map_params(lambda v, d: self.next_second_moment(v, d.square()), server.second_moment, change)
-
-        def step(x: Tensor, m: Tensor, v: Tensor) -> Tensor:
-            return x + self.server_lr * m / (v.sqrt() + self.tau)
-
-        return AdaptiveServer(map_params(step, server.shared, first, second), first, second)
-
-
-class FedAdagrad(AdaptiveOptimizer):
+class FedAdagrad(AdaptiveFedAvg):
     """FedAvg with Adagrad at the server; as in the paper without momentum, beta1 = 0.
 
     >>> from torch import nn
@@ -119,11 +66,12 @@ class FedAdagrad(AdaptiveOptimizer):
 
     beta1: Decay = 0.0
 
-    def next_second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        return v + squared
+    @property
+    def optimizer(self) -> ServerOptimizer:
+        return Adagrad(lr=self.server_lr, beta1=self.beta1, tau=self.tau)
 
 
-class FedAdam(AdaptiveOptimizer):
+class FedAdam(AdaptiveFedAvg):
     """FedAvg with Adam at the server.
 
     >>> from torch import nn
@@ -138,8 +86,9 @@ class FedAdam(AdaptiveOptimizer):
 
     beta2: Decay = 0.99
 
-    def next_second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        return self.beta2 * v + (1 - self.beta2) * squared
+    @property
+    def optimizer(self) -> ServerOptimizer:
+        return Adam(lr=self.server_lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
 
 
 class FedYogi(FedAdam):
@@ -155,5 +104,6 @@ class FedYogi(FedAdam):
     name: ClassVar[str] = "fedyogi"
     title: ClassVar[str] = "FedYogi"
 
-    def next_second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        return v - (1 - self.beta2) * squared * torch.sign(v - squared)
+    @property
+    def optimizer(self) -> ServerOptimizer:
+        return Yogi(lr=self.server_lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)

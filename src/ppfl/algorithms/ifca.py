@@ -32,9 +32,10 @@ from .fedem import MembershipClient
 from .local.batches import LocalData
 from .local.model_losses import losses_of_models
 from .local.sgd import LocalTraining, TrainingLoss, train_networks
+from .server_optimizers import OptimizedTraining
 
 
-class IFCA(MethodDefaults, LocalTraining):
+class IFCA(MethodDefaults, OptimizedTraining):
     """IFCA with as many clusters as the population has canonical models, by whichever mix.
 
     >>> from torch import nn
@@ -57,12 +58,13 @@ class IFCA(MethodDefaults, LocalTraining):
             )
 
     def init_server(self, problem: Problem) -> NetworkServer:
-        return NetworkServer(problem.population.initial_models(problem.seed, distinct=True))
+        start = problem.population.initial_models(problem.seed, distinct=True)
+        return NetworkServer(start, self.optimizer_state(start))
 
     def merge(
         self, problem: Problem, server: NetworkServer, task: Any, totals: dict[str, Total], rows: Rows
     ) -> NetworkServer:
-        return NetworkServer(move_clusters(problem.population, server.shared, totals["change"]))
+        return NetworkServer(*self.server_step(server, cluster_changes(problem.population, totals["change"])))
 
     def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> MembershipClient:
         first = one_hot(torch.zeros(len(ids), dtype=torch.long), population.k)  # of a client that has made no choice
@@ -102,15 +104,13 @@ def train_in_clusters(
     return loss, subtract_(ends, starts)
 
 
-def move_clusters(population: Population, models: Params, change: Total) -> Params:
-    """Every model by the mean change of its members, where it has any; the common part by that of all clients."""
+def cluster_changes(population: Population, change: Total) -> Params:
+    """Of every model the mean change of its members, where it has any; of the common part that of all clients."""
     members = change.weight  # (K,): sum_i p_i over each cluster's members
     counted = torch.where(members > 0, members, 1)  # without members the sum of changes is 0
 
-    def moved(name: str, value: Tensor) -> Tensor:
-        found: Tensor = change.value[name]
-        if name in population.canonical_names:
-            return value + found / per_client(counted, value)
-        return value + found.sum(0) / members.sum()
+    def mean_of(name: str, found: Tensor) -> Tensor:
+        canonical = name in population.canonical_names
+        return found / per_client(counted, found) if canonical else found.sum(0) / members.sum()
 
-    return {name: moved(name, value) for name, value in models.items()}
+    return {name: mean_of(name, found) for name, found in change.value.items()}

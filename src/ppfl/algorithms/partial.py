@@ -29,19 +29,20 @@ from ..core.backends import Backend, Batch
 from ..core.errors import SettingError
 from ..core.models import Models, Networks, OneNetwork
 from ..core.network_parts import trains
-from ..core.params import Params, expand, map_params, subtract_
+from ..core.params import Params, expand, subtract_
 from ..core.population import Population
 from ..core.settings import Repeats
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import NetworkServer, mean, one_model_only
 from .local.batches import LocalData
 from .local.sgd import LocalTraining, TrainingLoss, train_networks
+from .server_optimizers import OptimizedTraining
 
 Part = str | tuple[str, ...]  # names of submodules, or "input" and "output" for the first and the last layer
 Names = frozenset[str]  # of parameters
 
 
-class Partial(MethodDefaults, LocalTraining):
+class Partial(MethodDefaults, OptimizedTraining):
     """What these methods have in common. The state of a client is its personal part, and never leaves it."""
 
     name: ClassVar[str]
@@ -61,12 +62,13 @@ class Partial(MethodDefaults, LocalTraining):
     def init_server(self, problem: Problem) -> NetworkServer:
         personal = self.personal_parameters(problem.population.net)
         start = problem.population.initial_network()
-        return NetworkServer({name: value for name, value in start.items() if name not in personal})
+        shared = {name: value for name, value in start.items() if name not in personal}
+        return NetworkServer(shared, self.optimizer_state(shared))
 
     def merge(
         self, problem: Problem, server: NetworkServer, task: Any, totals: dict[str, Total], rows: Rows
     ) -> NetworkServer:
-        return NetworkServer(map_params(torch.add, server.shared, mean(totals["change"])))
+        return NetworkServer(*self.server_step(server, mean(totals["change"])))
 
     def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Params:
         personal = self.personal_parameters(population.net)

@@ -24,7 +24,7 @@ from ..core.params import Params, first_clients, map_params, subtract_
 from ..core.population import Population
 from ..core.settings import Positive, Repeats
 from .contract import Plan, Problem, Rows, Sum, Total, Upload, Work, message
-from .fedavg import FedAvg, NetworkServer
+from .fedavg import FedAvg, NetworkServer, mean
 from .local.batches import LocalData
 from .local.own_model import OwnModel, as_state, models_of, no_model_yet, to_train
 from .local.schedules import factor
@@ -84,8 +84,11 @@ class PFedMe(FedAvg):
     def merge(
         self, problem: Problem, server: NetworkServer, task: Any, totals: dict[str, Total], rows: Rows
     ) -> NetworkServer:
-        mean = super().merge(problem, server, task, totals, rows).shared
-        return NetworkServer(map_params(lambda w, mean: torch.lerp(w, mean, self.beta), server.shared, mean))
+        change = map_params(lambda d: self.beta * d, mean(totals["change"]))
+        return NetworkServer(*self.server_step(server, change))
+
+    def global_network(self, server: Any) -> None:
+        """None: what clients use is their own."""
 
     def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> OwnModel:
         return no_model_yet(population, ids)

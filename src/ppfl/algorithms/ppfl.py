@@ -58,11 +58,11 @@ from .contract import (
 )
 from .fedavg import mean
 from .local.batches import LocalData
+from .local.catch_up import MOST_STEPS, CatchUp, rounds_missed
 from .local.memberships import MembershipSteps
 from .local.schedules import factor
 from .local.sgd import (
     LEARNING_RATES,
-    LocalTraining,
     TrainingLoss,
     part_of_start_left,
     train_mixed_weights,
@@ -79,6 +79,7 @@ from .local.survey import (
     next_stage,
     surveyed_clients,
 )
+from .server_optimizers import OptimizedTraining
 
 MOST_MEMBERSHIP_STEPS = 500  # of a newcomer; it ends as soon as its membership is found
 LEAST_SHARE = 0.1  # of an even share: a model that hardly any client uses is not sped up without bound
@@ -90,11 +91,12 @@ class PPFLServer(NamedTuple):
     started: Tensor  # (), bool: whether these have their start; until then rounds are surveys
     survey: Any = {}  # a PrivateStart between the messages of a survey
     placement: Any = {}  # a Placement, where clients come after the survey
+    optimizer: Any = {}  # the state of the server's optimizer
 
 
 class PPFLClient(NamedTuple):
     membership: Tensor  # (C, K)
-    rounds: Tensor  # (C,), how often it took part; before that it starts from what the server sends
+    rounds: Tensor  # (C,), the round it last took part in, from 1; before that it starts from what the server sends
     point: Tensor  # (C, d), its sketch along the main directions of all, for the private start
 
 
@@ -106,6 +108,8 @@ class PPFLTask(NamedTuple):
     memberships: bool
     lr: float
     membership_lr: float
+    round: int  # from 0
+    catch_up: bool  # whether those who missed rounds are to make up for it
 
 
 @message
@@ -115,7 +119,7 @@ class MembershipTask(NamedTuple):
     most_steps: int
 
 
-class PPFL(MethodDefaults, LocalTraining):
+class PPFL(MethodDefaults, OptimizedTraining):
     """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default).
 
     >>> from torch import nn
@@ -137,6 +141,7 @@ class PPFL(MethodDefaults, LocalTraining):
     membership_batch: Count | None = None  # None: the full gradient, sigma_2 = 0
     membership_scale: Literal["own", "weighted"] = "own"  # step eta / p_i, or eta as Eq. (16) is written
     membership_schedule: bool = False  # whether the membership step follows the schedule of lr
+    catch_up: CatchUp = "none"  # what clients do that sat out rounds; local/catch_up.py has the rules
     penalty: NonNegative = 0.0  # lambda; it weighs a sum over all pairs, so it is strong where all are alike
     averaging: Literal["members", "everyone"] = "members"
     warmup: RepeatsOrZero = 5  # rounds (a tenth at most) in which lr rises and memberships wait
@@ -179,30 +184,34 @@ class PPFL(MethodDefaults, LocalTraining):
         rows = problem.n_clients if self.share_memberships else 0
         c = uniform(rows, problem.population.k, dtype=problem.population.dtype)
         placement: Any = {}
-        if surveys and surveyed_clients(problem, self.participation, 0) != EVERYONE:
+        if surveys and surveyed_clients(problem, self._surveyed, 0) != EVERYONE:
             network = self._one_network(problem, shared)
             sketched = sum(network[name].numel() for name in problem.population.canonical_names)
             placement = Placement.empty(network, sketched, problem.population.k)
-        return PPFLServer(shared, c, torch.tensor(not surveys), placement=placement)
+        optimizer = self.optimizer_state(shared)
+        return PPFLServer(shared, c, torch.tensor(not surveys), placement=placement, optimizer=optimizer)
 
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
         if not bool(server.started):
             stage = next_stage(server.survey, private=not self.share_memberships)
-            who = surveyed_clients(problem, self.participation, round)
+            who = surveyed_clients(problem, self._surveyed, round)
             return Plan(who, Survey(stage, problem.seed, round), ends_round=stage in LAST_STAGES)
-        if late := late_clients(problem, server.placement, self.participation, round):
+        if late := late_clients(problem, server.placement, self._surveyed, round):
             return Plan(late, Survey("late", problem.seed, round), ends_round=False, needs_answers=False)
         warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
         both = self.order == "alternating"
         theta = both or warming_up or float(draw(problem.seed, "block", round)) < self.block_probability
+        move = self.membership_steps != 0 and not warming_up
         slower = factor(self.schedule, round, problem.rounds) if self.membership_schedule else 1.0
         task = PPFLTask(
             theta=theta,
-            memberships=self.membership_steps != 0 and not warming_up and (both or not theta),
+            memberships=move and (both or not theta),
             lr=self.step_size(round, problem.rounds) * min(1.0, (round + 1) / (warm + 1)),
             membership_lr=self.membership_lr * slower,
+            round=round,
+            catch_up=move and self.catch_up != "none",
         )
-        return Plan(participants(problem, self.participation, round), task)
+        return Plan(participants(problem, self.participation, round, by_size=self.sampling == "size"), task)
 
     def send(
         self, problem: Problem, server: PPFLServer, ids: tuple[str, ...] | None, task: Any
@@ -225,7 +234,9 @@ class PPFL(MethodDefaults, LocalTraining):
     ) -> PPFLServer:
         if isinstance(task, Survey):
             return self._merge_survey(problem, server, task, totals, rows)
-        server = server._replace(shared=_moved(problem.population, server.shared, totals))
+        if "moves" in totals:
+            shared, optimizer = self.server_step(server, _mean_change(problem.population, server.shared, totals))
+            server = server._replace(shared=shared, optimizer=optimizer)
         if not self.share_memberships:
             return server
         memberships = server.memberships.clone()
@@ -259,7 +270,7 @@ class PPFL(MethodDefaults, LocalTraining):
             start = tree_map(lambda new, old: new.to(old), found.start, placement.start)
             placement = placement._replace(start=start, surveyed=torch.full_like(placement.surveyed, task.round))
         started = torch.full_like(server.started, found.start is not None)
-        return PPFLServer(server.shared, memberships, started, found.survey, placement)
+        return PPFLServer(server.shared, memberships, started, found.survey, placement, server.optimizer)
 
     @staticmethod
     def _one_network(problem: Problem, models: Params) -> Params:
@@ -289,6 +300,11 @@ class PPFL(MethodDefaults, LocalTraining):
         theta = sum(float(leaf.double().square().sum()) for leaf in totals["gradient"].value.values())
         return {"stationarity": theta + (metrics["moved"] / self.membership_lr) ** 2}
 
+    @property
+    def _surveyed(self) -> float:
+        """The part of the clients that a survey asks. All where sites draw: nobody could say later who is new."""
+        return 1.0 if self.sampling == "size" else self.participation
+
     def _pulls(self, problem: Problem) -> bool:
         return self.penalty > 0 and bool(problem.affinity.degree.any())
 
@@ -314,17 +330,22 @@ class PPFL(MethodDefaults, LocalTraining):
         if isinstance(task, MembershipTask):
             c, losses = MembershipSteps(backend, shared["models"], data, None).best(c, task.most_steps)
             loss = TrainingLoss(losses, data.sizes.to(losses))
-            return Work(PPFLClient(c, client.rounds + 1, client.point), Upload(metrics=loss.metrics()))
+            return Work(PPFLClient(c, client.rounds.clamp_min(1), client.point), Upload(metrics=loss.metrics()))
         if isinstance(task, Stationarity):
             return Work(client, stationarity_upload(backend, task, shared["models"], own, c, data, self.penalty))
         loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
         sums: dict[str, Sum] = {}
+        missed = rounds_missed(client.rounds, task.round) if task.catch_up else torch.zeros_like(client.rounds)
+        if self.catch_up == "solve" and bool(missed.any()):
+            solved, _ = MembershipSteps(backend, shared["models"], data, None).best(c, MOST_STEPS)
+            c = torch.where(missed[:, None] > 0, solved, c)
         if task.memberships:
-            c, loss = self._move_memberships(backend, task, shared["models"], own, c, data)
+            c, loss = self._move_memberships(backend, task, shared["models"], own, c, missed, data)
         if task.theta:
             sums, loss = self._move_theta(backend, task, shared["models"], c, data)
         rows = {"membership": c} if self.share_memberships else {}
-        return Work(PPFLClient(c, client.rounds + 1, client.point), Upload(sums, rows, loss.metrics()))
+        now = torch.full_like(client.rounds, task.round + 1)
+        return Work(PPFLClient(c, now, client.point), Upload(sums, rows, loss.metrics()))
 
     def model(self, backend: Backend, shared: dict[str, Any], own: dict[str, Tensor], client: PPFLClient) -> Models:
         return Mixture(shared["models"], self._membership(own, client))
@@ -341,6 +362,7 @@ class PPFL(MethodDefaults, LocalTraining):
         models: Params,
         own: dict[str, Tensor],
         c: Tensor,
+        missed: Tensor,
         data: LocalData,
     ) -> tuple[Tensor, TrainingLoss]:
         """Mirror steps on the surrogate of Eq. (13), theta and the neighbours fixed."""
@@ -349,7 +371,10 @@ class PPFL(MethodDefaults, LocalTraining):
         alone = weight[:, None] * scale  # all there is to G where no neighbour pulls
         first: Tensor | None = None
         steps = (20 if backend.caches_outputs else 1) if self.membership_steps is None else self.membership_steps
-        for gradient_at in MembershipSteps(backend, models, data, self.membership_batch).steps(steps):
+        count = steps * (1 + missed) if self.catch_up == "steps" else torch.full_like(missed, steps)
+        eta = task.membership_lr * (1 + missed[:, None]) if self.catch_up == "step_size" else task.membership_lr
+        most = int(count.max())
+        for at, gradient_at in enumerate(MembershipSteps(backend, models, data, self.membership_batch).steps(most)):
             slope, loss = gradient_at(c)
             first = loss if first is None else first
             if "degree" in own:
@@ -357,7 +382,7 @@ class PPFL(MethodDefaults, LocalTraining):
                 G = client_membership_gradient(slope, c, weight, *pull) * scale
             else:
                 G = slope * alone
-            c = inside(mirror_step(c, G, task.membership_lr))
+            c = torch.where((count > at)[:, None], inside(mirror_step(c, G, eta)), c)
         assert first is not None
         return c, TrainingLoss(first, data.sizes.to(weight))
 
@@ -377,18 +402,17 @@ class PPFL(MethodDefaults, LocalTraining):
         return sums, run.loss
 
 
-def _moved(population: Population, models: Params, totals: dict[str, Total]) -> Params:
-    """Eq. (12) for the common part; what is left of the canonical models and their moves, over those who count."""
-    if "moves" not in totals:
-        return models
+def _mean_change(population: Population, models: Params, totals: dict[str, Total]) -> Params:
+    """Eq. (12) for the common part; of the canonical models their moves and what is lost of them, over those who
+    count."""
     common, left, moves = mean(totals["common"]), totals["left"], totals["moves"]
     counted = torch.maximum(left.weight, LEAST_SHARE / population.k * totals["common"].weight)  # (K,) or (1,)
 
     def canonical(theta: Tensor, move: Tensor) -> Tensor:  # move: (K, ...), or (1, K, ...) from K models per client
-        moved = theta + (move if move.dim() == theta.dim() else move[0]) / per_client(counted, theta)
-        return moved if isinstance(left.value, dict) else moved + theta * per_client(left.value / counted, theta)
+        change = (move if move.dim() == theta.dim() else move[0]) / per_client(counted, theta)
+        return change if isinstance(left.value, dict) else change + theta * per_client(left.value / counted, theta)
 
     return {
-        name: canonical(value, moves.value[name]) if name in population.canonical_names else value + common[name]
+        name: canonical(value, moves.value[name]) if name in population.canonical_names else common[name]
         for name, value in models.items()
     }

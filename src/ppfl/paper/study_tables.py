@@ -15,6 +15,10 @@ from .studies import Case, Study
 NOTHING = "–"
 Runs = Mapping[str, Sequence[RunRecord]]  # by method, one run per seed
 _MB = 1e6
+_MEMBERSHIPS_NOTE = (
+    "In their group: share of clients whose largest membership is that of their largest true source. "
+    "Off: mean total variation between memberships and the truth, canonical models matched."
+)
 _ROUNDS_SHOWN = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
@@ -82,9 +86,29 @@ def _recovery(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
     shown = [t for t in rounds if t in _ROUNDS_SHOWN or t == rounds[-1]]
     columns = ["round", *(f"{label}: {what}" for label in known for what in ("in their group", "off"))]
     rows = [(str(t), *(cell for found in known.values() for cell in found.get(t, (NOTHING, NOTHING)))) for t in shown]
-    note = "In their group: share of clients whose largest membership is that of their largest true source. "
-    note += "Off: mean total variation between memberships and the truth, canonical models matched."
-    return [StudyTable(_title(study, case, runs), tuple(columns), tuple(rows), note)] if rows else []
+    return [StudyTable(_title(study, case, runs), tuple(columns), tuple(rows), _MEMBERSHIPS_NOTE)] if rows else []
+
+
+def _participation(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
+    """Scores on validation and test data, the cost to a target, and memberships beside the truth."""
+    (target,) = case.targets
+    columns = ["share of clients, rule", "validation", "test", "worst 10%", "s", f"rounds to {target:.1%}"]
+    columns += ["MB up to it", "MB down to it", "in their group", "off"]
+    rows = []
+    for label, of_method in runs.items():
+        last = max(run.metrics[-1]["round"] for run in of_method)
+        parts = ("validation_accuracy", "accuracy", "accuracy_worst_tenth")
+        scores = [_score_cell([run.scores.get(part) for run in of_method]) for part in parts]
+        cost = _cost_cells(mean_cost(of_method, target))
+        agreement = _agreement_by_round(of_method).get(last, (NOTHING, NOTHING))
+        seconds = f"{_total_cost(of_method).seconds:.1f}"
+        rows.append((label, *scores, seconds, cost[0], *cost[2:], *agreement))
+    return [StudyTable(_title(study, case, runs), tuple(columns), tuple(rows), _MEMBERSHIPS_NOTE)]
+
+
+def _score_cell(scores: Sequence[float | None]) -> str:
+    known = [100 * score for score in scores if score is not None]
+    return mean_and_sd(known) if known else NOTHING
 
 
 def _agreement_by_round(runs: Sequence[RunRecord]) -> dict[int, tuple[str, str]]:
@@ -99,7 +123,7 @@ def _agreement_by_round(runs: Sequence[RunRecord]) -> dict[int, tuple[str, str]]
     return found
 
 
-_VIEWS = {"scores": _scores, "costs": _costs, "recovery": _recovery}
+_VIEWS = {"scores": _scores, "costs": _costs, "recovery": _recovery, "participation": _participation}
 
 
 def _title(study: Study, case: Case, runs: Runs) -> str:

@@ -19,7 +19,7 @@ from ..core.models import Mixture, Models
 from ..core.population import Population
 from ..core.trees import tree_map
 from ..data import Federation
-from .client_round import ClientRound, Session, Tally, Workplace
+from .client_round import Asked, ClientRound, Session, Tally, Workplace
 from .engines import Engine
 from .evaluation import score_clients, score_sums
 from .filters import Filter, default_filters, refusals
@@ -127,7 +127,8 @@ class Site:
 
     def train(self, request: Train) -> Reply:
         session = self._session(request.session)
-        asked, own_rows = self._asked(request, session.seed)
+        everyone_asked = self._asked(request, session)
+        asked = everyone_asked.who
         here = torch.arange(len(asked))
         if session.dropout:  # lost clients got what they were sent, and nothing of theirs comes back
             luck = uniform(session.seed, "dropout", request.round, self.keys[asked])
@@ -137,7 +138,7 @@ class Site:
         refused: dict[int, str] = {}
         while True:  # again without those whose uploads are refused: work depends on nothing but its keys
             counted = here[[int(at) not in refused for at in here]] if refused else here
-            tally = ClientRound(self.place, session, request, asked[counted], own_rows[counted]).run()
+            tally = ClientRound(self.place, session, request, everyone_asked.at(counted)).run()
             norms = None if tally is None else tally.norms(session.states.earlier_norms(tally.kind))
             found = {} if norms is None else refusals(self.filters, norms)
             if not found:
@@ -165,16 +166,19 @@ class Site:
         rows = Rows(came, values) if values else Rows((), {})
         return Reply(tally.totals, metrics | tally.metrics, rows, refused=names)
 
-    def _asked(self, request: Train, seed: int) -> tuple[Tensor, Tensor]:
-        """Positions of the clients that take part, and of their rows in what was sent to each."""
-        if isinstance(request.who, Share):
-            who = torch.arange(self.federation.n_clients)
-            if request.who.fraction < 1:
-                draws = uniform(seed, "participants", request.round, self.keys)
-                who = (draws < request.who.fraction).nonzero()[:, 0]
-            return who, who
-        who = torch.tensor([self._position(client) for client in request.who], dtype=torch.long)
-        return who, torch.arange(len(who))
+    def _asked(self, request: Train, session: Session) -> Asked:
+        """The clients that take part: those that the server names, or a draw."""
+        if not isinstance(request.who, Share):
+            who = torch.tensor([self._position(client) for client in request.who], dtype=torch.long)
+            return Asked(who, torch.arange(len(who)), torch.ones(len(who)))
+        fraction, by_size_of = request.who
+        chance = torch.full((self.federation.n_clients,), fraction, dtype=torch.float64)
+        if by_size_of is not None:
+            chance = (fraction * by_size_of * session.weight.double().cpu()).clamp_max(1)
+        who = torch.arange(self.federation.n_clients)
+        if fraction < 1:
+            who = (uniform(session.seed, "participants", request.round, self.keys) < chance).nonzero()[:, 0]
+        return Asked(who, who, fraction / chance[who])
 
     def _position(self, client: str) -> int:
         if client not in self.positions:
