@@ -129,6 +129,7 @@ def _too_slow(*_: object) -> None:
 
 def load_all() -> None:
     """Import what readers import late, before memory is limited."""
+    import h5py  # noqa: F401
     import pandas  # noqa: F401
     import sklearn.datasets  # noqa: F401
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import hostile_client_files
 import numpy as np
 
 Input = tuple[str, Callable[[], object], bytes]  # its name, how to use it, and its content to be saved if that fails
@@ -37,6 +38,8 @@ def read(path: Path, random: Random) -> object:
     from ppfl.data.table_readers import read_frame
     from ppfl.glm.table import TableSettings, prepare_table
 
+    if not {*hostile_client_files.SUFFIXES}.isdisjoint(path.suffixes):
+        return hostile_client_files.read(path, random)
     if ".npz" in path.suffixes:
         pool = read_npz(path, tokens=random.random() < 0.2)
         return pool.federation(seed=random.randrange(9))
@@ -296,4 +299,5 @@ FORMATS: list[tuple[str, str, Callable[[Random], bytes]]] = [
     ("parquet", ".parquet", parquet_bytes),
     ("parquet", ".parquet", parquet_bytes),
     ("cifar", ".batch", batch_bytes),
+    *hostile_client_files.CLIENT_FORMATS,
 ]

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections import Counter
+from random import Random
 
 import numpy as np
 import pytest
@@ -76,20 +77,29 @@ def test_the_target_is_the_next_input_and_padding_is_no_target(tmp_path):
         assert not (part.y == 0).any() and not (part.y == f.classes.index("<bos>")).any()
 
 
-def test_the_latest_rows_of_a_user_are_its_test_part(tmp_path):
-    path = write_posts(tmp_path / "posts.jsonl")
-    everything = read_stackexchange(path, 2, min_words=1, test_fraction=0)
-    f = read_stackexchange(path, 2, min_words=1, test_fraction=0.3)
-    for user in f.ids:
-        whole, parts = everything.client(user)["train"], f.client(user)
-        cut = len(parts["train"])
-        assert cut + len(parts["test"]) == len(whole)
-        assert len(parts["test"]) == min(len(whole) - 1, int(0.3 * len(whole) + 0.5))
-        for split, rows in (("train", whole.y[:cut]), ("test", whole.y[cut:])):
-            names = [everything.classes[token] for token in rows[rows != IGNORED].tolist()]
-            known = [name if name in f.classes else "<oov>" for name in names]
-            found = parts[split].y[parts[split].y != IGNORED]
-            assert [f.classes[token] for token in found.tolist()] == known
+@pytest.mark.parametrize("fraction", [0, 0.1, 0.3, 0.9])
+def test_the_latest_posts_of_a_user_are_its_test_part_and_no_post_is_in_both_parts(tmp_path, fraction):
+    random = Random(7)
+    texts = {
+        f"user {i}": [" ".join(random.choices("abcdefgh", k=random.randrange(1, 30))) for _ in range(1 + i)]
+        for i in range(8)
+    }
+    posts = [post(user, at, text) for user, found in texts.items() for at, text in enumerate(found)]
+    path = write_posts(tmp_path / "posts.jsonl", posts)
+    f = read_stackexchange(path, 4, min_words=1, test_fraction=fraction)
+    for user, found in texts.items():
+        parts = f.client(f"coffee/{user}")
+        cut = len(texts_of(parts["train"], f.classes))
+        assert texts_of(parts["train"], f.classes) == [text.split() for text in found[:cut]]
+        if fraction == 0 or len(found) == 1:
+            assert cut == len(found)
+            continue
+        assert texts_of(parts["test"], f.classes) == [text.split() for text in found[cut:]]
+        rows = [-(-(len(text.split()) + 1) // 4) for text in found]
+        assert (len(parts["train"]), len(parts["test"])) == (sum(rows[:cut]), sum(rows[cut:]))
+        # no other cut between two posts is nearer to the fraction
+        away = {at: abs(sum(rows[at:]) - fraction * sum(rows)) for at in range(1, len(found))}
+        assert away[cut] == min(away.values())
 
 
 def test_the_vocabulary_is_the_most_frequent_words_of_the_training_part(tmp_path):

@@ -1,6 +1,8 @@
 """`[start]`: a run from a pre-trained network begins where that one ended, whatever happens on the way."""
 
 import shutil
+from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +246,43 @@ def test_methods_that_are_chosen_bring_what_they_start_from(file: Path) -> None:
 def test_starts_that_lead_nowhere_are_refused(file: Path, change: str, said: str) -> None:
     with pytest.raises(SettingError, match=said):
         load_comparison(file, [change])
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_frozen_parts_stay_as_they_are_in_the_start(
+    k: int, tmp_path: Path, pretrained: dict[str, torch.Tensor]
+) -> None:
+    """The rest is trained as if the outputs of the frozen layers were the data."""
+    algorithm = {"name": "ppfl", "lr": 0.3, "batch_size": 4} if k > 1 else FEDAVG["algorithm"]
+    settings = {"algorithm": algorithm, "population": {"k": k}, **NETWORK}
+    experiment = small_experiment(**settings, start={"run": "pretrain", "frozen": "body"})
+    (record,) = run(experiment, tmp_path / "next", base=tmp_path)
+    fitted = load(record.folder)
+    for name, leaf in fitted.population.every_parameter().items():
+        assert torch.equal(leaf, pretrained[name])  # what the run began with, wherever it is loaded
+    tensors, _ = read_tensors(record.folder / "result.safetensors")
+    assert not any("body" in name for name in tensors)
+
+    whole = experiment.data.build()
+    body = load(tmp_path / "pretrain").model(whole.ids[0]).body.eval()
+    parts = {name: replace(samples, x=body(samples.x).detach()) for name, samples in whole.splits.items()}
+    head = torch.nn.Sequential(OrderedDict(classifier=torch.nn.Linear(4, whole.n_classes)))
+    with torch.no_grad():
+        for name, p in head.named_parameters():
+            p.copy_(pretrained[name])
+    population = Population(head, k=k)
+    other = fit(population, replace(whole, **parts), experiment.algorithm, rounds=experiment.rounds)
+    for client in whole.ids:
+        x = whole.client(client)["train"].x
+        assert torch.allclose(fitted.predict(client, x), other.predict(client, body(x).detach()), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "pattern"),
+    [("head", "frozen names 'head'.*use some of 'body'"), (["body", "classifier"], "leaves nothing to train")],
+)
+def test_parts_that_cannot_be_frozen_are_refused(
+    frozen: Any, pattern: str, tmp_path: Path, pretrained: dict[str, torch.Tensor]
+) -> None:
+    with pytest.raises(ModelError, match=pattern):
+        run(small_experiment(**NETWORK, start={"run": "pretrain", "frozen": frozen}), tmp_path / "next", base=tmp_path)

@@ -1,13 +1,19 @@
 """A small part of the fuzzing campaign: hostile files and settings end in a valid object or in an error of ours."""
 
+import contextlib
 from random import Random
 
 import fuzz
 import hostile_settings
 import pytest
+from hostile_client_files import CLIENT_FORMATS
+from hostile_files import read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppfl.core.errors import PPFLError
+
+pytest.importorskip("h5py")
 pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
@@ -20,6 +26,19 @@ def test_hostile_inputs_end_in_a_valid_object_or_an_error_of_ours(tmp_path, monk
             name, use, content = make(Random(number), tmp_path)
             failure = fuzz.survives(use)
             assert failure is None, f"{name} from {number}, {content[:200]!r}: {failure}"
+
+
+@pytest.mark.parametrize("at", range(len(CLIENT_FORMATS)))
+def test_files_by_client_are_valid_until_they_are_changed(tmp_path, at):
+    """Most of them are: a fuzzer whose files are all refused at once reaches nothing."""
+    name, suffix, make = CLIENT_FORMATS[at]
+    valid = 0
+    for number in range(20):
+        path = tmp_path / f"input{suffix}"
+        path.write_bytes(make(Random(number)))
+        with contextlib.suppress(PPFLError):
+            valid += bool(read(path, Random(number)))
+    assert valid >= 5, name
 
 
 def test_a_batch_reports_every_input_and_its_figures(tmp_path):

@@ -46,6 +46,24 @@ def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[s
     return (*names, *_tied_modules(net, names))
 
 
+def freeze(net: nn.Module, parts: str | Sequence[str]) -> None:
+    """Make the parameters of the named submodules constants. Something must be left to train.
+
+    >>> net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> freeze(net, "0")
+    >>> [name for name, p in net.named_parameters() if p.requires_grad]
+    ['2.weight', '2.bias']
+    """
+    known = [name for name, module in net.named_modules() if name and trains(module)]
+    for name in (parts,) if isinstance(parts, str) else parts:
+        if name not in known:
+            choices = ", ".join(map(repr, known))
+            raise ModelError(f"frozen names {name!r}, which is no submodule that is trained; use some of {choices}")
+        net.get_submodule(name).requires_grad_(False)
+    if not trains(net):
+        raise ModelError(f"frozen names {parts!r}, which leaves nothing to train; leave out a part of them")
+
+
 def _tied_modules(net: nn.Module, names: tuple[str, ...]) -> list[str]:
     """Modules outside of these that hold one of their trained parameters."""
     named = list(net.named_parameters(remove_duplicate=False))

@@ -100,9 +100,17 @@ class Population:
                     p.copy_(values[name])
 
     def start_from(self, values: Params) -> None:
-        """Start from a trained network: all canonical models are copies of it."""
+        """Start from a trained network: all canonical models are copies of it. Frozen parts that it has are its own."""
         self.load(values)
+        with torch.no_grad():
+            for name, p in self.net.named_parameters():
+                if name in values and not p.requires_grad:
+                    p.copy_(values[name])
         self.pretrained = True
+
+    def every_parameter(self) -> Params:
+        """The network's own values, of frozen parameters too."""
+        return {name: p.detach().clone() for name, p in self.net.named_parameters()}
 
     def initial_network(self) -> Params:
         """The network's own values of its trained parameters."""

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,15 +63,17 @@ def read_stackexchange(
     `date` and `text`, and optionally `site`; or stackoverflow_train.h5 of TFF, optionally with stackoverflow_test.h5.
     A post begins with the token bos and ends with eos, and is cut into rows; y is -100 after its end.
 
-    The latest rows of every user are its test part, unless the source has a test file. The vocabulary is the most
-    frequent `words` of the training part of all users; other words are oov. Users with fewer than `min_words` words,
-    test part included, are left out; `clients` takes so many of the others at random.
+    The latest posts of every user are its test part, unless the source has a test file: whole posts, with about
+    `test_fraction` of its rows. A user with one post has no test part. The vocabulary is the most frequent `words` of
+    the training part of all users; other words are oov. Users with fewer than `min_words` words, test part included,
+    are left out; `clients` takes so many of the others at random. In posts.jsonl a word is a run of letters and digits,
+    so that "well-known" is two words and "don't" is one; TFF has its words apart already.
 
     >>> from tempfile import TemporaryDirectory
     >>> posts = [{"user": name, "date": "2024-01-01", "text": "To be, or not to be"} for name in ("ann", "bob")]
     >>> with TemporaryDirectory() as folder:
     ...     _ = Path(folder, "posts.jsonl").write_text("\n".join(map(json.dumps, posts)))
-    ...     f = read_stackexchange(folder, length=4, min_words=6)
+    ...     f = read_stackexchange(folder, length=4, min_words=6, test_fraction=0)
     >>> f.train.client(0).x.tolist(), f.classes
     ([[6, 2, 1, 4], [3, 2, 1, 0]], ('<pad>', 'be', 'to', 'not', 'or', '<oov>', '<bos>', '<eos>'))
     """
@@ -82,7 +85,7 @@ def read_stackexchange(
     rows = next_token_rows(texts.words, texts.sizes, length, all_words := Vocabulary(tuple(numbers)))
     user_of_text = np.repeat(np.arange(len(users)), [len(each.sizes) for each in users.values()])
     user = user_of_text[rows.text]
-    is_test = texts.is_test[rows.text] if files.test else _latest(np.bincount(user), test_fraction)
+    is_test = (texts.is_test if files.test else _latest(user_of_text, np.bincount(rows.text), test_fraction))[rows.text]
     rows, vocabulary = _with_frequent_words(rows, is_test == 0, all_words, words)
     ids = np.array([*users], dtype=object)[user]
     pool = Pool(torch.from_numpy(rows.x), rows.y, ids, is_test)
@@ -135,11 +138,23 @@ def _chosen_texts(
     return {user: found[user] for user in choose(names, size_of)}
 
 
-def _latest(sizes: Integers, fraction: float) -> Integers:
-    """A mark (n,) of the last rows of every user, never all of them."""
-    held = np.minimum(sizes - 1, (fraction * sizes + 0.5).astype(np.int64))
-    from_end = np.repeat(np.cumsum(sizes), sizes) - np.arange(sizes.sum())
-    return (from_end <= np.repeat(held, sizes)).astype(np.int64)
+def _latest(users: Integers, sizes: Integers, fraction: float) -> Integers:
+    """A mark (texts,) of each user's last texts that together have about `fraction` of its rows.
+
+    At least one text is marked if the fraction is above 0, but never all. `users` and `sizes` are each text's user and
+    number of rows; texts of a user are neighbours.
+
+    >>> _latest(np.array([0, 0, 0, 1]), np.array([6, 3, 1, 9]), fraction=0.4).tolist()
+    [0, 1, 1, 0]
+    """
+    marks = np.zeros(len(users), np.int64)
+    bounds = np.flatnonzero(np.diff(users, prepend=-1, append=-1))
+    for first, end in pairwise(bounds.tolist()):
+        held = np.cumsum(sizes[first:end][::-1])  # rows in the last text, in the last two, ...
+        if fraction > 0 and len(held) > 1:
+            nearest = int(np.abs(held[:-1] - fraction * held[-1]).argmin())
+            marks[end - 1 - nearest : end] = 1
+    return marks
 
 
 def _with_frequent_words(

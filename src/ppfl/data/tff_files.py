@@ -64,9 +64,9 @@ class TffFile:
         with _reading(self.path):
             values = self._field(client, field)
             if values.dtype.kind == "O":
-                raise ValueError(
-                    f"{field!r} of client {client!r} has texts without a fixed length, on which the HDF5 library can "
-                    f"crash; write them as numpy arrays of bytes, type S"
+                raise DataError(
+                    f"{self.path} has texts without a fixed length in {field!r} of client {client!r}, on which the "
+                    f"HDF5 library can crash; write them as numpy arrays of bytes, type S"
                 )
             if values.dtype.kind != "S" or values.ndim != 1:
                 raise ValueError(

@@ -11,6 +11,7 @@ from ..algorithms import Method
 from ..algorithms.registry import MethodByName
 from ..core.losses import LOSSES
 from ..core.mixing import MIXES
+from ..core.network_parts import freeze
 from ..core.population import Population
 from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
 from ..data import DataSettings, Federation
@@ -68,6 +69,7 @@ class StartSettings(Settings):
 
     run: str | None = None  # its folder, relative to the file
     method: str | None = None  # or, in a comparison, another method of it
+    frozen: str | tuple[str, ...] = ()  # parts of the network that stay as they are there
 
     @model_validator(mode="after")
     def _names_one_run(self) -> StartSettings:
@@ -120,5 +122,7 @@ class Experiment(Settings):
         settings = self.population
         loss = choose_loss(settings.loss, federation)
         net = self.model.build(federation, seed, loss, copies=settings.k, base=base)
+        if self.start is not None:
+            freeze(net, self.start.frozen)
         k, canonical, mix = settings.k, settings.canonical, settings.mix
         return Population(net, k=k, canonical=canonical, mix=mix, loss=loss, inputs=federation.inputs)

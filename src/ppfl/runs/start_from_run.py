@@ -3,9 +3,10 @@
     [start]
     run = "runs/pretrain"  # a run folder, or a folder of runs, of which the run with the same seed is taken
 
-In a comparison, `method = "FedAvg"` names another method of it, which is then run first. The network becomes the start
-value of everything that is trained: the common part, all K canonical models, each client's own model. A copy of it is
-kept in the folder of the new run, which does not need the other folder any more.
+`frozen = "body"` names parts of the network that stay as they are in that run and are never sent; layers at its
+beginning then run once per sample. In a comparison, `method = "FedAvg"` names another method of it, which is then run
+first. The network becomes the start value of everything that is trained: the common part, all K canonical models, each
+client's own model. A copy of it is kept in the folder of the new run, which does not need the other folder any more.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def load_start(experiment: Experiment, base: Path | None, method_folder: Path | 
 def start_population_from(population: Population, start: StartNetwork) -> None:
     """Make these the start values of a population; refuse those of another network."""
     where = start.about["folder"]
-    expected, found = population.initial_network(), start.values
-    for name in dict.fromkeys((*expected, *found)):
+    expected, found = population.every_parameter(), start.values
+    for name in dict.fromkeys((*population.initial_network(), *found)):
         if _shape(expected.get(name)) != _shape(found.get(name)):
             raise ModelError(
                 f"[start]: the network of {where} does not fit: {name!r} is {_described(found.get(name))} there and "
