@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from .adapters import ADAPTERS_UP, Lora, mixes_both_factors, shrink_adapters_, with_adapters
 from .criteria import LossFunction, as_loss
 from .errors import ModelError
 from .frozen_layers import without_start
@@ -27,7 +28,8 @@ from .randomness import refuse_hidden_randomness, refuse_running_statistics, wit
 class Population:
     """K canonical copies of the named submodules of `net`, the rest common to all.
 
-    canonical: "all" (whole networks are mixed), the name of a submodule, or several names.
+    canonical: "all" (whole networks are mixed), the name of a submodule, several names, or `lora(...)`: low-rank
+    adapters of a network that stays as it is otherwise, with one factor common and the other canonical.
     mix: "outputs" (Fig. 2a), "predictions" (Eq. 7, after the inverse link) or "weights" (Fig. 2b).
     loss: a name, a criterion such as nn.HuberLoss(), a function (output, target) -> losses (B,), or a `Loss`.
 
@@ -48,7 +50,7 @@ class Population:
         net: nn.Module,
         *,
         k: int,
-        canonical: str | Sequence[str] = "all",
+        canonical: str | Sequence[str] | Lora = "all",
         mix: str = "outputs",
         loss: str | Loss | nn.Module | LossFunction = "cross_entropy",
         inputs: InputLayout | None = None,
@@ -57,6 +59,8 @@ class Population:
             raise ModelError(f"k is {k}; a population has at least one canonical model: set k >= 1")
         if mix not in MIXES:
             raise ModelError(f"mix is {mix!r}; it must be one of {', '.join(map(repr, MIXES))}")
+        if isinstance(canonical, Lora):
+            net, canonical = with_adapters(net, canonical), ADAPTERS_UP
         net = net if inputs is None else with_packed_inputs(net, inputs)
         self.inputs = inputs
         refuse_running_statistics(net)
@@ -75,6 +79,11 @@ class Population:
         self.canonical_modules = canonical_modules(net, canonical)
         self.canonical_names = frozenset(name for name in trained if is_in_module(name, self.canonical_modules))
         self.common_names = frozenset(trained) - self.canonical_names
+        if k > 1 and mix == "weights" and mixes_both_factors(net, self.canonical_names):
+            raise ModelError(
+                "mix is 'weights' and both factors of the adapters are canonical, but the mean of products is not the "
+                "product of means; use canonical='adapters.up', which keeps the factor A common, or mix='outputs'"
+            )
         # short cut 1 holds where the mixed output is that of the mixed weights, wherever the canonical part stands
         self.collapses = mix == "weights" or (mix == "outputs" and are_affine(net, self.canonical_modules))
 
@@ -141,4 +150,5 @@ class Population:
                 reset = getattr(module, "reset_parameters", None)
                 if callable(reset):
                     reset()
+        shrink_adapters_(net)
         return {name: p.detach().clone() for name, p in net.named_parameters() if p.requires_grad}
