@@ -25,6 +25,7 @@ from .data.federation import Split
 from .data.inputs import scaled
 from .data.sample_kind import SampleKind
 from .insight import client_model, export_onnx, onboarding
+from .runs.adapter_files import save_adapter
 from .runs.saved_fit import SavedFit, load_fit, save_fit
 from .runs.saved_run import load_finished_run
 from .server import (
@@ -164,7 +165,8 @@ class Fitted:
     def model(self, client: ClientId, *, predictions: bool = False, hard: bool = False) -> nn.Module:
         """A client's own model as a plain nn.Module in evaluation mode, which needs nothing of ppfl's engines.
 
-        It returns what the network returns: outputs before the link, such as logits. With mix="predictions", or with
+        It returns what the network returns: outputs before the link, such as logits. Low-rank adapters are merged into
+        the layers they belong to. With mix="predictions", or with
         `predictions`, it returns predictions, as `predict` does.
         """
         models = self.models([client])
@@ -174,6 +176,10 @@ class Fitted:
         """Write a client's own model as ONNX, for batches of any size. Needs pip install 'ppfl[export]'."""
         example = scaled(self.kind.stand_in(self.problem.device).train.x)
         return export_onnx(self.model(client, predictions=predictions), path, example)
+
+    def save_adapter(self, client: ClientId, folder: str | Path) -> Path:
+        """Write a client's own low-rank adapter to a folder that `peft` reads, for use with the network as it was."""
+        return save_adapter(client_model(self.population, self.models([client]), merge=False), folder)
 
     # ------------------------------------------------------------------ keeping it, and going on
 
