@@ -13,9 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from .algorithms.contract import Method, Problem, Rows
+from .core.adapters import adapted_layers
 from .core.backends import Backend
 from .core.devices import usable_device
-from .core.errors import DataError
+from .core.errors import DataError, ModelError
 from .core.losses import Loss
 from .core.models import Mixture, Models
 from .core.population import Population
@@ -179,7 +180,13 @@ class Fitted:
 
     def save_adapter(self, client: ClientId, folder: str | Path) -> Path:
         """Write a client's own low-rank adapter to a folder that `peft` reads, for use with the network as it was."""
-        return save_adapter(client_model(self.population, self.models([client]), merge=False), folder)
+        net = client_model(self.population, self.models([client]), merge=False)
+        if adapted_layers(net).keys() != adapted_layers(self.population.architecture).keys():
+            raise ModelError(
+                f"client {client!r} mixes what {self.population.k} adapters give, and a file holds one; fit with "
+                f"canonical='adapters.up', or save the model: fitted.model(client).state_dict()"
+            )
+        return save_adapter(net, folder)
 
     # ------------------------------------------------------------------ keeping it, and going on
 

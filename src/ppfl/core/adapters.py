@@ -65,6 +65,11 @@ class AdaptedLayer(nn.Module):
         self.down, self.up = _factors(base, rank)
         self.to(base.weight)  # its type and device
         base.requires_grad_(False)
+        # With orthonormal directions a step of SGD on `up` is one on the weight itself, along `rank` of its directions:
+        # a step size that suits the layer suits its adapter, for alpha = rank.
+        nn.init.orthogonal_(self.down.weight)
+        if (padding := getattr(base, "padding_idx", None)) is not None:
+            nn.init.zeros_(self.down.weight[padding])
         nn.init.zeros_(self.up.weight)
 
     @property

@@ -79,11 +79,6 @@ def _trained_modules(net: nn.Module) -> list[str]:
 def _refuse_what_peft_cannot_hold(layers: dict[str, AdaptedLayer], whole: list[str]) -> None:
     for name, layer in layers.items():
         base: Any = layer.base
-        if not isinstance(getattr(layer.up, "weight", None), Tensor):
-            raise ModelError(
-                f"{name!r} mixes the outputs of several adapters, and the file holds one; save the model instead: "
-                f"fitted.model(client).state_dict()"
-            )
         if hasattr(base, "dilation") and (set(base.dilation) != {1} or base.padding_mode != "zeros"):
             raise ModelError(
                 f"{name!r} is a convolution with dilation {base.dilation} and {base.padding_mode} padding, and the "
