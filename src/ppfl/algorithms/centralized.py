@@ -58,6 +58,9 @@ class Centralized(MethodDefaults, LocalTraining):
         velocity = map_params(next_velocity, server.velocity, mean(totals["gradient"]), server.shared)
         return CentralizedServer(map_params(lambda theta, v: theta - task * v, server.shared, velocity), velocity)
 
+    def global_network(self, server: CentralizedServer) -> Params:
+        return server.shared
+
     def work(self, backend: Backend, task: float, shared: Params, own: Any, client: Any, data: LocalData) -> Work:
         (batch,) = self.batches(data)
         at = data.space.copies(shared, len(data.weight))

@@ -20,6 +20,7 @@ from ..core.affinity import Affinity
 from ..core.backends import Backend
 from ..core.draws import hashed, name_keys
 from ..core.models import Models
+from ..core.params import Params
 from ..core.population import Population
 from ..core.trees import Tree
 from .local.batches import LocalData
@@ -220,6 +221,9 @@ class Method(Protocol):
         """The next server state, from those who came back: at least one, unless the plan needs no answers. Rows carry
         their ids."""
 
+    def global_network(self, server: Tree) -> Params | None:
+        """The one network that all clients use; None where clients have models of their own."""
+
     def newcomer_plans(self, problem: Problem, server: Tree) -> list[Plan]:
         """The exchanges in which clients that come after training find their place. Nothing of theirs is merged."""
 
@@ -280,6 +284,10 @@ class MethodDefaults:
     ) -> tuple[Tree, dict[str, Tensor]]:
         """The server's shared models, and nothing else."""
         return server.shared, {}
+
+    def global_network(self, server: Any) -> Params | None:
+        """None: clients have models of their own."""
+        return None
 
     def newcomer_plans(self: Any, problem: Problem, server: Any) -> list[Plan]:
         """A few rounds like the last ones of training."""

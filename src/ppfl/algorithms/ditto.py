@@ -39,6 +39,9 @@ class Ditto(FedAvg):
 
     mu: NonNegative = 1.0  # the paper's lambda
 
+    def global_network(self, server: Any) -> None:
+        """None: what clients use is their own."""
+
     def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> OwnModel:
         return no_model_yet(population, ids)
 

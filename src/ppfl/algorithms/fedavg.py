@@ -50,6 +50,10 @@ class FedAvg(MethodDefaults, LocalTraining):
     def merge(self, problem: Problem, server: Tree, task: Any, totals: dict[str, Total], rows: Rows) -> Tree:
         return NetworkServer(map_params(torch.add, server.shared, mean(totals["change"])))
 
+    def global_network(self, server: Any) -> Params | None:
+        network: Params = server.shared
+        return network
+
     # ------------------------------------------------------------------ client
 
     def work(self, backend: Backend, task: float, shared: Params, own: Any, client: Any, data: LocalData) -> Work:

@@ -152,6 +152,9 @@ class FineTune(Settings):
             return server
         return self.method.merge(_before_last(problem), server, task, totals, rows)
 
+    def global_network(self, server: Tree) -> None:
+        """None: what clients use is their own."""
+
     def newcomer_plans(self, problem: Problem, server: Tree) -> list[Plan]:
         return [*self.method.newcomer_plans(_before_last(problem), server), self.plan(problem, server, problem.rounds)]
 

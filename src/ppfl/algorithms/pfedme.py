@@ -87,6 +87,9 @@ class PFedMe(FedAvg):
         mean = super().merge(problem, server, task, totals, rows).shared
         return NetworkServer(map_params(lambda w, mean: torch.lerp(w, mean, self.beta), server.shared, mean))
 
+    def global_network(self, server: Any) -> None:
+        """None: what clients use is their own."""
+
     def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> OwnModel:
         return no_model_yet(population, ids)
 

@@ -63,6 +63,9 @@ class Scaffold(MethodDefaults, LocalTraining):
             {"model": model, "control": map_params(lambda c, d: c + d[0], server.shared["control"], control)}
         )
 
+    def global_network(self, server: ScaffoldServer) -> Params:
+        return server.shared["model"]
+
     def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Params:
         return expand(map_params(torch.zeros_like, population.initial_network()), len(ids))
 

@@ -24,6 +24,8 @@ from .params import Params
 from .population_card import population_card, population_line
 from .randomness import refuse_hidden_randomness, refuse_running_statistics, with_keyed_dropout
 
+APART = 0.1  # how far distinct copies of a trained network are from it, as a part of the difference of two draws
+
 
 class Population:
     """K canonical copies of the named submodules of `net`, the rest common to all.
@@ -66,6 +68,7 @@ class Population:
         refuse_running_statistics(net)
         refuse_hidden_randomness(net)
         self.k = k
+        self.pretrained = False  # whether the start values are those of a trained network
         keyed, self.mask_keys = with_keyed_dropout(net)
         self.net: nn.Module = keyed.cpu()  # start values are drawn there, whatever device the data are on
         self.architecture = with_tensors_of(net, self.net)  # the network as it was given, for models that leave here
@@ -105,14 +108,23 @@ class Population:
                 if p.requires_grad:
                     p.copy_(values[name])
 
+    def start_from(self, values: Params) -> None:
+        """Start from a trained network: all canonical models are copies of it."""
+        self.load(values)
+        self.pretrained = True
+
     def initial_network(self) -> Params:
         """The network's own values of its trained parameters."""
         return {name: p.detach().clone() for name, p in self.net.named_parameters() if p.requires_grad}
 
     def initial_models(self, seed: int, *, distinct: bool = False) -> Params:
-        """Start values, canonical leaves (K, ...): K copies of the network's own, or K draws of its initialiser."""
+        """Start values, canonical leaves (K, ...): K copies of the network's own, or K draws of its initialiser.
+
+        Draws would throw away a trained network: its copies are told apart by a part of the difference of two draws,
+        which is zero on average and where the initialiser is a constant.
+        """
         first = self.initial_network()
-        draws = [first] + [self._redrawn(seed, k) if distinct else first for k in range(1, self.k)]
+        draws = [first] + [self._another(first, seed, k) if distinct else first for k in range(1, self.k)]
         return {
             name: torch.stack([draw[name] for draw in draws]) if name in self.canonical_names else value
             for name, value in first.items()
@@ -141,6 +153,13 @@ class Population:
             for name, p in self.net.named_parameters()
             if p.requires_grad
         )
+
+    def _another(self, first: Params, seed: int, k: int) -> Params:
+        drawn = self._redrawn(seed, k)
+        if not self.pretrained:
+            return drawn
+        other = self._redrawn(seed, 0)
+        return {name: value + APART * (drawn[name] - other[name]) for name, value in first.items()}
 
     def _redrawn(self, seed: int, k: int) -> Params:
         net = copy.deepcopy(self.net)

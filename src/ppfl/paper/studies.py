@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from ..core.errors import SettingError
-from ..runs.comparison import experiments_of, merged
+from ..runs.comparison import experiments_of, merged, with_starts
 from ..runs.experiment import Experiment
 from ..runs.load import set_by_text
 
@@ -89,8 +89,8 @@ def _case(study: str, name: str, settings: dict[str, Any], overrides: Sequence[s
 
 
 def _with_methods(case: Case, methods: Collection[str]) -> Case:
-    chosen = {label: experiment for label, experiment in case.experiments.items() if not methods or label in methods}
-    return case._replace(experiments=chosen)
+    known = [label for label in case.experiments if not methods or label in methods]
+    return case._replace(experiments=with_starts(case.experiments, known))
 
 
 def _refuse_unknown(what: str, asked: Collection[str], known: Sequence[str]) -> None:

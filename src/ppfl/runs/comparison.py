@@ -6,7 +6,7 @@ keys of a method's own table replace it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +33,7 @@ class RunTask(NamedTuple):
     experiment: Experiment  # with one seed
     base: Path | None  # where relative data paths start
     folder: Path  # of the method
+    start_method: Path | None = None  # the folder of the method it starts from, where that is one of the comparison
 
     @property
     def seed(self) -> int:
@@ -54,7 +55,12 @@ def experiments_of(settings: dict[str, Any], where: str) -> dict[str, Experiment
     methods = settings["methods"] if "methods" in settings else {checked_name(settings.get("name"), where): {}}
     if not isinstance(methods, dict) or not methods or not all(isinstance(own, dict) for own in methods.values()):
         raise SettingError(f"{where}: methods is {methods!r}; write one table [methods.<name>] for each")
-    return {label: _experiment(where, label, merged(common, own)) for label, own in methods.items()}
+    found = {
+        label: _experiment(where, label, _with_start(label, merged(common, own))) for label, own in methods.items()
+    }
+    for label, experiment in found.items():
+        _refuse_unknown_start(where, label, experiment, found)
+    return found
 
 
 def tuned_settings(path: Path, overrides: Iterable[str], best: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -64,6 +70,42 @@ def tuned_settings(path: Path, overrides: Iterable[str], best: dict[str, dict[st
         ((_, changes),) = best.items()
         return merged(settings, {"algorithm": changes})
     return merged(settings, {"methods": {label: {"algorithm": changes} for label, changes in best.items()}})
+
+
+def _with_start(label: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a method; the one that all start from does not start from itself."""
+    start = settings.get("start")
+    itself = isinstance(start, dict) and start.get("method") == label
+    return {key: value for key, value in settings.items() if not (itself and key == "start")}
+
+
+def _refuse_unknown_start(where: str, label: str, experiment: Experiment, others: dict[str, Experiment]) -> None:
+    """Refuse a start that is none of the methods, or that leads back to where it began."""
+    seen = [label]
+    while (method := start_method(experiment)) is not None:
+        if method not in others:
+            raise SettingError(
+                f"{where}, method {label!r}: start.method is {method!r}; name one of {', '.join(map(repr, others))}"
+            )
+        seen.append(method)
+        if len(seen) > len(others):
+            raise SettingError(
+                f"{where}: methods start from each other ({' <- '.join(seen[:3])}); let one of them begin"
+            )
+        experiment = others[method]
+
+
+def start_method(experiment: Experiment) -> str | None:
+    """The method of the same comparison that an experiment starts from."""
+    return None if experiment.start is None else experiment.start.method
+
+
+def with_starts(experiments: dict[str, Experiment], labels: Collection[str]) -> dict[str, Experiment]:
+    """The experiments with these labels, and those that they start from."""
+    wanted = set(labels)
+    for _ in experiments:
+        wanted |= {start for label in wanted if (start := start_method(experiments[label])) is not None}
+    return {label: experiment for label, experiment in experiments.items() if label in wanted}
 
 
 def _experiment(where: str, label: str, settings: dict[str, Any]) -> Experiment:
@@ -89,8 +131,14 @@ def merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 def tasks_of(experiments: dict[str, Experiment], out: Path, base: Path | None) -> list[RunTask]:
     """Seed by seed, so that a first table is complete early; refuses labels whose runs would share a folder."""
     seeds = dict.fromkeys(seed for experiment in experiments.values() for seed in experiment.seeds)
+    folders = {label: out / folder_name(label) for label in experiments}
+    starts = {
+        label: folders[start]
+        for label, experiment in experiments.items()
+        if (start := start_method(experiment)) is not None
+    }
     tasks = [
-        RunTask(label, experiment.for_seed(seed), base, out / folder_name(label))
+        RunTask(label, experiment.for_seed(seed), base, folders[label], starts.get(label))
         for seed in seeds
         for label, experiment in experiments.items()
         if seed in experiment.seeds
@@ -140,18 +188,32 @@ def run_tasks(
 
 def _finished(tasks: list[RunTask], jobs: int) -> Generator[tuple[RunTask, PPFLError | None]]:
     """Tasks as they end, each with what went wrong."""
+    waves = _waves(tasks)
     if jobs == 1:
-        for task in tasks:
-            yield task, _attempt(task)
+        for wave in waves:
+            for task in wave:
+                yield task, _attempt(task)
         _data.cache_clear()
         return
     with ProcessPool(jobs, _attempt, threads=max(1, torch.get_num_threads() // jobs)) as pool:
-        yield from pool.run(tasks)
+        for wave in waves:
+            yield from pool.run(wave)
+
+
+def _waves(tasks: list[RunTask]) -> list[list[RunTask]]:
+    """Tasks in groups, each after those that it starts from."""
+    waves: list[list[RunTask]] = []
+    rest = tasks
+    while rest:
+        waiting = {task.folder for task in rest}
+        waves.append([task for task in rest if task.start_method not in waiting])
+        rest = [task for task in rest if task.start_method in waiting]
+    return waves
 
 
 def _attempt(task: RunTask) -> PPFLError | None:
     try:
-        run(task.experiment, task.folder, base=task.base, resume=True, read=_read_once)
+        run(task.experiment, task.folder, base=task.base, resume=True, read=_read_once, start_method=task.start_method)
     except PPFLError as error:
         return error
     return None

@@ -64,6 +64,19 @@ class WatchSettings(Settings):
         return Watch(**{**self.model_dump(), "metrics": load_metrics(self.metrics, base)})
 
 
+class StartSettings(Settings):
+    """`[start]`: the finished run to begin from (start_from_run.py)."""
+
+    run: str | None = None  # its folder, relative to the file
+    method: str | None = None  # or, in a comparison, another method of it
+
+    @model_validator(mode="after")
+    def _names_one_run(self) -> StartSettings:
+        if (self.run is None) == (self.method is None):
+            raise ValueError("it names one run to begin from; set run = <a run folder>, or method = <of a comparison>")
+        return self
+
+
 class Experiment(Settings):
     """All settings of a run. `load_experiment` reads one from a TOML file."""
 
@@ -84,6 +97,7 @@ class Experiment(Settings):
     algorithm: Annotated[Method, MethodByName()]
     affinity: AffinitySettings = AutoAffinity()
     watch: WatchSettings = WatchSettings()
+    start: StartSettings | None = None  # None: from the network's own start values
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Experiment:

@@ -7,11 +7,12 @@ clients.json            ids, sizes, true memberships where they are known, a fin
 versions.json           what it ran on, and when
 metrics.jsonl           one line per round
 memberships.log         at the rounds that were evaluated; membership_log.py says how it is read
+start.safetensors       only with [start]: the network it began with, and of which run that is
 checkpoint.safetensors  state and kept state after the last round that is safe
 result.safetensors      the state the run returns, with its scores; a run that has it is finished
 
-Every file carries its checksum. The last five also say of which run they are, so that files of two runs cannot be
-mixed up.
+Every file carries its checksum. All from versions.json on also say of which run they are, so that files of two runs
+cannot be mixed up.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from ..algorithms.contract import Method
 from ..core.errors import CheckpointError
+from ..core.params import Params
 from ..data.federation import Federation
 from ..data.sample_kind import SampleKind
 from ..server import Kept, ServerState
@@ -89,6 +91,13 @@ class Rounds(NamedTuple):
     lines: list[bytes]
     metrics: list[Record]
     log_length: int  # of memberships.log, in bytes
+
+
+class StartNetwork(NamedTuple):
+    """The network that a run began with, and of which run it is."""
+
+    values: Params
+    about: Record
 
 
 class Checkpoint(NamedTuple):
@@ -151,6 +160,7 @@ class RunFolder:
         self.clients_file = path / "clients.json"
         self.metrics_file = path / "metrics.jsonl"
         self.memberships_file = path / "memberships.log"
+        self.start_file = path / "start.safetensors"
         self.checkpoint_file = path / "checkpoint.safetensors"
         self.result_file = path / "result.safetensors"
 
@@ -184,7 +194,13 @@ class RunFolder:
             )
 
     def begin(
-        self, experiment: Experiment, method: Method, federation: Federation, fingerprint: str, environment: Record
+        self,
+        experiment: Experiment,
+        method: Method,
+        federation: Federation,
+        fingerprint: str,
+        environment: Record,
+        start: StartNetwork | None = None,
     ) -> None:
         """Make the folder, with what was known before the first round; it appears whole or not at all."""
         beside = RunFolder(self.path.with_name(self.path.name + PARTIAL))
@@ -200,7 +216,10 @@ class RunFolder:
                 write_json(beside.experiment_file, asked)
                 write_json(beside.chosen_file, chosen)
                 write_json(beside.clients_file, clients)
-                write_json(beside.versions_file, environment, Identity.of(asked | chosen, clients).salt)
+                identity = Identity.of(asked | chosen, clients, environment["ppfl"])
+                write_json(beside.versions_file, environment, identity.salt)
+                if start is not None:
+                    save_tree(beside.start_file, start.values, {"start": start.about, "run": identity._asdict()})
                 beside.path.rename(self.path)
             except BaseException:
                 shutil.rmtree(beside.path, ignore_errors=True)
@@ -304,6 +323,14 @@ class RunFolder:
         """Memberships (M, K) by round."""
         clients = len(read_json(self.clients_file)["ids"])
         return read_membership_log(self.memberships_file, log_length, clients, self.identity.salt)
+
+    def read_start(self) -> StartNetwork | None:
+        """What the run began with; None where it began with the network's own start values."""
+        if self.read_experiment().get("start") is None:
+            return None
+        tensors, about = read_tensors(self.start_file)
+        self.identity.refuse_other(self.start_file, about.get("run"))
+        return StartNetwork(tensors, about["start"])
 
     def read_result(self) -> tuple[dict[str, Tensor], Record]:
         """The tensors of the state that the run returned, its memberships where clients show them, and metadata."""

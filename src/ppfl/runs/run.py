@@ -40,10 +40,11 @@ from ..server.loop import MAIN
 from ..sites import Restore, Site
 from ..sites.engines import balanced
 from .experiment import Experiment
-from .folder import Checkpoint, CheckpointNumbers, RunFolder, method_of
+from .folder import Checkpoint, CheckpointNumbers, RunFolder, StartNetwork, method_of
 from .lock import locked, remove_stale_lock
 from .provenance import describe_environment
 from .record import RunRecord, load_run
+from .start_from_run import load_start, start_population_from
 
 OnRoundEnd = Callable[[int, RoundEnd], None]  # the seed, and the end of a round
 Reader = Callable[[Experiment, Path | None], Federation]  # relative paths start at the second
@@ -76,8 +77,11 @@ def run(
     checkpoint_every: int | None = None,
     on_round_end: OnRoundEnd | None = None,
     read: Reader = read_data,
+    start_method: Path | None = None,
 ) -> list[RunRecord]:
     """Run every seed into `out`/seed-<seed>. Relative paths and factories' modules start at `base`.
+
+    start_method: in a comparison, the folder of the method that `[start]` names.
 
     A checkpoint is written every `checkpoint_every` rounds, or else about every ten seconds. With `resume`, seeds
     that are finished are left alone, others go on from their checkpoint and end with the same bits as a run never
@@ -93,7 +97,8 @@ def run(
         if todo:
             federation = read(experiment, base).to(experiment.device)
         for seed in todo:
-            _Run(experiment.for_seed(seed), federation, folders[seed], ranks, base).go(checkpoint_every, on_round_end)
+            one = _Run(experiment.for_seed(seed), federation, folders[seed], ranks, base, start_method)
+            one.go(checkpoint_every, on_round_end)
         return [load_run(folder.path) for folder in folders.values()] if ranks.first else []
 
 
@@ -124,19 +129,46 @@ class _Run:
     """One seed."""
 
     def __init__(
-        self, experiment: Experiment, federation: Federation, folder: RunFolder, ranks: Ranks, base: Path | None
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        folder: RunFolder,
+        ranks: Ranks,
+        base: Path | None,
+        start_method: Path | None,
     ) -> None:
         self.experiment, self.folder, self.ranks = experiment, folder, ranks
         (self.seed,) = experiment.seeds
         self.fingerprint = ranks.decide_on_first(lambda: federation.fingerprint)
         self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
+        self.resumes = ranks.decide_on_first(lambda: folder.started)
         self.population = experiment.build_population(self.federation, self.seed, base)
+        self.start = self._load_start(base, start_method)
         self.watch = experiment.watch.build(base)
         self.transport = self._connect()
         self.problem = self._make_problem()
-        self.resumes = ranks.decide_on_first(lambda: folder.started)
         self.saved = 0  # the round of the last checkpoint
         self.method = self._choose()
+
+    def _load_start(self, base: Path | None, start_method: Path | None) -> StartNetwork | None:
+        """The network to begin with, as the first process has it: a run that is resumed keeps the one it began with."""
+        if self.experiment.start is None:
+            return None
+        read: list[StartNetwork] = []
+
+        def about() -> dict[str, Any]:
+            found = self.folder.read_start() if self.resumes else load_start(self.experiment, base, start_method)
+            assert found is not None, "the experiment has a start"
+            start_population_from(self.population, found)
+            read.append(found)
+            return found.about
+
+        said = self.ranks.decide_on_first(about)
+        if isinstance(self.ranks, TorchRanks):
+            values = self.population.initial_network()  # those of the first process have been loaded by now
+            device, ranks = self.ranks.device, self.ranks
+            self.population.start_from(tree_map(lambda leaf: ranks.from_first(leaf.to(device)), values))
+        return read[0] if read else StartNetwork({}, said)
 
     def _connect(self) -> Transport:
         """One site in this process, or one in each process."""
@@ -231,7 +263,9 @@ class _Run:
     def _record(self, end: RoundEnd, environment: dict[str, str]) -> None:
         if self.ranks.first:
             if end.state.round == 1 and not self.resumes:  # a run that fails at once should leave nothing behind
-                self.folder.begin(self.experiment, self.method, self.federation, self.fingerprint, environment)
+                self.folder.begin(
+                    self.experiment, self.method, self.federation, self.fingerprint, environment, self.start
+                )
             self.folder.append(end.record, None if end.measured is None else end.measured.memberships)
 
     def _is_due(self, timer: _Timer, round: int) -> bool:

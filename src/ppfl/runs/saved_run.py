@@ -19,8 +19,8 @@ from .saved_fit import SavedFit, restore_states, under
 from .storage import damaged, read_json
 
 
-def load_finished_run(path: Path, device: torch.device) -> SavedFit:
-    """The run in this folder, or the only one in a folder of runs."""
+def load_finished_run(path: Path, device: torch.device, base: Path | None = None) -> SavedFit:
+    """The run in this folder, or the only one in a folder of runs. A factory's module is looked for in `base` first."""
     runs = find_runs(path)
     if len(runs) > 1:
         raise CheckpointError(f"{path} has {len(runs)} runs; give the folder of one of them, such as {runs[0]}")
@@ -38,7 +38,9 @@ def load_finished_run(path: Path, device: torch.device) -> SavedFit:
             )
         kind = SampleKind.from_json(clients["kind"])
         (seed,), samples = experiment.seeds, clients["samples"]
-        population = experiment.build_population(kind.stand_in(), seed)
+        population = experiment.build_population(kind.stand_in(), seed, base)
+        if (start := folder.read_start()) is not None:
+            population.start_from(start.values)
         problem = Problem(
             population, Roster(ids), nothing(ids), experiment.rounds, seed, float(sum(samples["train"])),
             tuple(sorted(samples)), device,

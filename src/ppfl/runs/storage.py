@@ -147,6 +147,12 @@ def read_metadata(path: Path) -> Metadata:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from None
 
 
+def read_checksum(path: Path) -> str:
+    """The checksum that a file of tensors carries."""
+    with safe_open(path, framework="pt") as file:
+        return _split_header(file.metadata())[0]
+
+
 def damaged(path: Path, fault: str) -> CheckpointError:
     """What to say of a file that cannot be trusted."""
     return CheckpointError(

@@ -18,6 +18,7 @@ from ..data.federation import Federation
 from ..server import DivergedError, InProcess, begin, choose_lr, make_problem, train_and_measure
 from ..sites import Site
 from .experiment import Experiment
+from .start_from_run import load_start, start_population_from
 
 VALIDATION = 0.2  # of each client's training samples, where the data settings hold none back
 
@@ -78,6 +79,8 @@ def attempt(
     method = experiment.algorithm.model_copy(update=changes)  # type: ignore[attr-defined]
     seed = experiment.seeds[0]
     population = experiment.build_population(federation, seed, base)
+    if (start := load_start(experiment.for_seed(seed), base)) is not None:
+        start_population_from(population, start)
     transport = InProcess(Site(federation, population, experiment.build_engine()))
     affinity = experiment.affinity.build(federation, method)
     problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
