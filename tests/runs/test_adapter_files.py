@@ -172,6 +172,21 @@ USES = {
 }
 
 
+def test_a_run_starts_with_adapters_of_the_network_of_another_run(tmp_path: Path) -> None:
+    """With steps too small to change anything, every client predicts as the network of the first run does."""
+    first = EXPERIMENT.replace("adapters =", "# ") + USES["common"][0]
+    text = USES["canonical"][0].replace("lr = 0.1", "lr = 1e-12") + '\n[start]\nrun = "pretrain"'
+    for name, content in (("pretrain", first), ("next", EXPERIMENT + text)):
+        (tmp_path / f"{name}.toml").write_text(content)
+        run(load_experiment(tmp_path / f"{name}.toml"), tmp_path / name, base=tmp_path)
+    before, after = load(tmp_path / "pretrain"), load(tmp_path / "next")
+    x = torch.rand(5, 64)
+    for client in after.ids:
+        torch.testing.assert_close(after.predict(client, x), before.predict(client, x), atol=1e-6, rtol=0)
+    untrained = load_experiment(tmp_path / "next.toml").build_population(before.kind.stand_in(), 0)
+    assert not torch.allclose(untrained.net(x).softmax(-1), before.predict(after.ids[0], x), atol=1e-3)
+
+
 @pytest.mark.parametrize("use", USES)
 def test_an_experiment_file_names_adapters(use: str, tmp_path: Path) -> None:
     text, k = USES[use]

@@ -160,6 +160,22 @@ def adapted_layers(net: nn.Module) -> dict[str, AdaptedLayer]:
     return {name: module for name, module in net.named_modules() if isinstance(module, AdaptedLayer)}
 
 
+def pretrained_parameters(net: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training of the network without adapters gives, by their names there; these are all that are
+    trained where there are no adapters."""
+    layers = adapted_layers(net)
+    if not layers:
+        return {name: p for name, p in net.named_parameters() if p.requires_grad}
+    factors = {id(p) for layer in layers.values() for part in (layer.down, layer.up) for p in part.parameters()}
+    found: dict[str, nn.Parameter] = {}
+    for name, p in net.named_parameters():
+        if id(p) not in factors:
+            module, _, last = name.rpartition(".")
+            plain = module.removesuffix(".base") if module.removesuffix(".base") in layers else module
+            found[f"{plain}.{last}" if plain else last] = p
+    return found
+
+
 def mixes_both_factors(net: nn.Module, canonical: Container[str]) -> bool:
     """Whether both factors of an adapter are among these parameters."""
     return any(f"{name}.up.weight" in canonical and f"{name}.down.weight" in canonical for name in adapted_layers(net))

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from .adapters import ADAPTERS_UP, Lora, mixes_both_factors, shrink_adapters_, with_adapters
+from .adapters import ADAPTERS_UP, Lora, mixes_both_factors, pretrained_parameters, shrink_adapters_, with_adapters
 from .criteria import LossFunction, as_loss
 from .errors import ModelError
 from .frozen_layers import without_start
@@ -109,9 +109,15 @@ class Population:
                     p.copy_(values[name])
 
     def start_from(self, values: Params) -> None:
-        """Start from a trained network: all canonical models are copies of it."""
-        self.load(values)
+        """Start from a trained network: all canonical models are copies of it. Adapters are adapters of it."""
+        with torch.no_grad():
+            for name, p in pretrained_parameters(self.net).items():
+                p.copy_(values[name])
         self.pretrained = True
+
+    def pretrained_network(self) -> Params:
+        """The values that `start_from` sets."""
+        return {name: p.detach().clone() for name, p in pretrained_parameters(self.net).items()}
 
     def initial_network(self) -> Params:
         """The network's own values of its trained parameters."""

@@ -55,7 +55,7 @@ def load_start(experiment: Experiment, base: Path | None, method_folder: Path | 
 def start_population_from(population: Population, start: StartNetwork) -> None:
     """Make these the start values of a population; refuse those of another network."""
     where = start.about["folder"]
-    expected, found = population.initial_network(), start.values
+    expected, found = population.pretrained_network(), start.values
     for name in dict.fromkeys((*expected, *found)):
         if _shape(expected.get(name)) != _shape(found.get(name)):
             raise ModelError(
