@@ -24,7 +24,7 @@ from .algorithms import (
     Scaffold,
 )
 from .callbacks import CSVLog, EarlyStopping, TensorBoard
-from .core import Population, PPFLError, affinity
+from .core import Lora, Population, PPFLError, affinity, lora, with_adapters
 from .data import Federation
 from .fitted import Fitted, load
 from .fitting import fit
@@ -56,6 +56,7 @@ __all__ = [
     "Fitted",
     "LGFedAvg",
     "Local",
+    "Lora",
     "PFedMe",
     "PPFLError",
     "Population",
@@ -66,4 +67,6 @@ __all__ = [
     "export_onnx",
     "fit",
     "load",
+    "lora",
+    "with_adapters",
 ]

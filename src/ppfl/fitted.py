@@ -13,9 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from .algorithms.contract import Method, Problem, Rows
+from .core.adapters import adapted_layers
 from .core.backends import Backend
 from .core.devices import usable_device
-from .core.errors import DataError
+from .core.errors import DataError, ModelError
 from .core.losses import Loss
 from .core.models import Mixture, Models
 from .core.population import Population
@@ -25,6 +26,7 @@ from .data.federation import Split
 from .data.inputs import scaled
 from .data.sample_kind import SampleKind
 from .insight import client_model, export_onnx, onboarding
+from .runs.adapter_files import save_adapter
 from .runs.saved_fit import SavedFit, load_fit, save_fit
 from .runs.saved_run import load_finished_run
 from .server import (
@@ -164,7 +166,8 @@ class Fitted:
     def model(self, client: ClientId, *, predictions: bool = False, hard: bool = False) -> nn.Module:
         """A client's own model as a plain nn.Module in evaluation mode, which needs nothing of ppfl's engines.
 
-        It returns what the network returns: outputs before the link, such as logits. With mix="predictions", or with
+        It returns what the network returns: outputs before the link, such as logits. Low-rank adapters are merged into
+        the layers they belong to. With mix="predictions", or with
         `predictions`, it returns predictions, as `predict` does.
         """
         models = self.models([client])
@@ -174,6 +177,16 @@ class Fitted:
         """Write a client's own model as ONNX, for batches of any size. Needs pip install 'ppfl[export]'."""
         example = scaled(self.kind.stand_in(self.problem.device).train.x)
         return export_onnx(self.model(client, predictions=predictions), path, example)
+
+    def save_adapter(self, client: ClientId, folder: str | Path) -> Path:
+        """Write a client's own low-rank adapter to a folder that `peft` reads, for use with the network as it was."""
+        net = client_model(self.population, self.models([client]), merge=False)
+        if adapted_layers(net).keys() != adapted_layers(self.population.architecture).keys():
+            raise ModelError(
+                f"client {client!r} mixes what {self.population.k} adapters give, and a file holds one; fit with "
+                f"canonical='adapters.up', or save the model: fitted.model(client).state_dict()"
+            )
+        return save_adapter(net, folder)
 
     # ------------------------------------------------------------------ keeping it, and going on
 

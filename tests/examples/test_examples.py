@@ -53,9 +53,22 @@ def test_a_mixture_of_heads_on_a_frozen_backbone_is_best_and_can_be_taken_out(tm
     assert float(re.search(r"predictions within (\S+) in onnxruntime", printed)[1]) <= 1e-6
 
 
+def test_four_mixed_adapters_beat_one_and_those_of_each_client_and_cost_as_much_as_one(tmp_path: Path) -> None:
+    printed = run("adapters", tmp_path)
+    found = re.findall(r"^(\w+), .* ([\d.]+)% +([\d.]+)$", printed, re.MULTILINE)
+    accuracy, sent = ({name: float(row[at]) for name, *row in found} for at in (0, 1))
+    assert list(accuracy) == ["FedAvg", "Local", "PPFL"]
+    assert max(accuracy.values()) == accuracy["PPFL"]
+    assert sent["FedAvg"] < sent["PPFL"] <= 1.05 * sent["FedAvg"]
+    assert {file.name for file in (tmp_path / "runs" / "examples" / "adapters").rglob("*.*")} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+
+
 def test_every_example_is_tested() -> None:
     scripts = {file.stem for file in EXAMPLES.glob("*.py") if "# %%" in file.read_text()}
-    assert scripts == {*PICTURES, "frozen_backbone"}
+    assert scripts == {*PICTURES, "frozen_backbone", "adapters"}
 
 
 def test_examples_are_short() -> None:

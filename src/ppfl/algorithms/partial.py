@@ -25,6 +25,7 @@ import torch
 from pydantic import model_validator
 from torch import nn
 
+from ..core.adapters import with_adapter_names
 from ..core.backends import Backend, Batch
 from ..core.errors import SettingError
 from ..core.models import Models, Networks, OneNetwork
@@ -38,7 +39,7 @@ from .local.batches import LocalData
 from .local.sgd import LocalTraining, TrainingLoss, train_networks
 from .server_optimizers import OptimizedTraining
 
-Part = str | tuple[str, ...]  # names of submodules, or "input" and "output" for the first and the last layer
+Part = str | tuple[str, ...]  # names of submodules, or "input", "output", "adapters" and "adapters.up"
 Names = frozenset[str]  # of parameters
 
 
@@ -244,7 +245,7 @@ def parameters_of(net: nn.Module, part: Part, setting: str) -> Names:
     >>> sorted(parameters_of(net, "output", "personal_part"))
     ['2.bias', '2.weight']
     """
-    names = (part,) if isinstance(part, str) else part
+    names = with_adapter_names(net, (part,) if isinstance(part, str) else part)
     chosen = {id(p) for name in names for p in _module(net, name, setting).parameters()}
     return Names(name for name, p in net.named_parameters() if id(p) in chosen and p.requires_grad)
 

@@ -2,6 +2,7 @@
 canonical models and how they mix, and the objective. Imports torch and nothing else of ours."""
 
 from . import affinity, links, simplex
+from .adapters import Lora, lora, with_adapters
 from .errors import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError, WriteError
 from .losses import LOSSES, Loss, loss_by_name
 from .mixing import MIXES
@@ -14,6 +15,7 @@ __all__ = [
     "AffinityError",
     "CheckpointError",
     "DataError",
+    "Lora",
     "Loss",
     "ModelError",
     "PPFLError",
@@ -23,6 +25,8 @@ __all__ = [
     "WriteError",
     "affinity",
     "links",
+    "lora",
     "loss_by_name",
     "simplex",
+    "with_adapters",
 ]

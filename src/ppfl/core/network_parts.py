@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .adapters import AdaptedLayer, with_adapter_names
 from .errors import ModelError
 from .losses import Loss
 from .mixing import MixedModule
@@ -31,7 +32,7 @@ def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[s
         return ("",)
     if isinstance(canonical, nn.Module):
         raise ModelError("canonical is a module; give its name in the network, such as canonical='head'")
-    names = (canonical,) if isinstance(canonical, str) else tuple(canonical)
+    names = with_adapter_names(net, (canonical,) if isinstance(canonical, str) else canonical)
     known = {name for name, module in net.named_modules(remove_duplicate=False) if name and trains(module)}
     for name in names:
         if name not in known:
@@ -133,15 +134,25 @@ def with_mixed_modules(net: nn.Module, modules: tuple[str, ...], one_by_one: boo
 
 
 def run_and_watch(net: nn.Module, x: Tensor, modules: tuple[str, ...]) -> tuple[Tensor, bool]:
-    """Output of the network on x, and whether it is, as an object, what its one canonical module returned."""
+    """Output of the network on x, and whether it is, as an object, what its one canonical module returned.
+
+    An adapter's output is added to that of a frozen layer. Memberships sum to 1, so the sums may be mixed as well.
+    """
     seen: list[Any] = []
-    handle = net.get_submodule(modules[0]).register_forward_hook(lambda _module, _x, out: seen.append(out))
+    handle = _ends_in(net, modules[0]).register_forward_hook(lambda _module, _x, out: seen.append(out))
     try:
         with torch.no_grad():
             output = net(x)
     finally:
         handle.remove()
     return output, len(modules) == 1 and len(seen) == 1 and seen[0] is output
+
+
+def _ends_in(net: nn.Module, module: str) -> nn.Module:
+    """The module itself, or the layer that it is an adapter of."""
+    parent, _, name = module.rpartition(".")
+    layer = net.get_submodule(parent)
+    return layer if isinstance(layer, AdaptedLayer) and name == "up" else net.get_submodule(module)
 
 
 def refuse_outputs(loss: Loss, output: Any, y: Tensor, n_classes: int | None) -> None:

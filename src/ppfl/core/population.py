@@ -12,6 +12,14 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from .adapters import (
+    ADAPTERS_UP,
+    Lora,
+    mixes_both_factors,
+    parameters_without_adapters,
+    shrink_adapters_,
+    with_adapters,
+)
 from .criteria import LossFunction, as_loss
 from .errors import ModelError
 from .frozen_layers import without_start
@@ -29,7 +37,8 @@ APART = 0.1  # how far distinct copies of a trained network are from it, as a pa
 class Population:
     """K canonical copies of the named submodules of `net`, the rest common to all.
 
-    canonical: "all" (whole networks are mixed), the name of a submodule, or several names.
+    canonical: "all" (whole networks are mixed), the name of a submodule, several names, or `lora(...)`: low-rank
+    adapters of a network that stays as it is otherwise, with one factor common and the other canonical.
     mix: "outputs" (Fig. 2a), "predictions" (Eq. 7, after the inverse link) or "weights" (Fig. 2b).
     loss: a name, a criterion such as nn.HuberLoss(), a function (output, target) -> losses (B,), or a `Loss`.
 
@@ -50,7 +59,7 @@ class Population:
         net: nn.Module,
         *,
         k: int,
-        canonical: str | Sequence[str] = "all",
+        canonical: str | Sequence[str] | Lora = "all",
         mix: str = "outputs",
         loss: str | Loss | nn.Module | LossFunction = "cross_entropy",
         inputs: InputLayout | None = None,
@@ -59,6 +68,8 @@ class Population:
             raise ModelError(f"k is {k}; a population has at least one canonical model: set k >= 1")
         if mix not in MIXES:
             raise ModelError(f"mix is {mix!r}; it must be one of {', '.join(map(repr, MIXES))}")
+        if isinstance(canonical, Lora):
+            net, canonical = with_adapters(net, canonical), ADAPTERS_UP
         net = net if inputs is None else with_packed_inputs(net, inputs)
         self.inputs = inputs
         refuse_running_statistics(net)
@@ -78,6 +89,11 @@ class Population:
         self.canonical_modules = canonical_modules(net, canonical)
         self.canonical_names = frozenset(name for name in trained if is_in_module(name, self.canonical_modules))
         self.common_names = frozenset(trained) - self.canonical_names
+        if k > 1 and mix == "weights" and mixes_both_factors(net, self.canonical_names):
+            raise ModelError(
+                "mix is 'weights' and both factors of the adapters are canonical, but the mean of products is not the "
+                "product of means; use canonical='adapters.up', which keeps the factor A common, or mix='outputs'"
+            )
         # short cut 1 holds where the mixed output is that of the mixed weights, wherever the canonical part stands
         self.collapses = mix == "weights" or (mix == "outputs" and are_affine(net, self.canonical_modules))
 
@@ -100,17 +116,17 @@ class Population:
                     p.copy_(values[name])
 
     def start_from(self, values: Params) -> None:
-        """Start from a trained network: all canonical models are copies of it. Frozen parts that it has are its own."""
-        self.load(values)
+        """Start from a trained network: all canonical models are copies of it. Frozen parts that it has are its own, and
+        adapters are adapters of it."""
         with torch.no_grad():
-            for name, p in self.net.named_parameters():
-                if name in values and not p.requires_grad:
+            for name, p in parameters_without_adapters(self.net).items():
+                if name in values:
                     p.copy_(values[name])
         self.pretrained = True
 
-    def every_parameter(self) -> Params:
+    def network_without_adapters(self) -> Params:
         """The network's own values, of frozen parameters too."""
-        return {name: p.detach().clone() for name, p in self.net.named_parameters()}
+        return {name: p.detach().clone() for name, p in parameters_without_adapters(self.net).items()}
 
     def initial_network(self) -> Params:
         """The network's own values of its trained parameters."""
@@ -168,4 +184,5 @@ class Population:
                 reset = getattr(module, "reset_parameters", None)
                 if callable(reset):
                     reset()
+        shrink_adapters_(net)
         return {name: p.detach().clone() for name, p in net.named_parameters() if p.requires_grad}

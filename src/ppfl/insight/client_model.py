@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ..core.adapters import merge_adapters_
 from ..core.losses import Loss
 from ..core.models import Mixture, Models, Networks
 from ..core.params import Params, weighted_sum
 from ..core.population import Population
 
 
-def client_model(population: Population, models: Models, *, predictions: bool = False) -> nn.Module:
+def client_model(population: Population, models: Models, *, predictions: bool = False, merge: bool = True) -> nn.Module:
     """The model of the one client that `models` has, in evaluation mode.
 
     The network as it was given to the population, with the client's weights, wherever one network will do. Outputs of
@@ -22,6 +23,8 @@ def client_model(population: Population, models: Models, *, predictions: bool = 
 
     It returns what the network returns, an output before the link (logits for a classifier); with mix="predictions"
     there is no such output, and it returns predictions. `predictions`: it always returns predictions.
+
+    merge: low-rank adapters are added to the weights of their layers, which are then plain layers again.
 
     >>> population = Population(nn.Linear(4, 3), k=2, mix="weights")
     >>> shared = population.initial_models(seed=0, distinct=True)
@@ -33,7 +36,8 @@ def client_model(population: Population, models: Models, *, predictions: bool = 
         net = network_with(population, models.values if values is None else values)
     elif population.mix.name == "predictions":
         each = [network_with(population, theta) for theta in _split_models(population, models.models)]
-        return MixtureOfPredictions(each, models.memberships[0], population.loss).eval()
+        mixture = MixtureOfPredictions(each, models.memberships[0], population.loss).eval()
+        return merge_adapters_(mixture) if merge else mixture
     elif population.collapses or models.memberships.shape[1] == 1:
         c = models.memberships[0]
         common, canonical = population.split(models.models)
@@ -41,6 +45,8 @@ def client_model(population: Population, models: Models, *, predictions: bool = 
         net = network_with(population, {**common, **mixed})
     else:
         net = _with_mixed_outputs(population, models)
+    if merge:
+        merge_adapters_(net)
     return PredictionModel(net, population.loss).eval() if predictions else net.eval()
 
 

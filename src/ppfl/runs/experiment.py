@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ..algorithms import Method
 from ..algorithms.registry import MethodByName
+from ..core.adapters import with_adapters
 from ..core.losses import LOSSES
 from ..core.mixing import MIXES
 from ..core.network_parts import freeze
@@ -124,5 +125,7 @@ class Experiment(Settings):
         net = self.model.build(federation, seed, loss, copies=settings.k, base=base)
         if self.start is not None:
             freeze(net, self.start.frozen)
+        if self.model.adapters is not None:
+            net = with_adapters(net, self.model.adapters, seed)
         k, canonical, mix = settings.k, settings.canonical, settings.mix
         return Population(net, k=k, canonical=canonical, mix=mix, loss=loss, inputs=federation.inputs)

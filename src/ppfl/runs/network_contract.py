@@ -17,6 +17,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import nn
 
+from ..core.adapters import Lora
 from ..core.errors import ModelError
 from ..core.losses import Loss, cross_entropy, loss_by_name, squared
 from ..core.settings import Count, Settings
@@ -42,6 +43,8 @@ def choose_loss(name: str | None, federation: Federation) -> Loss:
 
 class Network(Settings):
     """A network that an experiment file names. It ends in a part called `classifier`."""
+
+    adapters: Lora | None = None  # low-rank adapters for some of its layers; all else is then frozen
 
     def build(
         self, federation: Federation, seed: int, loss: Loss, copies: int = 1, base: Path | None = None

@@ -1,8 +1,8 @@
-"""A network as JSON, so that it can be built again without its code: chains of layers of torch.nn.
+"""A network as JSON, so that it can be built again without its code: chains of layers of torch.nn, with adapters.
 
 A layer is described by its class and the arguments of its constructor, which torch.nn keeps as attributes. Whether
 that is enough is tried: the layer is built again, and its attributes must be equal to those of the original. Networks
-of classes of one's own have no description. Nothing but layers of torch.nn is ever built from a file.
+of classes of one's own have no description. Nothing but layers of torch.nn and adapters is ever built from a file.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ..core.adapters import AdaptedLayer
 
 Description = dict[str, Any]
 
@@ -52,6 +54,8 @@ def build_network(description: Any, depth: int = 0) -> nn.Module:
     """The network, with initial values of its own."""
     if depth > _DEEPEST:
         raise UnknownNetworkError(f"it is nested deeper than {_DEEPEST} layers")
+    if description["type"] == AdaptedLayer.__name__:
+        return AdaptedLayer(build_network(description["base"], depth + 1), description["rank"], description["alpha"])
     kind = getattr(nn, str(description["type"]), None)
     if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
         raise UnknownNetworkError(f"torch.nn has no layer {description['type']!r}")
@@ -65,6 +69,9 @@ def build_network(description: Any, depth: int = 0) -> nn.Module:
 
 def _describe(module: nn.Module, name: str) -> Description:
     kind = type(module)
+    if isinstance(module, AdaptedLayer):
+        base = _describe(module.base, "base")
+        return {"name": name, "type": kind.__name__, "base": base, "rank": module.rank, "alpha": module.alpha}
     if getattr(nn, kind.__name__, None) is not kind or any(vars(module)[hooks] for hooks in _HOOKS):
         raise UnknownNetworkError(f"{kind.__name__} has code of its own")
     if kind is nn.Sequential:

@@ -15,6 +15,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import nn
 
+from ..core.adapters import Lora
 from ..core.errors import ModelError
 from ..core.losses import Loss
 from ..data.factories import FactorySettings, with_factory_name
@@ -59,6 +60,7 @@ class ModelFactory(FactorySettings):
     """
 
     name: Literal["factory"] = "factory"
+    adapters: Lora | None = None
 
     def build(
         self, federation: Federation, seed: int, loss: Loss, copies: int = 1, base: Path | None = None

@@ -165,7 +165,7 @@ class _Run:
 
         said = self.ranks.decide_on_first(about)
         if isinstance(self.ranks, TorchRanks):
-            values = self.population.every_parameter()  # those of the first process have been loaded by now
+            values = self.population.network_without_adapters()  # the first process has loaded its own by now
             device, ranks = self.ranks.device, self.ranks
             self.population.start_from(tree_map(lambda leaf: ranks.from_first(leaf.to(device)), values))
         return read[0] if read else StartNetwork({}, said)

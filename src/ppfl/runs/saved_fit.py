@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..algorithms import METHODS
 from ..algorithms.contract import Method, Problem, Roster, Rows
+from ..core.adapters import Lora, adapted_layers, with_adapters
 from ..core.affinity import nothing
 from ..core.errors import CheckpointError, ModelError, PPFLError, SettingError
 from ..core.losses import LOSSES, Loss
@@ -68,6 +69,7 @@ def save_fit(path: Path, fit: SavedFit) -> None:
             "canonical": "all" if population.canonical_modules == ("",) else list(population.canonical_modules),
             "loss": describe_loss(population.loss),
             "network": describe_network(net),
+            "adapters": _describe_adapters(net),
             "evaluation_mode": [name for name, module in net.named_modules() if not module.training],
         },
         "data": fit.kind.to_json(),
@@ -196,6 +198,8 @@ def _network(path: Path, about: dict[str, Any], net: nn.Module | None, parts: di
         except UnknownNetworkError as error:
             raise damaged(path, f"describes a network that cannot be built: {error}") from None
     else:
+        if about.get("adapters") and not adapted_layers(net):
+            net = with_adapters(net, Lora(**about["adapters"]))
         _refuse_other_tensors(net, expected, path)
     with torch.no_grad():
         for name, tensor in (*net.named_parameters(), *net.named_buffers()):
@@ -206,6 +210,13 @@ def _network(path: Path, about: dict[str, Any], net: nn.Module | None, parts: di
     for name, module in net.named_modules():
         module.training = name not in in_evaluation
     return net
+
+
+def _describe_adapters(net: nn.Module) -> dict[str, Any] | None:
+    """The settings that give a network of the user's own the same adapters."""
+    layers = adapted_layers(net)
+    sizes = [{"rank": layer.rank, "alpha": layer.alpha} for layer in layers.values()]
+    return {**sizes[0], "on": list(layers)} if layers else None
 
 
 def _refuse_other_tensors(net: nn.Module, expected: Mapping[str, Tensor], path: Path) -> None:

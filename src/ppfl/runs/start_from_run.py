@@ -56,8 +56,9 @@ def load_start(experiment: Experiment, base: Path | None, method_folder: Path | 
 def start_population_from(population: Population, start: StartNetwork) -> None:
     """Make these the start values of a population; refuse those of another network."""
     where = start.about["folder"]
-    expected, found = population.every_parameter(), start.values
-    for name in dict.fromkeys((*population.initial_network(), *found)):
+    expected, found = population.network_without_adapters(), start.values
+    trained = [name for name in population.initial_network() if name in expected]
+    for name in dict.fromkeys((*trained, *found)):
         if _shape(expected.get(name)) != _shape(found.get(name)):
             raise ModelError(
                 f"[start]: the network of {where} does not fit: {name!r} is {_described(found.get(name))} there and "
