@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..algorithms.contract import Rows, Share
 from ..core.backends import Backend
-from ..core.draws import name_keys, uniform
+from ..core.client_names import client_keys, positions_of
+from ..core.draws import uniform
 from ..core.errors import CheckpointError, DataError, ModelError, SettingError
 from ..core.models import Mixture, Models
 from ..core.population import Population
@@ -69,8 +70,8 @@ class Site:
         self.filters = default_filters() if filters is None else tuple(filters)
         self.importance = federation.importance if importance is None else importance
         self.metrics = metrics or {}
-        self.keys = name_keys(federation.ids)
-        self.positions = {client: at for at, client in enumerate(federation.ids)}
+        self.keys = client_keys(federation.ids)
+        self.positions = positions_of(federation.ids)
         population, self.computed = run_frozen_layers(population, federation)
         self.backend: Backend = engine.backend(population, self.computed.train, federation.n_classes)
         self.place = Workplace(engine, self.backend, self.computed.train, self.keys)
@@ -239,7 +240,7 @@ class Site:
         if saved.ids is None or saved.ids == self.federation.ids:
             named = saved.values
         else:
-            where = {client: at for at, client in enumerate(saved.ids or ())}
+            where = positions_of(saved.ids)
             missing = [client for client in self.federation.ids if client not in where]
             if missing:
                 raise CheckpointError(
