@@ -18,7 +18,7 @@ IDS = tuple(f"c{at:03}" for at in range(200))
 
 def test_numbered_ids_are_the_tuple_of_their_names() -> None:
     ids = NumberedIds(200)
-    assert tuple(ids) == IDS and ids == IDS and IDS == ids and len(ids) == 200
+    assert tuple(ids) == IDS and ids == IDS and len(ids) == 200
     assert [ids[at] for at in range(-200, 200)] == [IDS[at] for at in range(-200, 200)]
     assert ids[3:90:7] == IDS[3:90:7]
     assert dict(ids.positions) == positions_of(IDS)
@@ -82,8 +82,7 @@ def test_fingerprints_tell_populations_apart() -> None:
 def test_training_gives_the_same_bits_as_with_all_data_in_memory(method, k: int, mix: str, engine: str) -> None:
     lazy, net = lazy_population(30, samples=6, dim=4, k=3, seed=2), nn.Linear(4, 2)
     found, expected = (
-        run(method, Population(net, k=k, mix=mix), data, engine=engine, rounds=3)
-        for data in (lazy, lazy.in_memory())
+        run(method, Population(net, k=k, mix=mix), data, engine=engine, rounds=3) for data in (lazy, lazy.in_memory())
     )
     assert_same(found.everything(), expected.everything(), atol=0, rtol=0)
 
