@@ -70,11 +70,11 @@ class Roster:
 
     def rows(self, table: Tensor, ids: Sequence[str] | None, default: float) -> Tensor:
         """The rows of a table (M, ...) that belong to these clients; `default` for those that are not known."""
-        if ids is None or all(name in self.position for name in ids):
-            return table[self.positions(ids)]
-        found = table.new_full((len(ids), *table.shape[1:]), default)
-        known = [at for at, name in enumerate(ids) if name in self.position]
-        found[known] = table[self.positions([ids[at] for at in known])]
+        if ids is None or as_ids(ids) == self.ids:
+            return table[:]
+        at = torch.tensor([self.position.get(name, -1) for name in ids], dtype=torch.long, device=table.device)
+        found = table[at] if len(table) else table.new_empty(len(ids), *table.shape[1:])
+        found[at < 0] = default
         return found
 
 
@@ -310,8 +310,8 @@ class MethodDefaults:
 
 def participants(problem: Problem, fraction: float, round: int, at_least: int = 1) -> Who:
     """The clients of a round, drawn without replacement by (seed, round, client id), at least so many."""
-    at = participant_positions(problem, fraction, round, at_least)
-    return EVERYONE if len(at) == problem.n_clients else tuple(problem.roster.ids[i] for i in at.tolist())
+    count = max(at_least, int(fraction * problem.n_clients + 0.5))
+    return EVERYONE if count >= problem.n_clients else _drawn_ids(problem.roster, problem.seed, round, count)
 
 
 def participant_positions(problem: Problem, fraction: float, round: int, at_least: int = 1) -> Tensor:
@@ -319,11 +319,16 @@ def participant_positions(problem: Problem, fraction: float, round: int, at_leas
     count = max(at_least, int(fraction * problem.n_clients + 0.5))
     if count >= problem.n_clients:
         return torch.arange(problem.n_clients)
-    return _smallest_draws(problem.roster, problem.seed, round, count)
+    return _drawn_positions(problem.roster, problem.seed, round, count)
 
 
 @lru_cache(maxsize=4)  # a round asks several times
-def _smallest_draws(roster: Roster, seed: int, round: int, count: int) -> Tensor:
+def _drawn_ids(roster: Roster, seed: int, round: int, count: int) -> tuple[str, ...]:
+    return tuple(roster.ids[at] for at in _drawn_positions(roster, seed, round, count).tolist())
+
+
+@lru_cache(maxsize=4)
+def _drawn_positions(roster: Roster, seed: int, round: int, count: int) -> Tensor:
     """Where the `count` clients with the smallest draws stand."""
     draws = hashed(seed, "participants", round, roster.keys)
     # draws are even over 64 bits; among ten million, topk of the few that can be smallest is 50 times as fast

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ class NumberedIds(Sequence[str]):
 
     def __init__(self, n_clients: int, prefix: str = "c") -> None:
         self.n_clients, self.prefix = n_clients, prefix
-        self._width = len(str(n_clients - 1))
+        self.width = len(str(n_clients - 1))
         self.positions: Mapping[str, int] = _Positions(self)
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class NumberedIds(Sequence[str]):
         return name_keys(self)
 
     def _name(self, number: int) -> str:
-        return f"{self.prefix}{number:0{self._width}}"
+        return f"{self.prefix}{number:0{self.width}}"
 
 
 class _Positions(Mapping[str, int]):
@@ -71,12 +71,21 @@ class _Positions(Mapping[str, int]):
         self._ids = ids
 
     def __getitem__(self, name: str) -> int:
-        ids = self._ids
-        number = name.removeprefix(ids.prefix) if isinstance(name, str) else ""
-        at = int(number) if number.isascii() and number.isdecimal() else ids.n_clients
-        if at >= ids.n_clients or ids[at] != name:  # "c7" or "c٠٠٧" is not "c007"
+        at: int | None = self.get(name)
+        if at is None:
             raise KeyError(name)
         return at
+
+    def get(self, name: object, default: Any = None) -> Any:
+        ids, length = self._ids, len(self._ids.prefix)
+        if not isinstance(name, str) or len(name) != length + ids.width or not name.startswith(ids.prefix):
+            return default
+        number = name[length:]
+        at = int(number) if number.isascii() and number.isdecimal() else ids.n_clients  # int("-1") is a number too
+        return at if at < ids.n_clients else default
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(name) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._ids)

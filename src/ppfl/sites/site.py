@@ -189,15 +189,14 @@ class Site:
                 draws = uniform(seed, "participants", request.round, self.keys)
                 who = (draws < request.who.fraction).nonzero()[:, 0]
             return who, who
-        who = torch.tensor([self._position(client) for client in request.who], dtype=torch.long)
-        return who, torch.arange(len(who))
-
-    def _position(self, client: str) -> int:
-        if client not in self.positions:
+        found = [self.positions.get(client) for client in request.who]
+        if None in found:
+            unknown = request.who[found.index(None)]
             raise DataError(
-                f"site {self.name!r} has no client {client!r}; its ids look like {self.federation.ids[0]!r}"
+                f"site {self.name!r} has no client {unknown!r}; its ids look like {self.federation.ids[0]!r}"
             )
-        return self.positions[client]
+        who = torch.tensor(found, dtype=torch.long)
+        return who, torch.arange(len(who))
 
     # ------------------------------------------------------------------ scores
 

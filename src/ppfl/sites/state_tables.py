@@ -16,6 +16,10 @@ Change = Any  # what a table needs to undo one write
 class StateTable(Protocol):
     """One row per client. Threads may write to it at the same time, each for clients of its own."""
 
+    @property
+    def bytes_on_disk(self) -> int:
+        """That its file takes."""
+
     def rows(self, who: Tensor) -> Tree:
         """Copies of the states of the clients at these positions, leaves (len(who), ...)."""
 
@@ -50,6 +54,8 @@ class StateTable(Protocol):
 
 class InMemoryTable:
     """A tree of tensors, leaves (M, ...), written to in place. It has memory of its own only once it is copied."""
+
+    bytes_on_disk = 0
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree

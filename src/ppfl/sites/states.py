@@ -62,6 +62,11 @@ class ClientStates:
         tables = self._kept if snapshot == "kept" else self._now
         return tables.states.named() | tables.norms.named()
 
+    @property
+    def bytes_on_disk(self) -> int:
+        """That the states take; 0 where they are in memory."""
+        return sum(table.bytes_on_disk for table in self._now)
+
     def rows(self, who: Tensor) -> Tree:
         """Copies of the states of the clients at these positions."""
         return self._now.states.rows(who)

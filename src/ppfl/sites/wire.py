@@ -27,6 +27,7 @@ _DTYPES = {
     )
 }  # fmt: skip
 _LENGTH = 8
+_PLAIN = (str, int, float, bool)
 
 
 def encode(message: Any) -> bytes:
@@ -81,6 +82,8 @@ def _raw(tensor: Tensor) -> bytes:
 
 
 def _described(value: Any, tensors: dict[int, tuple[int, Tensor]]) -> Any:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Tensor):
         return {_TENSOR: tensors.setdefault(id(value), (len(tensors), value))[0]}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
