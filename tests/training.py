@@ -74,23 +74,26 @@ class Trained(NamedTuple):
         return self.server, self.clients[-1].values
 
 
-def connect(federation, population, engine: Engine | str = "loop", kind=InProcess, sites: int = 1) -> InProcess:
+def connect(
+    federation, population, engine: Engine | str = "loop", kind=InProcess, sites: int = 1, on_disk: bool | None = None
+) -> InProcess:
     """A transport to the federation's clients, spread over so many sites."""
     engine = ENGINES[engine] if isinstance(engine, str) else engine
     if sites == 1:
-        return kind(Site(federation, population, engine))
+        return kind(Site(federation, population, engine, states_on_disk=on_disk))
     parts = [federation.select(federation.ids[at::sites]) for at in range(sites)]
     return kind(
-        *(Site(part, population, engine, name=f"site-{at}") for at, part in enumerate(parts)), order=federation.ids
+        *(Site(part, population, engine, name=f"site-{at}", states_on_disk=on_disk) for at, part in enumerate(parts)),
+        order=federation.ids,
     )
 
 
 def run(
     method, population, federation, *, engine="loop", rounds=4, seed=1, affinity=None, dropout=0.0, until=None,
-    resume: Trained | None = None, kind=InProcess, sites=1,
+    resume: Trained | None = None, kind=InProcess, sites=1, on_disk=None,
 ) -> Trained:  # fmt: skip
     """From the start, or from where another run is, to the last round or `until`."""
-    transport = connect(federation, population, engine, kind, sites)
+    transport = connect(federation, population, engine, kind, sites, on_disk)
     problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
     state = begin(method, problem, transport, dropout=dropout)
     if resume is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .algorithms.contract import Method, Problem, Rows
 from .core.adapters import adapted_layers
 from .core.backends import Backend
+from .core.client_names import ClientIds, positions_of
 from .core.devices import usable_device
 from .core.errors import DataError, ModelError
 from .core.losses import Loss
@@ -96,7 +97,7 @@ class Fitted:
         return self.problem.population
 
     @property
-    def ids(self) -> tuple[str, ...]:
+    def ids(self) -> ClientIds:
         """Of all known clients: those that were trained with, and those that came later."""
         assert self.clients.ids is not None
         return self.clients.ids
@@ -147,7 +148,8 @@ class Fitted:
         self._positions(federation.ids)
         transport = InProcess(Site(federation, self.population, self.engine, metrics=chosen))
         setup_sites(self.method, self.problem, transport)
-        shared, own = self.method.send(self.problem, self.state.server, federation.ids, None)
+        ids = None if federation.ids == self.problem.roster.ids else tuple(federation.ids)
+        shared, own = self.method.send(self.problem, self.state.server, ids, None)
         asked = Evaluate(MAIN, (split,), shared, own, hard=hard, metrics=tuple(chosen))
         _, reply = transport.ask([Restore(MAIN, 0, self.clients), asked])
         return read_evaluation(reply, (split,), transport, chosen).splits[split]
@@ -214,8 +216,8 @@ class Fitted:
         )  # fmt: skip
 
     @cached_property
-    def _place(self) -> dict[str, int]:
-        return {client: at for at, client in enumerate(self.ids)}
+    def _place(self) -> Mapping[str, int]:
+        return positions_of(self.ids)
 
     def _positions(self, clients: Sequence[str]) -> Tensor:
         unknown = [client for client in clients if client not in self._place]

@@ -221,6 +221,23 @@ def test_a_resumed_run_ends_with_the_same_bits(case, engine: str, dropout: float
     assert_same(resumed.everything(), whole.everything(), atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("dropout", DROPOUTS)
+@pytest.mark.parametrize("engine", ["loop", "threads"])
+def test_client_states_on_disk_give_the_same_bits(name: str, engine: str, dropout: float) -> None:
+    federation, expected = make_federation(SIZES, dtype=torch.float64), finished_run(name, dropout, engine)
+    found = trained(CASES[name], federation, engine=engine, dropout=dropout, on_disk=True)
+    assert_same(found.everything(), expected.everything(), atol=0, rtol=0)
+    assert_same([rows.values for rows in found.clients], [rows.values for rows in expected.clients], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("on_disk", [(True, True), (True, False), (False, True)])
+def test_a_run_resumed_with_states_elsewhere_ends_with_the_same_bits(name: str, on_disk: tuple[bool, bool]) -> None:
+    federation, whole = make_federation(SIZES, dtype=torch.float64), finished_run(name, 0.4)
+    half = trained(CASES[name], federation, until=2, dropout=0.4, on_disk=on_disk[0])
+    resumed = trained(CASES[name], federation, resume=half, dropout=0.4, on_disk=on_disk[1])
+    assert_same(resumed.everything(), whole.everything(), atol=0, rtol=0)
+
+
 @pytest.mark.parametrize("engine", ["loop", "threads"])
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(case, engine: str) -> None:
     federation = make_federation(SIZES)

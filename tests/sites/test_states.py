@@ -20,13 +20,24 @@ LOCAL = Local(lr=0.3, batch_size=4)
 ENGINES = {"loop": Loop(), "chunks": Stacked(2), "threads": Stacked(1, threads=2)}
 
 
+@pytest.fixture(params=["memory", "disk"], autouse=True)
+def on_disk(request, monkeypatch) -> None:
+    """Every test here runs with states in memory, and with states on disk."""
+    monkeypatch.setattr(Served, "on_disk", request.param == "disk")
+
+
 class Served:
     """A site and the requests of a server that asks its clients for one exchange after the other."""
+
+    on_disk = False
 
     def __init__(self, method=LOCAL, engine=None, federation=None) -> None:
         self.federation = make_federation(SIZES) if federation is None else federation
         population = Population(make_net(), k=2 if method.name == "ppfl" else 1)
-        self.method, self.transport = method, connect(self.federation, population, engine or Loop())
+        self.method, self.transport = (
+            method,
+            connect(self.federation, population, engine or Loop(), on_disk=self.on_disk),
+        )
         self.problem = make_problem(population, self.transport, rounds=10, seed=1)
         self.server = begin(method, self.problem, self.transport).server
 
@@ -149,7 +160,7 @@ def test_work_interrupted_in_the_middle_of_a_round_is_undone(engine: str) -> Non
     with pytest.raises(KeyboardInterrupt):
         stopped.train(2, merged=1)
     assert chunks == 0 or COUNT.chunks >= 2
-    assert any(not leaf.equal(stopped.states.now[name]) for name, leaf in before.items())  # some had moved
+    assert any(not leaf.equal(stopped.states.named("now")[name]) for name, leaf in before.items())  # some had moved
     assert_same(stopped.saved(1), before, atol=0, rtol=0)
     COUNT.stop_at = 0
     for served in (stopped, plain):

@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from .client_names import ClientIds, NumberedIds, as_ids
 from .errors import AffinityError
 
 
@@ -26,7 +27,7 @@ class Affinity(ABC):
     """
 
     def __init__(self, ids: Sequence[str], degree: Tensor):
-        self.ids = tuple(ids)
+        self.ids = as_ids(ids)
         self.degree = degree  # (M,): row sums of W
 
     @abstractmethod
@@ -65,7 +66,7 @@ class Affinity(ABC):
 
     def check(self, ids: Iterable[str]) -> Self:
         """This affinity in the order of the client ids of a federation; it must have exactly these clients."""
-        if (wanted := tuple(ids)) == self.ids:
+        if (wanted := as_ids(ids)) == self.ids:
             return self
         wanted = _names(wanted)
         missing, extra = sorted(set(wanted) - set(self.ids)), sorted(set(self.ids) - set(wanted))
@@ -276,7 +277,9 @@ def nearest(features: Tensor, ids: Iterable[str], k: int, block: int = 1024) -> 
     return Sparse(pairs, x.new_ones(len(pairs)), names)
 
 
-def _names(ids: Iterable[str]) -> tuple[str, ...]:
+def _names(ids: Iterable[str]) -> ClientIds:
+    if isinstance(ids, NumberedIds):
+        return ids
     names = tuple(ids)
     if not names or not all(issubclass(kind, str) for kind in set(map(type, names))):
         raise AffinityError(f"client ids are {names[:3]}; expected at least one string: use str(id) for others")
@@ -295,7 +298,7 @@ def _positions(names: Sequence[str], known: Sequence[str], remedy: str) -> Tenso
     return torch.tensor(at, dtype=torch.long)
 
 
-def _table(x: Tensor, ids: Iterable[str]) -> tuple[tuple[str, ...], Tensor]:
+def _table(x: Tensor, ids: Iterable[str]) -> tuple[ClientIds, Tensor]:
     names, x = _names(ids), torch.as_tensor(x)
     if x.dim() != 2 or len(x) != len(names):
         found = f"affinity has {len(x)} rows" if x.dim() == 2 else f"affinity has shape {tuple(x.shape)}"
@@ -303,7 +306,7 @@ def _table(x: Tensor, ids: Iterable[str]) -> tuple[tuple[str, ...], Tensor]:
     return names, x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
-def _features(x: Tensor, ids: Iterable[str]) -> tuple[tuple[str, ...], Tensor]:
+def _features(x: Tensor, ids: Iterable[str]) -> tuple[ClientIds, Tensor]:
     names, x = _table(x, ids)
     _valid(x.abs(), lambda i, d: f"feature {d} of client {names[i]!r}", "impute it or leave the column out")
     return names, x

@@ -7,6 +7,7 @@ on the engine or on the number of workers. The hash is splitmix64, vectorised.
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 
 import numpy as np
 import torch
@@ -38,8 +39,10 @@ def name_keys(names: Iterable[str]) -> Tensor:
     >>> name_keys(["a", "b"]).tolist() == [name_key("a"), name_key("b")]
     True
     """
+    digests, rest = bytearray(), iter(names)
     try:
-        digests = b"".join([blake2b(name.encode(), digest_size=8).digest() for name in names])
+        while block := [blake2b(name.encode(), digest_size=8).digest() for name in islice(rest, _PART)]:
+            digests += b"".join(block)
     except UnicodeEncodeError as error:
         raise DataError(f"client id {error.object!r} cannot be written as UTF-8; replace that character") from None
     return torch.from_numpy((np.frombuffer(digests, dtype=">u8") >> 1).astype(np.int64))

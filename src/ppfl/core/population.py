@@ -116,7 +116,7 @@ class Population:
                     p.copy_(values[name])
 
     def start_from(self, values: Params) -> None:
-        """Start from a trained network: all canonical models are copies of it. Frozen parts that it has are its own, and
+        """Start from a trained network: all canonical models are copies of it. Frozen parts that it has are its, and
         adapters are adapters of it."""
         with torch.no_grad():
             for name, p in parameters_without_adapters(self.net).items():

@@ -9,6 +9,7 @@ from ppfl.data.drawn_digits import drawn_digits
 from ppfl.data.federation import Federation
 from ppfl.data.femnist import FEMNIST_CLASSES, read_femnist
 from ppfl.data.inputs import MappedRows
+from ppfl.data.lazy_population import lazy_population
 from ppfl.data.partition_settings import PartitionSettings
 from ppfl.data.partitions import (
     CIFAR10_CLASSES,
@@ -66,6 +67,7 @@ __all__ = [
     "drawn_digits",
     "from_table",
     "iid",
+    "lazy_population",
     "logistic_population",
     "read_cifar10",
     "read_csv",

@@ -6,29 +6,36 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ppfl.core.client_names import ClientIds, NumberedIds
 from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
 from ppfl.data.inputs import MappedRows
+from ppfl.data.lazy_samples import LazySamples
 from ppfl.data.limits import check_limit
 from ppfl.data.raw_arrays import quoted
 from ppfl.data.samples import Samples
 from ppfl.data.truth import Truth
 
 
-def check_ids(ids: tuple[str, ...], splits: Mapping[str, Samples]) -> None:
+def check_ids(ids: ClientIds, splits: Mapping[str, Samples]) -> None:
     """Client ids are unique strings, one for each slice of the samples."""
-    if not all(issubclass(kind, str) for kind in set(map(type, ids))):
-        raise DataError("client ids must be strings; use tuple(str(i) for i in ids)")
     check_limit("clients", len(ids), f"there are {len(ids):,} clients")
-    check_text(ids, "client ids")
-    if len(set(ids)) < len(ids):
-        repeated = [name for name, times in Counter(ids).items() if times > 1]
-        raise DataError(f"client ids {quoted(repeated)} occur twice; every client needs its own id")
+    if not isinstance(ids, NumberedIds):
+        _check_names(ids)
     for split, samples in splits.items():
         if samples.n_clients != len(ids):
             raise DataError(
                 f"{split} has {samples.n_clients} clients but there are {len(ids)} ids; give one id per client"
             )
+
+
+def _check_names(ids: tuple[str, ...]) -> None:
+    if not all(issubclass(kind, str) for kind in set(map(type, ids))):
+        raise DataError("client ids must be strings; use tuple(str(i) for i in ids)")
+    check_text(ids, "client ids")
+    if len(set(ids)) < len(ids):
+        repeated = [name for name, times in Counter(ids).items() if times > 1]
+        raise DataError(f"client ids {quoted(repeated)} occur twice; every client needs its own id")
 
 
 def check_text(names: tuple[str, ...], what: str) -> None:
@@ -44,7 +51,7 @@ def _is_unicode(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def check_train(ids: tuple[str, ...], sizes: Tensor) -> None:
+def check_train(ids: ClientIds, sizes: Tensor) -> None:
     """Every client has a training sample; without one, nothing can be learned for it."""
     if not ids:
         raise DataError("the federation has no client; expected at least one: check the rows that were read")
@@ -70,8 +77,10 @@ def _kind(shape: tuple[int, ...], dtype: torch.dtype, target: tuple[int, ...], r
     return f"{dtype} {shape} with {'float targets' if real else 'labels'}{f' {target}' if target else ''}"
 
 
-def check_finite(ids: tuple[str, ...], split: str, samples: Samples) -> None:
+def check_finite(ids: ClientIds, split: str, samples: Samples) -> None:
     """No value is NaN or infinite; one such value would spoil every shared model in one round."""
+    if isinstance(samples, LazySamples):
+        return  # what it draws is finite
     if isinstance(samples.x, MappedRows):
         _check_mapped(ids, split, samples, samples.x)
     fields = {"x": samples.x, "y": samples.y}
@@ -92,7 +101,7 @@ def check_finite(ids: tuple[str, ...], split: str, samples: Samples) -> None:
         )
 
 
-def _check_mapped(ids: tuple[str, ...], split: str, samples: Samples, x: MappedRows) -> None:
+def _check_mapped(ids: ClientIds, split: str, samples: Samples, x: MappedRows) -> None:
     """Block by block, as the file may be larger than memory."""
     if not x.is_floating_point():
         return
@@ -104,7 +113,7 @@ def _check_mapped(ids: tuple[str, ...], split: str, samples: Samples, x: MappedR
             raise DataError(f"{split} x has NaN or infinity in row {int(x.rows[at])} of client {client!r}; replace it")
 
 
-def check_labels(ids: tuple[str, ...], split: str, samples: Samples, n_classes: int) -> None:
+def check_labels(ids: ClientIds, split: str, samples: Samples, n_classes: int) -> None:
     """Labels are whole numbers from 0 to n_classes - 1."""
     if samples.y.is_floating_point():
         raise DataError(f"{split} y is {samples.y.dtype} but classes are given; labels must be integers: use y.long()")
@@ -120,7 +129,7 @@ def check_labels(ids: tuple[str, ...], split: str, samples: Samples, n_classes: 
         )
 
 
-def check_weights(ids: tuple[str, ...], weights: Tensor) -> None:
+def check_weights(ids: ClientIds, weights: Tensor) -> None:
     """Client weights p_i are positive and sum to 1."""
     if weights.shape != (len(ids),) or not weights.is_floating_point():
         raise DataError(f"weights are {weights.dtype} of shape {tuple(weights.shape)}; expected float32 ({len(ids)},)")
@@ -135,7 +144,7 @@ def check_weights(ids: tuple[str, ...], weights: Tensor) -> None:
         raise DataError(f"weights sum to {float(weights.sum()):.6g}, not 1; use weights / weights.sum()")
 
 
-def check_truth(ids: tuple[str, ...], truth: Truth) -> None:
+def check_truth(ids: ClientIds, truth: Truth) -> None:
     """True memberships have one row per client."""
     if len(truth.memberships) != len(ids):
         raise DataError(

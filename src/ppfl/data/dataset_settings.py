@@ -22,7 +22,13 @@ from ppfl.data.partitions import CIFAR10_CLASSES, CIFAR10_CLIENTS, CIFAR10_GROUP
 from ppfl.data.readers import read_mnist, read_npz, with_channels
 from ppfl.data.samples import random_rows
 from ppfl.data.sklearn_digits import digits
-from ppfl.data.synthetic_settings import LogisticPopulation, Synthetic, SyntheticGroups, SyntheticLinear
+from ppfl.data.synthetic_settings import (
+    LazyPopulation,
+    LogisticPopulation,
+    Synthetic,
+    SyntheticGroups,
+    SyntheticLinear,
+)
 from ppfl.data.table_readers import read_csv, read_parquet
 
 # Mean and standard deviation of a pixel: published constants, so no data of clients are needed to compute them.
@@ -167,7 +173,7 @@ class DataFactory(FactorySettings):
 
 _ByClient = Femnist | Shakespeare | StackExchange
 _ReadData = Digits | DigitDomains | Mnist | Cifar10 | Npz | Csv | Parquet | DataFactory
-_AnyData = _ReadData | _ByClient | Synthetic | SyntheticGroups | SyntheticLinear | LogisticPopulation
+_AnyData = _ReadData | _ByClient | Synthetic | SyntheticGroups | SyntheticLinear | LogisticPopulation | LazyPopulation
 DataSettings = Annotated[_AnyData, Field(discriminator="name"), BeforeValidator(with_factory_name)]
 DATASETS: dict[str, type[Settings]] = {model.model_fields["name"].default: model for model in get_args(_AnyData)}
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(DataSettings)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ppfl.core.client_names import ClientIds, NumberedIds, as_ids, positions_of
 from ppfl.core.devices import usable_device
 from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
@@ -21,6 +22,7 @@ from ppfl.data.client_rows import RowGroups, as_weights, group_rows
 from ppfl.data.columns import column, features_of
 from ppfl.data.federation_card import federation_card, federation_line
 from ppfl.data.inputs import MappedRows, row_blocks, scaled
+from ppfl.data.lazy_samples import LazySamples
 from ppfl.data.limits import check_limit
 from ppfl.data.raw_arrays import quoted
 from ppfl.data.samples import Samples, held_out
@@ -41,7 +43,7 @@ class Federation:
     'data: 2 clients, 4 train samples (2-2 per client), x (1,), 2 classes'
     """
 
-    ids: tuple[str, ...]
+    ids: ClientIds
     train: Samples
     test: Samples | None = None
     validation: Samples | None = None
@@ -215,10 +217,19 @@ class Federation:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of everything in it: data that differ in one bit, or in the name of a client, have another."""
-        named = {f"{split} {field}": getattr(part, field) for split, part in self.splits.items() for field in _FIELDS}
+        drawn = {split: part for split, part in self.splits.items() if isinstance(part, LazySamples)}
+        named = {
+            f"{split} {field}": getattr(part, field)
+            for split, part in self.splits.items()
+            for field in _FIELDS
+            if split not in drawn
+        }
+        named |= {f"{split} clients": torch.as_tensor(part.clients) for split, part in drawn.items()}
         named |= {"weights": self.weights} | ({} if self.truth is None else {"truth": self.truth.memberships})
         layout = [] if self.inputs is None else [self.inputs]
-        digest = hashlib.sha256(json.dumps([self.ids, self.classes, self.features, *layout]).encode())
+        ids = repr(self.ids) if isinstance(self.ids, NumberedIds) else self.ids
+        about = [ids, self.classes, self.features, *layout, *map(repr, drawn.values())]
+        digest = hashlib.sha256(json.dumps(about).encode())
         for name in [name for name, tensor in named.items() if isinstance(tensor, MappedRows)]:
             mapped = named.pop(name)
             digest.update(f"{name} {mapped.dtype} {tuple(mapped.shape)}".encode())
@@ -263,10 +274,11 @@ class Federation:
 
     def positions(self, ids: Sequence[str]) -> list[int]:
         """Positions of these clients in every tensor that is indexed by client."""
-        where = {name: i for i, name in enumerate(self.ids)}
+        where = positions_of(self.ids)
         unknown = [name for name in ids if name not in where]
         if unknown:
-            close = difflib.get_close_matches(unknown[0], self.ids, n=1) or self.ids[:1]
+            numbered = isinstance(self.ids, NumberedIds)
+            close = (not numbered and difflib.get_close_matches(unknown[0], self.ids, n=1)) or self.ids[:1]
             raise DataError(
                 f"no client {quoted(unknown)} among the {self.n_clients} of {self.name}; ids look like {close[0]!r}"
             )
@@ -282,7 +294,12 @@ class Federation:
         at = torch.tensor(self.positions(ids), dtype=torch.int64, device=self.weights.device)
         weights = self.weights[at]
         truth = None if self.truth is None else self.truth.rows(at)
-        return self._changed(lambda part: part.take(at), tuple(ids), weights / weights.sum(), truth)
+        return self._changed(lambda part: part.take(at), as_ids(ids), weights / weights.sum(), truth)
+
+    def in_memory(self) -> "Federation":
+        """With all samples in tensors, where they are drawn when a client takes part (`lazy_population`)."""
+        everyone = torch.arange(self.n_clients)
+        return self._changed(lambda part: part.in_memory(everyone)[0], self.ids, self.weights, self.truth)
 
     def holdout(self, fraction: float, seed: int = 0, into: Literal["test", "validation"] = "test") -> "Federation":
         """Move a fraction of each client's training samples to another split.
@@ -324,7 +341,7 @@ class Federation:
         )
 
     def _changed(
-        self, change: Callable[[Samples], Samples], ids: tuple[str, ...], weights: Tensor, truth: Truth | None
+        self, change: Callable[[Samples], Samples], ids: ClientIds, weights: Tensor, truth: Truth | None
     ) -> "Federation":
         parts = {split: change(samples) for split, samples in self.splits.items()}
         train, test, validation = parts["train"], parts.get("test"), parts.get("validation")

@@ -70,6 +70,10 @@ class Samples:
         """The inputs of the first samples, as a network takes them."""
         return scaled(self.x[:n])
 
+    def example_targets(self) -> Tensor:
+        """Targets to check a loss with: all of them, or some where they are drawn when a client takes part."""
+        return self.y
+
     @property
     def bytes_per_sample(self) -> int:
         """Of the inputs, in a batch."""
@@ -90,6 +94,10 @@ class Samples:
         """One client's samples, as views of the same memory."""
         start, stop = int(self.offsets[position]), int(self.offsets[position + 1])
         return Samples(self.x[start:stop], self.y[start:stop], self.offsets.new_tensor([0, stop - start]))
+
+    def in_memory(self, clients: Tensor) -> tuple["Samples", Tensor]:
+        """Samples that hold those of the clients at these positions, and the positions that they have there."""
+        return self, clients
 
     def take(self, positions: Sequence[int] | Tensor) -> "Samples":
         """The clients at these positions, in this order."""

@@ -1,10 +1,13 @@
 """`[data]` of an experiment file for synthetic data, which need no files."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ppfl.core.settings import Count, CountOrZero, NonNegative, Positive, Seed, Settings
 from ppfl.data.federation import Federation
+from ppfl.data.lazy_population import lazy_population
 from ppfl.data.synthetic import logistic_population, synthetic_classification, synthetic_groups, synthetic_linear
 
 
@@ -79,3 +82,22 @@ class LogisticPopulation(Settings):
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe."""
         return logistic_population(**self.model_dump(exclude={"name"}))
+
+
+class LazyPopulation(Settings):
+    """Mixed linear classifiers whose samples are drawn when a client takes part, for millions of clients."""
+
+    name: Literal["lazy_population"] = "lazy_population"
+    n_clients: Count = 1000
+    samples: Count = 10
+    dim: Count = 20
+    k: Count = 5
+    classes: Annotated[int, Field(ge=2, le=100_000)] = 2
+    alpha: Positive = 0.3
+    scale: NonNegative = 2.0
+    test_points: CountOrZero = 5
+    seed: Seed = 0
+
+    def build(self, base: Path | None = None) -> Federation:
+        """The federation these settings describe."""
+        return lazy_population(**self.model_dump(exclude={"name"}))

@@ -14,6 +14,7 @@ import torch
 
 from ..algorithms.contract import Method, Problem, Rows
 from ..core.affinity import Affinity
+from ..core.client_names import ClientIds
 from ..core.errors import DataError, ModelError, SettingError
 from ..core.population import Population
 from ..data import Federation
@@ -34,7 +35,7 @@ class TrainedClients(NamedTuple):
     engine: Engine
 
     @property
-    def ids(self) -> tuple[str, ...]:
+    def ids(self) -> ClientIds:
         assert self.clients.ids is not None
         return self.clients.ids
 

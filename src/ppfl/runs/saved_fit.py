@@ -24,6 +24,7 @@ from ..algorithms import METHODS
 from ..algorithms.contract import Method, Problem, Roster, Rows
 from ..core.adapters import Lora, adapted_layers, with_adapters
 from ..core.affinity import nothing
+from ..core.client_names import ClientIds
 from ..core.errors import CheckpointError, ModelError, PPFLError, SettingError
 from ..core.losses import LOSSES, Loss
 from ..core.population import Population
@@ -133,14 +134,14 @@ def restore_states(
     path: Path,
     method: Method,
     problem: Problem,
-    client_ids: tuple[str, ...],
+    client_ids: ClientIds,
     server: Mapping[str, Tensor],
     clients: Mapping[str, Tensor],
 ) -> tuple[Any, Rows]:
     """The states of the server and of the clients from their tensors, checked, on the problem's device."""
     expected = method.init_server(problem)
     found = restore(path, server, expected)
-    states = ClientStates(method.init_clients(problem.population, problem.seed, client_ids), len(client_ids))
+    states = ClientStates.in_memory(method.init_clients(problem.population, problem.seed, client_ids), len(client_ids))
     rows = restore(path, clients, states.named("now"))
     moved = {name: leaf.to(problem.device) for name, leaf in named_leaves(rows).items()}
     return tree_map(lambda leaf: leaf.to(problem.device), found), Rows(client_ids, moved)

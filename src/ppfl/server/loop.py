@@ -12,6 +12,7 @@ import torch
 
 from ..algorithms.contract import Method, Plan, Problem, Rows, Share
 from ..core.affinity import Affinity, nothing
+from ..core.client_names import positions_of
 from ..core.errors import SettingError
 from ..core.population import Population
 from ..core.trees import Tree, bytes_of, tree_map
@@ -154,7 +155,7 @@ def in_roster_order(rows: Rows, transport: Transport) -> Rows:
     ids = transport.roster.ids
     if rows.ids is None or rows.ids == ids:
         return Rows(ids, rows.values)
-    where = {client: at for at, client in enumerate(rows.ids)}
+    where = positions_of(rows.ids)
     at = torch.tensor([where[client] for client in ids], dtype=torch.long)
     return Rows(ids, {name: leaf[at.to(leaf.device)] for name, leaf in rows.values.items()})
 

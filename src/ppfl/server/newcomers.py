@@ -48,7 +48,7 @@ def score_newcomers(
     method: Method, problem: Problem, server: Tree, newcomers: Transport, rounds: int = NEWCOMER_ROUNDS
 ) -> NewcomerScores:
     """Score the clients of `newcomers` with a trained server state."""
-    ids, method = newcomers.roster.ids, method.with_everyone()
+    ids, method = tuple(newcomers.roster.ids), method.with_everyone()
     (described,) = newcomers.ask([Describe()])
     setup_sites(method, problem._replace(importance=number(described, "importance")), newcomers)
 
@@ -71,7 +71,7 @@ def adapt_clients(
 
     They start as newcomers, or from `states`.
     """
-    ids, method = clients.roster.ids, method.with_everyone()
+    ids, method = tuple(clients.roster.ids), method.with_everyone()
     (described,) = clients.ask([Describe()])
     setup_sites(method, problem._replace(importance=number(described, "importance")), clients)
     if states is not None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.contract import Roster, Rows, Share
+from ..core.client_names import ClientIds
 from ..core.errors import DataError
 from ..sites import Describe, Evaluate, Reply, Request, Site, Train
 from ..sites.messages import combine
@@ -61,8 +62,10 @@ class InProcess:
         return replies
 
 
-def make_roster(ids_of_sites: Sequence[tuple[str, ...]], order: Sequence[str] | None) -> Roster:
+def make_roster(ids_of_sites: Sequence[ClientIds], order: Sequence[str] | None) -> Roster:
     """All clients, each of one site only."""
+    if len(ids_of_sites) == 1 and order is None:  # a federation has checked its own
+        return Roster(ids_of_sites[0])
     together = tuple(client for ids in ids_of_sites for client in ids)
     if len(set(together)) < len(together):
         twice = next(client for client in together if together.count(client) > 1)
@@ -72,7 +75,7 @@ def make_roster(ids_of_sites: Sequence[tuple[str, ...]], order: Sequence[str] | 
     return Roster(together if order is None else order)
 
 
-def route(request: Request, roster: Roster, ids: tuple[str, ...]) -> Request:
+def route(request: Request, roster: Roster, ids: ClientIds) -> Request:
     """The part of a request that is for the site with these clients."""
     if not isinstance(request, Train | Evaluate) or ids == roster.ids:
         return request
@@ -89,11 +92,11 @@ def _rows_at(own: dict[str, Tensor], at: Tensor | slice) -> dict[str, Tensor]:
     return {name: leaf[at.to(leaf.device) if isinstance(at, Tensor) else at] for name, leaf in own.items()}
 
 
-def _ids_of(description: Reply) -> tuple[str, ...]:
+def _ids_of(description: Reply) -> ClientIds:
     return description.rows.ids or ()
 
 
-def named_rows(reply: Reply, ids: tuple[str, ...], roster: Roster) -> Reply:
+def named_rows(reply: Reply, ids: ClientIds, roster: Roster) -> Reply:
     """With the names of clients, where all of a site's are not all there are."""
     if reply.rows.ids is None and ids != roster.ids:
         return reply._replace(rows=Rows(ids, reply.rows.values))

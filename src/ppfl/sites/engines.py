@@ -49,7 +49,7 @@ class Loop:
     name = "loop"
 
     def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
-        return Autograd(population, samples.first_inputs(2), samples.y, n_classes)
+        return Autograd(population, samples.first_inputs(2), samples.example_targets(), n_classes)
 
     def run(
         self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples
@@ -79,7 +79,7 @@ class Stacked:
         return {**vars(self), "_pool": None}
 
     def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
-        return make_backend(population, samples.first_inputs(2), samples.y, n_classes)
+        return make_backend(population, samples.first_inputs(2), samples.example_targets(), n_classes)
 
     def run(
         self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples

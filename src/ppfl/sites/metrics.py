@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ class KeptPredictions:
             n = int(real[at])
             self._kept[client].append((prediction[at, :n].cpu(), target[at, :n].cpu()))
 
-    def values(self, ids: tuple[str, ...]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    def values(self, ids: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Of each metric: one value per client (M,), nan where there is none, and the one on all samples."""
         joined = [tuple(map(torch.cat, zip(*parts, strict=True))) if parts else None for parts in self._kept]
         scored = [pair for pair in joined if pair is not None]

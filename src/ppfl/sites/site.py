@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ..algorithms.contract import Rows, Share
 from ..core.backends import Backend
-from ..core.draws import name_keys, uniform
+from ..core.client_names import ClientIds, client_keys, positions_of
+from ..core.draws import uniform
 from ..core.errors import CheckpointError, DataError, ModelError, SettingError
 from ..core.models import Mixture, Models
 from ..core.population import Population
-from ..core.trees import tree_map
+from ..core.trees import Tree, bytes_of, tree_map
 from ..data import Federation
 from .client_round import Asked, ClientRound, Session, Tally, Workplace
 from .engines import Engine
@@ -40,6 +41,8 @@ from .messages import (
 from .metrics import KeptPredictions, PredictionMetric, metric_sums
 from .states import ClientStates
 
+MOST_BYTES = 256 * 2**20  # of client states in memory; a run may need two copies of them
+
 
 class Site:
     """The clients of a federation, with the population's network and an engine to compute with."""
@@ -54,10 +57,12 @@ class Site:
         importance: Tensor | None = None,
         filters: Sequence[Filter] | None = None,
         metrics: Mapping[str, PredictionMetric] | None = None,
+        states_on_disk: bool | None = None,
     ) -> None:
         """importance (M,): of the clients, on the scale of all sites; by default their numbers of samples.
 
         metrics: what it can be asked to compute besides the loss and its score.
+        states_on_disk: whether client states are in a file; None: where they would take more than MOST_BYTES.
         """
         if federation.inputs != population.inputs:
             found = "one input" if federation.inputs is None else f"the inputs {federation.inputs.describe()}"
@@ -69,8 +74,9 @@ class Site:
         self.filters = default_filters() if filters is None else tuple(filters)
         self.importance = federation.importance if importance is None else importance
         self.metrics = metrics or {}
-        self.keys = name_keys(federation.ids)
-        self.positions = {client: at for at, client in enumerate(federation.ids)}
+        self.states_on_disk = states_on_disk
+        self.keys = client_keys(federation.ids)
+        self.positions = positions_of(federation.ids)
         population, self.computed = run_frozen_layers(population, federation)
         self.backend: Backend = engine.backend(population, self.computed.train, federation.n_classes)
         self.place = Workplace(engine, self.backend, self.computed.train, self.keys)
@@ -110,14 +116,24 @@ class Site:
 
     def setup(self, request: Setup) -> Reply:
         population, device = self.backend.population, self.federation.train.x.device
-        population.load(request.start)
-        states = request.method.init_clients(population, request.seed, self.federation.ids)
         weight = (self.importance / request.importance).float().to(device, population.dtype)
-        self.sessions[request.session] = Session(
-            request.method, request.seed, request.dropout, weight,
-            ClientStates(tree_map(lambda leaf: leaf.to(device), states), self.federation.n_clients),
-        )  # fmt: skip
+        states = self._first_states(request)
+        self.sessions[request.session] = Session(request.method, request.seed, request.dropout, weight, states)
         return Reply()
+
+    def _first_states(self, request: Setup) -> ClientStates:
+        """In memory, or on disk where they would take too much of it."""
+        population, ids, device = self.backend.population, self.federation.ids, self.federation.train.x.device
+
+        def initial(ids: ClientIds) -> Tree:
+            population.load(request.start)  # another session may have loaded others
+            states = request.method.init_clients(population, request.seed, ids)
+            return tree_map(lambda leaf: leaf.to(device), states)
+
+        size = len(ids) * bytes_of(initial(ids[:1]))
+        if size <= MOST_BYTES if self.states_on_disk is None else not self.states_on_disk:
+            return ClientStates.in_memory(initial(ids), len(ids))
+        return ClientStates.on_disk(lambda who: initial(tuple(ids[at] for at in who.tolist())), len(ids))
 
     def close(self, request: Close) -> Reply:
         self.sessions.pop(request.session, None)
@@ -169,7 +185,7 @@ class Site:
     def _asked(self, request: Train, session: Session) -> Asked:
         """The clients that take part: those that the server names, or a draw."""
         if not isinstance(request.who, Share):
-            who = torch.tensor([self._position(client) for client in request.who], dtype=torch.long)
+            who = self._positions_of(request.who)
             return Asked(who, torch.arange(len(who)), torch.ones(len(who)))
         fraction, by_size_of = request.who
         chance = torch.full((self.federation.n_clients,), fraction, dtype=torch.float64)
@@ -180,12 +196,14 @@ class Site:
             who = (uniform(session.seed, "participants", request.round, self.keys) < chance).nonzero()[:, 0]
         return Asked(who, who, fraction / chance[who])
 
-    def _position(self, client: str) -> int:
-        if client not in self.positions:
+    def _positions_of(self, clients: Sequence[str]) -> Tensor:
+        found = [self.positions.get(client) for client in clients]
+        if None in found:
+            unknown = clients[found.index(None)]
             raise DataError(
-                f"site {self.name!r} has no client {client!r}; its ids look like {self.federation.ids[0]!r}"
+                f"site {self.name!r} has no client {unknown!r}; its ids look like {self.federation.ids[0]!r}"
             )
-        return self.positions[client]
+        return torch.tensor(found, dtype=torch.long)
 
     # ------------------------------------------------------------------ scores
 
@@ -243,7 +261,7 @@ class Site:
         if saved.ids is None or saved.ids == self.federation.ids:
             named = saved.values
         else:
-            where = {client: at for at, client in enumerate(saved.ids or ())}
+            where = positions_of(saved.ids)
             missing = [client for client in self.federation.ids if client not in where]
             if missing:
                 raise CheckpointError(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from ..core.draws import name_key
 from ..core.errors import CheckpointError
-from ..core.trees import Tree, named_leaves, tree_map, with_leaves
+from ..core.trees import Tree
+from .mapped_states import MappedTable
+from .state_tables import Change, InMemoryTable, StateTable
 
 NORMS, KINDS = "filter.norms", "filter.kinds"  # saved with the states, so that a resumed run refuses the same
 
@@ -19,35 +21,55 @@ class _Undo(NamedTuple):
     """What brings back the states before an exchange."""
 
     exchange: int  # the one before it
-    norms: dict[str, Tensor]
-    rows: list[tuple[Tensor, Tree]]  # positions, and the rows as they were
+    states: list[Change]
+    norms: list[Change]
+
+
+class _Tables(NamedTuple):
+    states: StateTable
+    norms: StateTable  # the largest norms of the uploads of each client, and of which kind these were
+
+    def copy(self) -> _Tables:
+        return _Tables(self.states.copy(), self.norms.copy())
+
+    def release(self) -> None:
+        self.states.release()
+        self.norms.release()
 
 
 class ClientStates:
-    """One tree for all clients, leaves (M, ...), written to in place. The exchanges of the last round can be undone."""
+    """One row per client, written to in place. The exchanges of the last round can be undone."""
 
-    def __init__(self, states: Tree, clients: int) -> None:
-        self.now = states
-        self.kept: Tree = states
-        self.exchange = 0  # the last one whose work is in `now`
+    def __init__(self, states: StateTable, norms: StateTable) -> None:
+        self._now = self._kept = _Tables(states, norms)
+        self.exchange = 0  # the last one whose work is in the states
         self._round = -1  # of the last exchange
         self._undo: list[_Undo] = []  # for each exchange of that round
-        self._written = False  # whether `now` is memory of our own
-        self._kept_is_now = True
-        self.norms = {
-            NORMS: torch.zeros(clients, 2, dtype=torch.float64),
-            KINDS: torch.zeros(clients, dtype=torch.int64),
-        }
-        self._kept_norms = self.norms
+        self._shared = True  # whether others hold the tables too, so that a copy must be made before writing
+
+    @classmethod
+    def in_memory(cls, states: Tree, clients: int) -> Self:
+        """One tree for all clients, leaves (M, ...)."""
+        return cls(InMemoryTable(states), InMemoryTable(_no_norms(clients)))
+
+    @classmethod
+    def on_disk(cls, initial: Callable[[Tensor], Tree], clients: int) -> Self:
+        """In files of the folder for temporary files; `initial` has the first states of clients at these positions."""
+        return cls(MappedTable(initial, clients), MappedTable(lambda who: _no_norms(len(who)), clients))
 
     def named(self, snapshot: str) -> dict[str, Tensor]:
         """All that is saved of the clients, by name, leaves (M, ...)."""
-        kept = snapshot == "kept"
-        return named_leaves(self.kept if kept else self.now) | (self._kept_norms if kept else self.norms)
+        tables = self._kept if snapshot == "kept" else self._now
+        return tables.states.named() | tables.norms.named()
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """That the states take; 0 where they are in memory."""
+        return sum(table.bytes_on_disk for table in self._now)
 
     def rows(self, who: Tensor) -> Tree:
         """Copies of the states of the clients at these positions."""
-        return tree_map(lambda leaf: leaf[who.to(leaf.device)], self.now)
+        return self._now.states.rows(who)
 
     def return_to(self, merged: int) -> None:
         """Undo exchanges of the last round whose reply the server has not merged: it was late, refused or lost."""
@@ -56,63 +78,88 @@ class ClientStates:
                 f"this site's clients are after exchange {self.exchange}, but the server has merged no reply of theirs "
                 f"after exchange {merged}; restore the states of that time, or start a new session"
             )
-        if merged < self.exchange and self._kept_is_now:
-            self.now, self._kept_is_now = tree_map(torch.clone, self.now), False
+        if merged < self.exchange:
+            self._own_tables()
         while merged < self.exchange:
             self.undo_work()
-            self.exchange, self.norms, _ = self._undo.pop()
+            self.exchange, _, norms = self._undo.pop()
+            for change in reversed(norms):
+                self._now.norms.undo(change)
 
     def begin(self, round: int, exchange: int, merged: int) -> None:
         """Before the work of an exchange. `merged` is the last one whose reply the server has merged."""
         self.return_to(merged)
         if round != self._round:
-            self._undo.clear()
-        self._undo.append(_Undo(self.exchange, self.norms, []))
+            self._forget_changes()
+        self._undo.append(_Undo(self.exchange, [], []))
         self._round, self.exchange = round, exchange
-        if not self._written:  # initial states may share memory among clients, and the kept ones stay as they are
-            self.now = tree_map(_own_memory, self.now)
-            self._written = True
-        elif self._kept_is_now:
-            self.now = tree_map(torch.clone, self.now)
-        self._kept_is_now = False
+        self._own_tables()
 
     def write(self, who: Tensor, before: Tree, after: Tree) -> None:
         """The new states of the clients at these positions; `before` are their rows as they were."""
-        self._undo[-1].rows.append((who, before))
-        tree_map(lambda all_, new: all_.index_copy_(0, who.to(all_.device), new), self.now, after)
+        change = self._now.states.change(who, before)
+        self._undo[-1].states.append(change)
+        self._now.states.write(change, after)
 
     def undo_work(self) -> None:
         """The states as they were before the work of this exchange."""
-        rows = self._undo[-1].rows
-        for who, before in reversed(rows):
-            tree_map(lambda all_, old, at=who: all_.index_copy_(0, at.to(all_.device), old), self.now, before)
-        rows.clear()
+        changes = self._undo[-1].states
+        for change in reversed(changes):
+            self._now.states.undo(change)
+        changes.clear()
 
     def earlier_norms(self, kind: str) -> Tensor:
         """(N, 2): the largest norms of uploads of this kind that each client has sent, for filters to compare with."""
-        return self.norms[NORMS][self.norms[KINDS] == name_key(kind)]
+        known = self._now.norms.written()
+        norms: Tensor = known[NORMS][known[KINDS] == name_key(kind)]
+        return norms
 
     def remember_norms(self, kind: str, who: Tensor, norms: Tensor) -> None:
         """Norms (S, 2) of the uploads that were counted."""
-        self.norms = {name: leaf.clone() for name, leaf in self.norms.items()}
-        same = (self.norms[KINDS][who] == name_key(kind))[:, None]
-        before = torch.where(same, self.norms[NORMS][who], 0)
-        self.norms[NORMS][who], self.norms[KINDS][who] = torch.maximum(before, norms), name_key(kind)
+        before = self._now.norms.rows(who)
+        same = (before[KINDS] == name_key(kind))[:, None]
+        after = {
+            NORMS: torch.maximum(torch.where(same, before[NORMS], 0), norms),
+            KINDS: torch.full_like(before[KINDS], name_key(kind)),
+        }
+        change = self._now.norms.change(who, before)
+        self._undo[-1].norms.append(change)
+        self._now.norms.write(change, after)
 
     def keep(self) -> None:
         """Remember the states as they are now."""
-        self.kept, self._kept_is_now, self._kept_norms = self.now, True, self.norms
+        if self._kept is not self._now:
+            self._kept.release()
+        self._kept, self._shared = self._now, True
 
     def restore(self, snapshot: str, named: Mapping[str, Tensor], exchange: int) -> None:
         """States that were saved, leaves by name."""
-        states = with_leaves(self.now, {name: named[name].to(leaf) for name, leaf in named_leaves(self.now).items()})
-        norms = {name: named[name].cpu() for name in self.norms}
+        tables = _Tables(*(table.restored(named) for table in self._now))
         if snapshot == "kept":
-            self.kept, self._kept_is_now, self._kept_norms = states, False, norms
+            if self._kept is not self._now:
+                self._kept.release()
+            self._kept = tables
         else:
-            self.now, self._written, self.norms, self.exchange = states, False, norms, exchange
-            self._undo.clear()
+            self._forget_changes()
+            if self._kept is not self._now:
+                self._now.release()
+            self._now, self._shared, self.exchange = tables, True, exchange
+
+    def _own_tables(self) -> None:
+        """Tables that no one else holds: first states may share memory among clients, and kept ones stay."""
+        if self._shared:
+            held_by_others = self._now
+            self._now, self._shared = held_by_others.copy(), False
+            if self._kept is not held_by_others:
+                held_by_others.release()
+
+    def _forget_changes(self) -> None:
+        for undo in self._undo:
+            for table, changes in zip(self._now, (undo.states, undo.norms), strict=True):
+                for change in changes:
+                    table.forget(change)
+        self._undo.clear()
 
 
-def _own_memory(leaf: Tensor) -> Tensor:
-    return leaf.clone(memory_format=torch.contiguous_format)
+def _no_norms(clients: int) -> Tree:
+    return {NORMS: torch.zeros(clients, 2, dtype=torch.float64), KINDS: torch.zeros(clients, dtype=torch.int64)}

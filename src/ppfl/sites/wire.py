@@ -14,10 +14,11 @@ from torch import Tensor
 
 from ..algorithms import METHODS
 from ..algorithms.contract import MESSAGES
+from ..core.client_names import NumberedIds
 from ..core.errors import DataError
 from ..core.settings import Settings
 
-_TENSOR, _KIND, _TUPLE, _METHOD = "$tensor", "$kind", "$tuple", "$method"
+_TENSOR, _KIND, _TUPLE, _METHOD, _IDS = "$tensor", "$kind", "$tuple", "$method", "$ids"
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -26,6 +27,7 @@ _DTYPES = {
     )
 }  # fmt: skip
 _LENGTH = 8
+_PLAIN = (str, int, float, bool)
 
 
 def encode(message: Any) -> bytes:
@@ -80,6 +82,8 @@ def _raw(tensor: Tensor) -> bytes:
 
 
 def _described(value: Any, tensors: dict[int, tuple[int, Tensor]]) -> Any:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Tensor):
         return {_TENSOR: tensors.setdefault(id(value), (len(tensors), value))[0]}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -89,6 +93,8 @@ def _described(value: Any, tensors: dict[int, tuple[int, Tensor]]) -> Any:
         return {_KIND: kind, **{name: _described(getattr(value, name), tensors) for name in value._fields}}
     if isinstance(value, Settings):
         return {_METHOD: value.name, **value.model_dump(mode="json")}  # type: ignore[attr-defined]
+    if isinstance(value, NumberedIds):
+        return {_IDS: [value.n_clients, value.prefix]}
     if isinstance(value, dict):
         return {name: _described(item, tensors) for name, item in value.items()}
     if isinstance(value, tuple):
@@ -110,6 +116,8 @@ def build(value: Any, tensors: list[Tensor]) -> Any:
         return tensors[value[_TENSOR]]
     if _TUPLE in value:
         return tuple(build(item, tensors) for item in value[_TUPLE])
+    if _IDS in value:
+        return NumberedIds(*value[_IDS])
     if _METHOD in value:
         settings = {name: item for name, item in value.items() if name != _METHOD}
         return METHODS[value[_METHOD]](**settings)

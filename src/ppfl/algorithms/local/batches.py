@@ -51,6 +51,7 @@ class LocalData:
         space: Workspace,
     ) -> None:
         """`weight` and `keys` (C,) are those of the `clients` (C,), positions in `samples`."""
+        samples, clients = samples.in_memory(clients)
         self.weight, self.keys = weight, keys  # p_i; for draws
         self.samples, self.space, self._clients, self._draws = samples, space, clients, draws
         self.start = samples.starts[clients]  # (C,); indices are made on the CPU, data stay where they are

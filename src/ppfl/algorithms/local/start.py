@@ -10,6 +10,7 @@ clients (`PrivateStart`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -82,7 +83,7 @@ class Start(NamedTuple):
 
 
 def start_from_sketches(
-    sketches: Tensor, weights: Tensor, ids: tuple[str, ...], k: int, seed: int
+    sketches: Tensor, weights: Tensor, ids: Sequence[str], k: int, seed: int
 ) -> tuple[Start, Tensor]:
     """The start that the sketches of these clients give, and their memberships (M, K), whatever their order is.
 

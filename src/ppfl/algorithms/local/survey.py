@@ -19,7 +19,18 @@ from torch import Tensor
 
 from ...core.backends import Backend
 from ...core.params import Params
-from ..contract import Problem, Roster, Rows, Share, Sum, Total, Upload, Who, message, participants
+from ..contract import (
+    Problem,
+    Roster,
+    Rows,
+    Sum,
+    Total,
+    Upload,
+    Who,
+    message,
+    participant_positions,
+    participants,
+)
 from .batches import LocalData
 from .sgd import TrainingLoss
 from .start import (
@@ -33,6 +44,7 @@ from .start import (
 )
 
 LAST_STAGES = ("sketch", "place")  # those that end the round
+NEVER = torch.iinfo(torch.int32).max
 SURVEYED = 10  # clients per canonical model that a survey asks at least: k-means among fewer misses corners
 
 
@@ -98,29 +110,28 @@ class _Arrivals:
     """In which round since the survey each client was first asked: a function of the seed, so that no server state
     grows with the number of clients."""
 
-    def __init__(self, participation: float, surveyed: int) -> None:
+    def __init__(self, participation: float, surveyed: int, clients: int) -> None:
         self.participation, self.surveyed, self.until = participation, surveyed, surveyed - 1
-        self.first: dict[str, int] = {}
+        self.first = torch.full((clients,), NEVER, dtype=torch.int32)  # (M,)
 
     def new_in(self, problem: Problem, round: int) -> tuple[str, ...]:
         """The participants of a round who were not asked before."""
         for at in range(self.until + 1, round + 1):
-            for client in self._asked(problem, at):
-                self.first.setdefault(client, at)
+            asked = self._asked(problem, at)
+            self.first[asked] = self.first[asked].clamp_max(at)
         self.until = max(self.until, round)
-        return tuple(client for client in self._asked(problem, round) if self.first[client] == round)
+        asked = self._asked(problem, round)
+        return tuple(problem.roster.ids[at] for at in asked[self.first[asked] == round].tolist())
 
-    def _asked(self, problem: Problem, round: int) -> tuple[str, ...]:
-        if round == self.surveyed:
-            who = surveyed_clients(problem, self.participation, round)
-        else:
-            who = participants(problem, self.participation, round)
-        return problem.roster.ids if isinstance(who, Share) else who
+    def _asked(self, problem: Problem, round: int) -> Tensor:
+        """Positions of a round's participants."""
+        at_least = SURVEYED * problem.population.k if round == self.surveyed else 1
+        return participant_positions(problem, self.participation, round, at_least)
 
 
 @lru_cache(maxsize=8)
 def _arrivals(roster: Roster, seed: int, participation: float, surveyed: int, k: int) -> _Arrivals:
-    return _Arrivals(participation, surveyed)
+    return _Arrivals(participation, surveyed, len(roster))
 
 
 def merge_survey(problem: Problem, task: Survey, survey: Any, totals: dict[str, Total], rows: Rows) -> SurveyResult:

@@ -1,0 +1,121 @@
+"""Clients whose samples are drawn when they take part: the same data, and the same training, as with all in memory."""
+
+import pytest
+import torch
+from torch import nn
+
+from ppfl.algorithms import PPFL, FedAvg, FedEM
+from ppfl.core.client_names import NumberedIds, client_keys, positions_of
+from ppfl.core.draws import name_keys
+from ppfl.core.errors import DataError
+from ppfl.core.population import Population
+from ppfl.data.lazy_population import MixedClassifiers, lazy_population
+from ppfl.sites.wire import decode, encode
+from training import assert_same, run
+
+IDS = tuple(f"c{at:03}" for at in range(200))
+
+
+def test_numbered_ids_are_the_tuple_of_their_names() -> None:
+    ids = NumberedIds(200)
+    assert tuple(ids) == IDS and ids == IDS and len(ids) == 200
+    assert [ids[at] for at in range(-200, 200)] == [IDS[at] for at in range(-200, 200)]
+    assert ids[3:90:7] == IDS[3:90:7]
+    assert dict(ids.positions) == positions_of(IDS)
+    assert torch.equal(client_keys(ids), name_keys(IDS))
+    assert decode(encode([ids]))[0] == ids
+    assert ids != NumberedIds(201) and ids != NumberedIds(200, "d") and ids != IDS[:-1] and ids != (*IDS[:-1], "c1")
+    with pytest.raises(IndexError):
+        ids[200]
+
+
+@pytest.mark.parametrize("name", ["c1", "c0001", "c200", "c-01", "d001", "", "c", "c٠٠١", "c1_0", "c+01"])
+def test_a_name_that_is_no_client_has_no_position(name: str) -> None:
+    ids = NumberedIds(200)
+    assert name not in ids and name not in ids.positions
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_what_is_drawn_for_a_client_depends_on_the_seed_and_its_number_alone(classes: int) -> None:
+    small, large = (lazy_population(n, classes=classes, seed=3).in_memory() for n in (7, 300))
+    for split in ("train", "test"):
+        a, b = small.split(split), large.split(split)
+        assert torch.equal(a.x, b.x[: len(a)]) and torch.equal(a.y, b.y[: len(a)])
+    other = lazy_population(7, classes=classes, seed=4).in_memory()
+    assert not torch.equal(other.train.x, small.train.x)
+    assert not torch.equal(small.train.x[:5], small.test.x[:5])  # the splits differ
+    assert sorted(set(large.train.y.tolist())) == list(range(classes))
+
+
+def test_rows_clients_and_selections_are_those_of_the_federation_in_memory() -> None:
+    lazy = lazy_population(50, samples=3, test_points=2, seed=1)
+    whole = lazy.in_memory()
+    rows = torch.tensor([149, 0, 77, 76, 0])
+    assert torch.equal(lazy.train.x[rows], whole.train.x[rows]) and torch.equal(lazy.train.y[rows], whole.train.y[rows])
+    assert torch.equal(lazy.train.x[10:20], whole.train.x[10:20])
+    chosen = ["c31", "c04"]
+    for one, other in ((lazy.select(chosen).in_memory(), whole.select(chosen)), (lazy.to("cpu").in_memory(), whole)):
+        assert torch.equal(one.train.x, other.train.x) and torch.equal(one.test.y, other.test.y)
+        assert torch.equal(one.weights, other.weights) and one.ids == other.ids
+    assert torch.equal(lazy.client("c31")["test"].x, whole.client("c31")["test"].x)
+    assert lazy.describe() == whole.describe()
+
+
+def test_fingerprints_tell_populations_apart() -> None:
+    first = lazy_population(50, seed=1)
+    others = [lazy_population(51, seed=1), lazy_population(50, seed=2), lazy_population(50, seed=1, samples=9)]
+    others += [first.select(first.ids[:-1]), lazy_population(50, seed=1, alpha=0.4)]
+    assert first.fingerprint == lazy_population(50, seed=1).fingerprint
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("engine", ["loop", "chunks-of-2", "threads"])
+@pytest.mark.parametrize(
+    ("method", "k", "mix"),
+    [
+        (PPFL(lr=0.3, batch_size=4, participation=0.3), 3, "predictions"),
+        (PPFL(lr=0.3, participation=0.3, share_memberships=False), 2, "weights"),
+        (FedAvg(lr=0.3, batch_size=4, local_epochs=2), 1, "outputs"),
+        (FedEM(lr=0.3, participation=0.5), 2, "predictions"),
+    ],
+)
+def test_training_gives_the_same_bits_as_with_all_data_in_memory(method, k: int, mix: str, engine: str) -> None:
+    lazy, net = lazy_population(30, samples=6, dim=4, k=3, seed=2), nn.Linear(4, 2)
+    found, expected = (
+        run(method, Population(net, k=k, mix=mix), data, engine=engine, rounds=3) for data in (lazy, lazy.in_memory())
+    )
+    assert_same(found.everything(), expected.everything(), atol=0, rtol=0)
+
+
+def test_memberships_follow_the_dirichlet_distribution() -> None:
+    k, alpha, clients = 4, 0.3, 20_000
+    c = MixedClassifiers(0, 2, k, 2, alpha, 1.0).memberships(torch.arange(clients))
+    assert torch.allclose(c.sum(1), torch.ones(clients, dtype=torch.float64))
+    variance = (1 / k) * (1 - 1 / k) / (k * alpha + 1)  # of one share
+    assert float((c.mean(0) - 1 / k).abs().max()) < 5 * (variance / clients) ** 0.5
+    assert float((c.var(0) / variance - 1).abs().max()) < 0.05
+
+
+def test_labels_follow_the_mixed_classifier() -> None:
+    source = MixedClassifiers(seed=0, dim=3, k=2, classes=3, alpha=0.5, scale=1.0)
+    clients = torch.arange(3000)
+    x, y = source.draw(clients, "train", 10)
+    weights = torch.einsum("ck,kld->cld", source.memberships(clients), source.models)
+    p = torch.einsum("cnd,cld->cnl", x.double(), weights).softmax(-1)
+    hits = nn.functional.one_hot(y, 3).double() - p  # mean zero, and uncorrelated with any function of x
+    spread = (p * (1 - p)).mean((0, 1)).sqrt() / (p[..., 0].numel()) ** 0.5
+    assert bool((hits.mean((0, 1)).abs() < 4.5 * spread).all())
+    assert bool(((hits * p).mean((0, 1)).abs() < 4.5 * spread).all())
+    assert float(x.min()) >= -1 and float(x.max()) < 1
+    assert abs(float(x.mean())) < 0.02 and abs(float(x.var()) - 1 / 3) < 0.01
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(DataError, match="alpha 0"):
+        lazy_population(alpha=0)
+    with pytest.raises(DataError, match="n_clients is 0"):
+        lazy_population(0)
+    with pytest.raises(DataError, match="drawn as torch.float32"):
+        lazy_population(3).to(dtype=torch.float64)
+    with pytest.raises(DataError, match="drawn when a client takes part"):
+        lazy_population(3).train.x.mean()
