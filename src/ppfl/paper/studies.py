@@ -21,6 +21,7 @@ STUDIES = (
     "table2",
     "table3",
     "covariate",
+    "paper-algorithms",
     "local-steps",
     "k-sweep",
     "communication",
