@@ -22,6 +22,7 @@ STUDIES = (
     "table3",
     "covariate",
     "paper-algorithms",
+    "convergence",
     "local-steps",
     "k-sweep",
     "communication",
@@ -42,7 +43,7 @@ class Case(NamedTuple):
 class Study(NamedTuple):
     name: str
     title: str
-    view: str  # "scores", "costs" or "recovery"
+    view: str  # "scores", "costs", "recovery" or "rates"
     cases: tuple[Case, ...]
     runs: str  # name of the study whose runs it shows
 
