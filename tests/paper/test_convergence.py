@@ -31,7 +31,7 @@ def smoothness() -> float:
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
     """The study with a few rounds of three of its cases."""
-    cases = ["corollary-o1", "corollary-1-T800", "theorem-3-full"]
+    cases = ["corollary-o1", "theorem-2", "corollary-1-T800", "theorem-3-full"]
     study = load_study("convergence", ["rounds=16", "watch.every=1"], cases)
     tasks = tasks_of_study(study, tmp_path_factory.mktemp("runs"))
     return study, {case: run_tasks(own, jobs=1) for case, own in tasks.items()}
@@ -66,7 +66,7 @@ def test_methods_are_the_algorithms_as_written() -> None:
 
 def test_constants_bound_derivatives_at_any_point(short) -> None:
     study, runs = short
-    experiment, run = study.cases[1].experiments["noisy c"], runs["corollary-1-T800"]["noisy c"][0]
+    experiment, run = study.cases[1].experiments["noisy c"], runs["theorem-2"]["noisy c"][0]
     found = constants(experiment, run)
     final = RunFolder(run.folder).read_result()[0]["server.shared.classifier.weight"].double()[:, 0]
     R = float(final.norm(dim=1).max())
@@ -124,15 +124,15 @@ def test_means_are_those_of_the_recorded_measure_and_stay_below_the_bound(short)
         case = next(case.name for case in study.cases if PROMISES[case.name.split("-T")[0]] == own.promise)
         measured = [row["stationarity"] for row in runs[case][own.label][0].metrics]
         assert own.means == pytest.approx({T: fmean(measured[:T]) for T in own.means})
-        assert set(own.means) == ({16} if "-T" in case else {2, 4, 8, 16})
+        assert set(own.means) == ({16} if "-T" in case else {4, 8, 16})
         assert all(mean < own.bounds[T] for T, mean in own.means.items())
 
 
 def test_tables_have_one_row_per_series_and_a_sentence_per_theorem(short) -> None:
     study, runs = short
     measured, bounds = study_tables(study, runs)
-    assert len(measured.rows) == len(bounds.rows) == 7
-    assert [line.count("promises") for line in measured.note.splitlines()] == [1, 1, 1]
+    assert len(measured.rows) == len(bounds.rows) == 8
+    assert [line.count("promises") for line in measured.note.splitlines()] == [1, 1, 1, 1]
     by_horizon = [row for row in measured.rows if row[0].startswith("Corollary 1,")]
     assert {dict(zip(measured.columns, row, strict=True))["slope"] for row in by_horizon} == {"–"}, "one T, no slope"
 

@@ -102,7 +102,7 @@ def _running(promise: Promise, label: str, found: Sequence[tuple[Experiment, Run
     """One run, whose step does not depend on T: its first rounds are the run of a shorter horizon."""
     ((experiment, run),) = found
     method, limits, last = _method(experiment), constants(experiment, run), experiment.rounds
-    horizons = [last // part for part in (8, 4, 2, 1)]
+    horizons = [last // part for part in (4, 2, 1)]
     ratio = (last / min(_SHORTEST, last)) ** (1 / _POINTS)
     drawn = sorted({round(last / ratio**i) for i in range(_POINTS + 1)})
     return Series(
