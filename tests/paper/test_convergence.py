@@ -1,13 +1,14 @@
 """The study of the rates: its steps are those of the theorems, and its constants bound what they are said to bound."""
 
 import math
+import xml.etree.ElementTree as ET
 from statistics import fmean
 
 import pytest
 import torch
 from torch.func import grad, jacrev, vmap
 
-from ppfl.cli.reproduce import tasks_of_study
+from ppfl.cli.reproduce import tasks_of_study, write_study
 from ppfl.paper import all_series, chart_lines, load_study, study_tables
 from ppfl.paper.convergence import PROMISES, Constants, constants, fitted_slope, theorem_bound
 from ppfl.runs.comparison import run_tasks
@@ -142,3 +143,13 @@ def test_the_chart_has_the_promised_slope(short) -> None:
     (first, start), (last, end) = lines["T^-1"]
     assert math.log(end / start) / math.log(last / first) == pytest.approx(-1)
     assert "Cor. O1, E=1" in lines and "Cor. 1, E=1" not in lines
+
+
+def test_the_page_has_the_sentences_and_both_charts(short, tmp_path) -> None:
+    study, runs = short
+    page = write_study(study, tasks_of_study(study, tmp_path), runs, tmp_path, "ppfl reproduce convergence").read_text()
+    assert "Accuracies" not in page and page.count(" promises ") == 4
+    for name, label in (("full-gradients", "Thm. 3, E=2"), ("batches", "Thm. 2, noisy c")):
+        assert f"(convergence-{name}.svg)" in page
+        texts = [element.text for element in ET.parse(tmp_path / f"convergence-{name}.svg").iter()]
+        assert label in texts and "T" in texts
