@@ -9,20 +9,23 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..core.errors import DataError, SettingError
-from ..paper import Study, StudyTable, study_tables
+from ..paper import VIEWS, Study, StudyTable, all_series, chart_lines, study_tables
 from ..runs import RunFolder, RunRecord
 from ..runs.comparison import RunTask, tasks_of
 from ..runs.names import folder_name
 from ..runs.provenance import made_with
 from ..runs.storage import write_text
 
+Tasks = dict[str, list[RunTask]]  # by case
+Records = dict[str, dict[str, list[RunRecord]]]  # by case and method
 
-def tasks_of_study(study: Study, out: Path) -> dict[str, list[RunTask]]:
+
+def tasks_of_study(study: Study, out: Path) -> Tasks:
     """The tasks of every case: one per method and seed, with one folder per case."""
     return {case.name: tasks_of(case.experiments, out / folder_name(case.name, "case"), None) for case in study.cases}
 
 
-def refuse_missing_data(study: Study, tasks: dict[str, list[RunTask]]) -> None:
+def refuse_missing_data(study: Study, tasks: Tasks) -> None:
     """Check before anything runs that the data of all unfinished cases are available."""
     available: list[str] = []
     missing: dict[str, DataError] = {}
@@ -39,15 +42,18 @@ def refuse_missing_data(study: Study, tasks: dict[str, list[RunTask]]) -> None:
         raise SettingError(f"{study.name}, {name}: {reason}{rest}")
 
 
-def write_study(
-    study: Study,
-    tasks: dict[str, list[RunTask]],
-    records: dict[str, dict[str, list[RunRecord]]],
-    out: Path,
-    command: str,
-) -> Path:
+def write_study(study: Study, tasks: Tasks, records: Records, out: Path, command: str) -> Path:
     """Write the Markdown page of the study, its pictures and a report for each case; return the path of the page."""
-    from ..report import write_curves, write_report  # imported here because only this function needs it
+    pictures = (_write_rates if study.view == "rates" else _write_reports)(study, tasks, records, out)
+    page = out / f"{study.name}.md"
+    versions = made_with(run.versions for methods in records.values() for runs in methods.values() for run in runs)
+    write_text(page, "\n\n".join(_page_parts(study, study_tables(study, records), command, versions, pictures)) + "\n")
+    return page
+
+
+def _write_reports(study: Study, tasks: Tasks, records: Records, out: Path) -> list[Path]:
+    """A report for each case, and its curves."""
+    from ..report import write_curves, write_report  # imported here because it takes a while
 
     pictures = []
     for case, of_case in tasks.items():
@@ -56,10 +62,19 @@ def write_study(
         if study.runs == study.name:  # otherwise the curves belong to the other study
             pictures.append(out / f"{study.name}-{place}.svg")
             write_curves(records[case], pictures[-1], title)
-    page = out / f"{study.name}.md"
-    versions = made_with(run.versions for methods in records.values() for runs in methods.values() for run in runs)
-    write_text(page, "\n\n".join(_page_parts(study, study_tables(study, records), command, versions, pictures)) + "\n")
-    return page
+    return pictures
+
+
+def _write_rates(study: Study, tasks: Tasks, records: Records, out: Path) -> list[Path]:
+    """The measure by horizon, on full gradients and on batches; these runs have no test data to report on."""
+    from ..report import write_rates
+
+    pictures, found = [], all_series(study, records)
+    for what, full in (("full gradients", True), ("batches", False)):
+        if lines := chart_lines(found, full_gradients=full):
+            pictures.append(out / f"{study.name}-{folder_name(what, 'case')}.svg")
+            write_rates(lines, pictures[-1], f"Mean stationarity measure over T rounds, {what}", "T")
+    return pictures
 
 
 def terminal_table(study_table: StudyTable) -> Table:
@@ -80,7 +95,7 @@ def _page_parts(
 ) -> Iterator[str]:
     """The parts of the page: the command, the versions, the tables and the pictures."""
     yield from (f"# {study.title}", f"```\n{command}\n```", versions)
-    yield "Accuracies are in per cent, ± standard deviation over seeds; MB are per client over all rounds."
+    yield VIEWS[study.view].about
     for table in tables:
         yield table.markdown()
     for picture in pictures:

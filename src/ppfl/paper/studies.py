@@ -21,6 +21,8 @@ STUDIES = (
     "table2",
     "table3",
     "covariate",
+    "paper-algorithms",
+    "convergence",
     "local-steps",
     "k-sweep",
     "communication",
@@ -42,7 +44,7 @@ class Case(NamedTuple):
 class Study(NamedTuple):
     name: str
     title: str
-    view: str  # "scores", "costs", "recovery" or "participation"
+    view: str  # one of VIEWS in study_tables.py
     cases: tuple[Case, ...]
     runs: str  # name of the study whose runs it shows
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 from ..runs.agreement import group_agreement
 from ..runs.record import RunRecord, mean_and_sd
+from .convergence import Series, all_series
 from .costs import Cost, mean_cost
 from .paper_results import PaperResult, paper_results
 from .studies import Case, Study
@@ -37,7 +39,7 @@ class StudyTable(NamedTuple):
 
 def study_tables(study: Study, runs: Mapping[str, Runs]) -> list[StudyTable]:
     """All tables of a study, from the runs of its cases."""
-    return [table for case in study.cases for table in _VIEWS[study.view](study, case, runs[case.name])]
+    return VIEWS[study.view].tables(study, runs)
 
 
 def _scores(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
@@ -123,7 +125,75 @@ def _agreement_by_round(runs: Sequence[RunRecord]) -> dict[int, tuple[str, str]]
     return found
 
 
-_VIEWS = {"scores": _scores, "costs": _costs, "recovery": _recovery, "participation": _participation}
+def _rates(study: Study, runs: Mapping[str, Runs]) -> list[StudyTable]:
+    """The mean of the measure by horizon with its slope, and the bounds of the theorems."""
+    found = all_series(study, runs)
+    horizons = sorted({T for series in found for T in series.means})
+    names = [f"{series.promise.theorem}, {series.promise.about}: {series.label}" for series in found]
+    measured = [
+        (name, f"{series.eta:.3g}", *(f"{series.means[T]:.2e}" if T in series.means else NOTHING for T in horizons),
+         _slope(series), _exponent(series.promise.exponent))
+        for name, series in zip(names, found, strict=True)
+    ]  # fmt: skip
+    bounds = [
+        (name, *(f"{series.bounds[T]:.2e}" if T in series.bounds else NOTHING for T in horizons))
+        for name, series in zip(names, found, strict=True)
+    ]
+    each_T = [f"T = {T:,}" for T in horizons]
+    columns = ("runs", "eta at the largest T", *each_T, "slope", "promised")
+    title = f"{study.title}: mean of the stationarity measure over T rounds"
+    return [
+        StudyTable(title, columns, tuple(measured), _promises_kept(found)),
+        StudyTable("The bounds of the theorems for the same runs", ("runs", *each_T), tuple(bounds)),
+    ]
+
+
+def _promises_kept(found: Sequence[Series]) -> str:
+    """One sentence per theorem: what it promises, and what was measured."""
+    sentences = []
+    for promise in dict.fromkeys(series.promise for series in found):
+        own = [series for series in found if series.promise == promise]
+        slopes = ", ".join(f"T^{_slope(series)} ({series.label})" for series in own)
+        promised = f"T^{promise.exponent:g}" if promise.exponent else "no rate, as the noise of a constant step stays"
+        least = min(series.bounds[T] / series.means[T] for series in own for T in series.means)
+        sentences.append(
+            f"{promise.theorem} ({promise.about}) promises {promised}; measured {slopes}, "
+            f"at least {least:.0f} times below its bound."
+        )
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def _slope(series: Series) -> str:
+    return NOTHING if math.isnan(series.slope) else f"{series.slope:.2f}"
+
+
+def _exponent(value: float) -> str:
+    return f"{value:g}" if value else "to a floor"
+
+
+class View(NamedTuple):
+    """How a study is shown."""
+
+    tables: Callable[[Study, Mapping[str, Runs]], list[StudyTable]]
+    about: str  # what the numbers are
+
+
+def _for_each_case(tables: Callable[[Study, Case, Runs], list[StudyTable]]) -> View:
+    about = "Accuracies are in per cent, ± standard deviation over seeds; MB are per client over all rounds."
+    return View(lambda study, runs: [t for case in study.cases for t in tables(study, case, runs[case.name])], about)
+
+
+VIEWS = {
+    "scores": _for_each_case(_scores),
+    "costs": _for_each_case(_costs),
+    "recovery": _for_each_case(_recovery),
+    "participation": _for_each_case(_participation),
+    "rates": View(
+        _rates,
+        "The stationarity measure of Section 3.2 is the squared norm of grad_theta F and of (C - C₊) / eta, with C₊ "
+        "the mirror step on the full gradient. E is the number of local steps; slopes are fitted to the logarithms.",
+    ),
+}
 
 
 def _title(study: Study, case: Case, runs: Runs) -> str:

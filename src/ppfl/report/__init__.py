@@ -15,6 +15,14 @@ from .page import render
 from .population_page import render_population
 from .population_results import PopulationResults
 from .residual_plots import plot_residuals
-from .write import write_curves, write_report
+from .write import write_curves, write_rates, write_report
 
-__all__ = ["PopulationResults", "plot_residuals", "render", "render_population", "write_curves", "write_report"]
+__all__ = [
+    "PopulationResults",
+    "plot_residuals",
+    "render",
+    "render_population",
+    "write_curves",
+    "write_rates",
+    "write_report",
+]

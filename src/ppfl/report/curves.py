@@ -1,6 +1,6 @@
 """Curves of a metric for each method, over rounds and over the bytes a client has sent and received."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .drawing import drawing, round_ticks, spans_decades, text
@@ -64,6 +64,16 @@ def curves_picture(methods: Sequence[MethodRuns], metric: Metric, title: str) ->
         chart = line_parts(drawn, y_format, x_format, tooltips=False)
         parts.append(element("g", *chart, transform=f"translate({WIDTH * at:g} {_ABOVE:g})"))
     return drawing(WIDTH * len(charts), _ABOVE + chart_height(len(curves)), title, *parts, standalone=True)
+
+
+def rates_picture(lines: Mapping[str, Sequence[tuple[float, float]]], title: str, x_name: str) -> Markup:
+    """Lines of positive values over positive x, both axes logarithmic, so that a power of x is straight."""
+    curves = [Curve(label, at, points) for at, (label, points) in enumerate(lines.items())]
+    x_format = XAxisFormat(x_name, "{:,g}".format, "{:,g}".format, log=True)
+    parts = line_parts(curves, YAxisFormat("{:.0e}".format, log=True), x_format, tooltips=False)
+    heading = text(10, 22, shorten(title, 60), font_size=14, font_weight="bold")
+    chart = element("g", *parts, transform="translate(0 34)")
+    return drawing(WIDTH, 34 + chart_height(len(curves)), title, heading, chart, standalone=True)
 
 
 def score_axis(curves: Sequence[Curve], metric: Metric) -> YAxisFormat:

@@ -42,6 +42,7 @@ class YAxisFormat(NamedTuple):
     format_tick: Callable[[float], str]
     maximum: float = math.inf
     window: tuple[float, float] | None = None  # lowest and highest value shown; curves are cut off at the frame
+    log: bool = False  # logarithmic in any case, else where values span decades
 
 
 class Curve(NamedTuple):
@@ -99,9 +100,10 @@ def _x_axis(curves: Sequence[Curve], x_format: XAxisFormat, right: float) -> Axi
 
 def _y_axis(curves: Sequence[Curve], y_format: YAxisFormat, bottom: float) -> Axis:
     if y_format.window is not None:
-        return Axis(*y_format.window, bottom, _TOP, log=spans_decades(y_format.window))
+        return Axis(*y_format.window, bottom, _TOP, log=y_format.log or spans_decades(y_format.window))
     values = [value for curve in curves for _, value in curve.points]
-    return axis(values, bottom - _MARGIN, _TOP + _MARGIN, log=spans_decades(values), maximum=y_format.maximum)
+    log = y_format.log or spans_decades(values)
+    return axis(values, bottom - _MARGIN, _TOP + _MARGIN, log=log, maximum=y_format.maximum)
 
 
 def _points_shown(curve: Curve, x_axis: Axis, max_points: int) -> list[tuple[float, float]]:

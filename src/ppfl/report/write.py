@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ppfl.core.errors import SettingError
 
-from .curves import curves_picture, over_rounds
+from .curves import curves_picture, over_rounds, rates_picture
 from .methods import common_metric, rank_methods
 from .page import render
 from .records import Run
@@ -47,3 +47,11 @@ def write_curves(records: Mapping[str, Sequence[Run]], path: Path, title: str) -
         raise SettingError(f"none of {len(runs)} runs was evaluated on test data; curves need at least one that was")
     make_folder(path.parent)
     write_text(path, curves_picture(methods, metric, title) + "\n")
+
+
+def write_rates(lines: Mapping[str, Sequence[tuple[float, float]]], path: Path, title: str, x_name: str) -> None:
+    """Write a standalone picture of positive values, each line (x, value) by its label, both axes logarithmic."""
+    from ppfl.runs.storage import make_folder, write_text
+
+    make_folder(path.parent)
+    write_text(path, rates_picture(lines, title, x_name) + "\n")
