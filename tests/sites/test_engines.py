@@ -1,10 +1,14 @@
 """Engines: threads, images, chunks, and what they do not leave behind."""
 
+import copy
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
 
 from ppfl.algorithms import PPFL, FedAvg, Local
+from ppfl.core.backends import Batch
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.core.trees import bytes_of
@@ -20,21 +24,22 @@ from training import run
 class Viewed(nn.Module):
     """A network that takes images in one memory layout only."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = 2) -> None:
         super().__init__()
-        self.convolution, self.last = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(4 * 16, 3)
+        self.convolution, self.last = nn.Conv2d(channels, 4, 3, padding=1), nn.Linear(4 * 16, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.convolution(x).relu().view(len(x), -1))
 
 
-def flattened() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
+def flattened(channels: int = 2) -> nn.Module:
+    convolution = nn.Conv2d(channels, 4, 3, padding=1)
+    return nn.Sequential(convolution, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3))
 
 
-def images(sizes=(6, 9, 3, 4, 8)) -> Federation:
+def images(sizes=(6, 9, 3, 4, 8), channels: int = 2) -> Federation:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(sum(sizes), 2, 4, 4, generator=generator)
+    x = torch.randn(sum(sizes), channels, 4, 4, generator=generator)
     y = torch.randint(3, (sum(sizes),), generator=generator)
     clients = [f"c{i}" for i, size in enumerate(sizes) for _ in range(size)]
     return Federation.from_arrays(x, y, clients, test_fraction=0).to(dtype=torch.float64)
@@ -71,11 +76,51 @@ def test_convolutions_in_threads_give_the_same_as_the_loop(name: str, network) -
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-8)
 
 
+@pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize(("network", "takes_them"), [(flattened, True), (Viewed, False)])
-def test_it_is_found_out_whether_a_network_takes_channels_last(network, takes_them: bool) -> None:
-    federation = images().to(dtype=torch.float32)
-    backend = Stacked().backend(Population(network(), k=1), federation.train, 3)
+def test_it_is_found_out_whether_a_network_takes_channels_last(network, takes_them: bool, channels: int) -> None:
+    federation = images(channels=channels).to(dtype=torch.float32)
+    backend = Stacked().backend(Population(network(channels), k=1), federation.train, 3)
     assert backend.clients.channels_last == takes_them
+
+
+class WatchesLayout(nn.ReLU):
+    """Remembers whether what it was given had the channels last."""
+
+    seen: ClassVar[list[bool]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous())
+        return super().forward(x)
+
+
+def test_images_of_one_channel_run_with_the_channels_last_too() -> None:
+    federation, net = images(channels=1).to(dtype=torch.float32), flattened(1)
+    net[1] = WatchesLayout()
+    method = FedAvg(lr=0.1, batch_size=4)
+    ended = run(method, Population(net, k=1), federation, engine=Stacked(threads=1), rounds=1)
+    in_rounds = WatchesLayout.seen[-5:]  # the first ones are trials of both layouts
+    WatchesLayout.seen.clear()
+    evaluate(method, ended.problem, ended.transport, ended.server, ("train",))
+    assert all(in_rounds) and WatchesLayout.seen and all(WatchesLayout.seen)
+
+
+def test_images_of_one_channel_have_the_gradients_of_a_plain_network() -> None:
+    samples, net = images(channels=1).train, flattened(1).double()
+    backend = Stacked().backend(Population(net, k=1), samples, 3)
+    own = {name: torch.stack([p.detach(), 2 * p.detach()]) for name, p in net.named_parameters()}
+    velocity = {name: torch.empty_like(leaf) for name, leaf in own.items()}
+    x, y, share = samples.x[:10].view(2, 5, 1, 4, 4), samples.y[:10].view(2, 5), torch.full((2, 5), 0.2).double()
+    batch = Batch(x, y, share, torch.full((2,), 5.0), torch.zeros(2, 5, dtype=torch.long), None)
+    losses = backend.add_gradients(own, velocity, 0.0, batch)
+    for i in range(2):
+        plain = copy.deepcopy(net)
+        plain.load_state_dict({name: leaf[i] for name, leaf in own.items()})
+        loss = nn.functional.cross_entropy(plain(x[i]), y[i])
+        loss.backward()
+        torch.testing.assert_close(losses[i], loss.detach())
+        for name, p in plain.named_parameters():
+            torch.testing.assert_close(velocity[name][i], p.grad)
 
 
 def test_threads_leave_the_number_of_cores_as_it_was() -> None:

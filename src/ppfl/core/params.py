@@ -40,9 +40,10 @@ def per_client(scalar: Tensor, like: Tensor) -> Tensor:
 
 
 def accumulate_(velocity: Params, momentum: float, gradient: Params) -> None:
-    """velocity <- momentum velocity + gradient, in place; with momentum 0 velocity may hold anything."""
-    for name, v in velocity.items():
-        v.mul_(momentum).add_(gradient[name]) if momentum else v.copy_(gradient[name])
+    """velocity <- momentum velocity + gradient, in place, for the leaves that have a gradient; with momentum 0 velocity
+    may hold anything."""
+    for name, leaf in gradient.items():
+        velocity[name].mul_(momentum).add_(leaf) if momentum else velocity[name].copy_(leaf)
 
 
 def weighted_sum(c: Tensor, values: Tensor) -> Tensor:

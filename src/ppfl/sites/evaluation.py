@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithms.local.batches import Draws, LocalData
+from ..algorithms.local.batches import Draws, LocalData, similar_sizes
 from ..core.backends import Backend, Batch
 from ..core.losses import Loss
 from ..core.models import Models
@@ -82,15 +82,15 @@ def score_sums(scores: ClientScores, importance: Tensor, loss: Loss) -> dict[str
 def _blocks(
     backend: Backend, samples: Samples, models_of: Callable[[Tensor], Models], weight: Tensor, keys: Tensor
 ) -> Iterator[tuple[Tensor, Models, Iterator[Batch]]]:
-    """Blocks of clients of similar size, with the models and the samples that belong to them."""
+    """Blocks of clients of similar size, with the models and the samples that belong to them. Networks that run one
+    client at a time gain nothing from a block, and would run its padding: they have blocks of one client."""
     sizes = samples.cpu_sizes
-    sample = samples.bytes_per_sample
+    sample = samples.bytes_per_sample + backend.output_bytes
     per_client = int(sizes.max()) * sample + backend.population.bytes_of_local_run
-    pieces = max(1, min(samples.n_clients, samples.n_clients * per_client // BLOCK_BYTES))
-    for piece in sizes.argsort(descending=True, stable=True).tensor_split(pieces):
-        who = piece[sizes[piece] > 0]
-        if len(who) == 0:
-            continue
+    most = 1 if backend.clients.one_by_one else max(1, BLOCK_BYTES // per_client)
+    largest_first = sizes.argsort(descending=True, stable=True)[: int((sizes > 0).sum())]
+    for run in similar_sizes(sizes[largest_first], most):
+        who = largest_first[run]
         with backend.space.frame():
             at = who.to(weight.device)
             data = LocalData(samples, weight[at], keys[who], who, Draws(0, 0), backend.space)

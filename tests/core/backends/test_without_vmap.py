@@ -179,6 +179,19 @@ def test_the_outputs_and_states_of_a_canonical_recurrent_layer_are_mixed_where_i
     torch.testing.assert_close(backend.predict(Mixture(models, C), X)[0], expected(X[0]).softmax(1))
 
 
+@pytest.mark.parametrize("part", ["out", "cells"])
+def test_gradients_of_some_parameters_are_those_among_all_and_the_rest_is_left_alone(part: str) -> None:
+    backend = make_one("lstm", canonical=part)
+    networks = {n: torch.stack([v, v + 0.1]) for n, v in backend.population.initial_network().items()}
+    every, some = (map_params(torch.ones_like, networks) for _ in range(2))
+    only = backend.population.canonical_names
+    losses = [backend.add_gradients(networks, every, 0.5, BATCH)]
+    losses.append(backend.add_gradients(networks, some, 0.5, BATCH, only=only))
+    torch.testing.assert_close(*losses)
+    for name, velocity in some.items():
+        torch.testing.assert_close(velocity, every[name] if name in only else torch.ones_like(velocity))
+
+
 def test_dropout_masks_are_the_same_in_a_chunk_and_alone() -> None:
     torch.manual_seed(0)
     backend = make_backend(Population(Recurrent(dropout=0.5).double(), k=3), X[0], Y[0], 3)

@@ -169,7 +169,7 @@ def train_networks(
 
     def add_gradients(at: Params, velocity: Params, momentum: float, batch: Batch) -> Tensor:
         own = None if scale is None else scale[: len(batch.x)]
-        return backend.add_gradients(at, velocity, momentum, batch, own)
+        return backend.add_gradients(at, velocity, momentum, batch, own, only)
 
     return descend(add_gradients, networks, data, settings, lr, only)
 

@@ -43,7 +43,7 @@ def gradient_sketch(backend: Backend, models: Params, data: LocalData, seed: int
     for batch in data.everything():
         n = len(batch.x)
         G = first_clients(gradient, n)
-        loss = backend.add_gradients(first_clients(networks, n), G, 0.0, batch)
+        loss = backend.add_gradients(first_clients(networks, n), G, 0.0, batch, only=canonical)
         share = batch.real / data.sizes[:n].to(batch.real)
         rows = torch.cat([G[name].flatten(1) for name in sorted(canonical)], dim=1)
         sketch = share[:, None] * count_sketch(rows, seed)

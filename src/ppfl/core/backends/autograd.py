@@ -8,7 +8,7 @@ one dropout is off.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import torch
@@ -57,6 +57,7 @@ class Autograd:
             ) from None
         refuse_side_effects(self._plain.net, x[:2])
         refuse_outputs(self.loss, output, y[:2], n_classes)
+        self.output_bytes = output[0].numel() * output.element_size()  # of one sample
         self._canonical_ends_net = population.canonical_modules == ("",) or ends
         self.clients = ClientMap(self._plain.net, x[:2])
         self.clients.try_vmap(self._network_loss, *self._two_clients(x[:2], y[:2]))
@@ -146,8 +147,8 @@ class Autograd:
         if isinstance(models, Networks):
             outputs: Tensor = self.clients.each(self.run, True, models.values, x)
             return outputs
-        parts = torch.split(x.flatten(0, 1), SAMPLES_AT_ONCE)
-        together = torch.cat([self.run(models.values, self.clients.laid_out(part)) for part in parts])
+        parts, values = torch.split(x.flatten(0, 1), SAMPLES_AT_ONCE), self.clients.laid_out_values(models.values)
+        together = torch.cat([self.run(values, self.clients.laid_out(part)) for part in parts])
         return together.reshape(*x.shape[:2], *together.shape[1:])
 
     def outputs(self, models: Params, x: Tensor) -> Tensor:
@@ -183,13 +184,20 @@ class Autograd:
     # ------------------------------------------------------------------ gradients for parameters
 
     def add_gradients(
-        self, networks: Params, velocity: Params, momentum: float, batch: Batch, scale: Tensor | None = None
+        self,
+        networks: Params,
+        velocity: Params,
+        momentum: float,
+        batch: Batch,
+        scale: Tensor | None = None,
+        only: Container[str] | None = None,
     ) -> Tensor:
         """velocity <- momentum velocity + gradient of one network per client, in place; returns the losses (C,).
 
-        scale (C,) multiplies the gradients of the canonical part.
+        scale (C,) multiplies the gradients of the canonical part. `only`: the parameters whose velocity is needed,
+        where not all are; that of others may then hold anything.
         """
-        gradient, losses = self.clients.gradients(self._network_loss, True, networks, *_rows(batch))
+        gradient, losses = self.clients.gradients(self._network_loss, True, networks, *_rows(batch), only=only)
         accumulate_(velocity, momentum, self._scaled(gradient, scale))
         return losses
 

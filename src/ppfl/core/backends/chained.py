@@ -5,6 +5,8 @@ The same numbers as `Autograd`'s, which does whatever a chain has no faster way 
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -64,7 +66,13 @@ class Chained(Autograd):
     # ------------------------------------------------------------------ gradients for parameters
 
     def add_gradients(
-        self, networks: Params, velocity: Params, momentum: float, batch: Batch, scale: Tensor | None = None
+        self,
+        networks: Params,
+        velocity: Params,
+        momentum: float,
+        batch: Batch,
+        scale: Tensor | None = None,
+        only: Container[str] | None = None,
     ) -> Tensor:
         def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
             slope, losses = self.loss.slopes(outputs[:, 0], batch.y)
