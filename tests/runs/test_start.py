@@ -162,6 +162,22 @@ def test_a_method_says_whether_it_has_one_network_for_all() -> None:
             assert all(torch.equal(network[key], leaf) for key, leaf in models.values.items()), name
 
 
+def test_fit_begins_with_the_network_of_another_method() -> None:
+    federation = digits_federation()
+    federation = federation.select(federation.ids[::8])
+    pretrained = fit(Population(torch.nn.Linear(64, 10), k=1), federation, METHODS["fedavg"](lr=0.1), rounds=2)
+    still = METHODS["ppfl"](**FROZEN)
+    fitted = fit(Population(torch.nn.Linear(64, 10), k=3), federation, still, rounds=2, start=pretrained)
+    x = torch.rand(4, 64)
+    for client in federation.ids:
+        assert torch.allclose(fitted.predict(client, x), pretrained.predict(client, x), atol=1e-6)
+    assert len(fitted.history) == 2  # it is a run of its own
+    with pytest.raises(ModelError, match=r"'0.weight' is missing there and of shape \(10, 64\) here"):
+        fit(Population(torch.nn.Sequential(torch.nn.Linear(64, 10)), k=2), federation, "ppfl", start=pretrained)
+    with pytest.raises(SettingError, match="trained by PPFL, whose clients have models of their own"):
+        fit(Population(torch.nn.Linear(64, 10), k=1), federation, "fedavg", start=fitted)
+
+
 def test_distinct_copies_of_a_trained_network_stay_near_it() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GroupNorm(2, 16), torch.nn.Linear(16, 4))
     population = Population(net, k=4)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .criteria import LossFunction, as_loss
 from .errors import ModelError
@@ -100,7 +100,15 @@ class Population:
                     p.copy_(values[name])
 
     def start_from(self, values: Params) -> None:
-        """Start from a trained network: all canonical models are copies of it."""
+        """Start from a trained network: all canonical models are copies of it. That of another network is refused."""
+        expected = self.initial_network()
+        for name in dict.fromkeys((*expected, *values)):
+            there, here = (_describe_shape(values.get(name)), _describe_shape(expected.get(name)))
+            if there != here:
+                raise ModelError(
+                    f"the network to start from does not fit: {name!r} is {there} there and {here} here; use the same "
+                    f"network for both"
+                )
         self.load(values)
         self.pretrained = True
 
@@ -161,3 +169,7 @@ class Population:
                 if callable(reset):
                     reset()
         return {name: p.detach().clone() for name, p in net.named_parameters() if p.requires_grad}
+
+
+def _describe_shape(leaf: Tensor | None) -> str:
+    return "missing" if leaf is None else f"of shape {tuple(leaf.shape)}"

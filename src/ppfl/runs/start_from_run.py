@@ -13,7 +13,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..core.errors import CheckpointError, ModelError, SettingError
 from ..core.population import Population
@@ -54,15 +53,10 @@ def load_start(experiment: Experiment, base: Path | None, method_folder: Path | 
 
 def start_population_from(population: Population, start: StartNetwork) -> None:
     """Make these the start values of a population; refuse those of another network."""
-    where = start.about["folder"]
-    expected, found = population.initial_network(), start.values
-    for name in dict.fromkeys((*expected, *found)):
-        if _shape(expected.get(name)) != _shape(found.get(name)):
-            raise ModelError(
-                f"[start]: the network of {where} does not fit: {name!r} is {_described(found.get(name))} there and "
-                f"{_described(expected.get(name))} here; use the same [model] in both"
-            )
-    population.start_from(found)
+    try:
+        population.start_from(start.values)
+    except ModelError as error:
+        raise ModelError(f"[start], run {start.about['folder']}: {error}") from None
 
 
 def _run_with_seed(path: Path, seed: int) -> Path:
@@ -75,11 +69,3 @@ def _run_with_seed(path: Path, seed: int) -> Path:
         f"[start]: {path} has {len(runs)} runs and none with seed {seed}; add that seed there, or give the folder of "
         f"one run, such as {runs[0]}"
     )
-
-
-def _shape(leaf: Tensor | None) -> tuple[int, ...] | None:
-    return None if leaf is None else tuple(leaf.shape)
-
-
-def _described(leaf: Tensor | None) -> str:
-    return "missing" if leaf is None else f"of shape {tuple(leaf.shape)}"
