@@ -125,7 +125,11 @@ def test_what_cannot_be_a_start_is_refused_and_leaves_nothing_behind(tmp_path: P
         (small_experiment(**FROM, data=DATA_OF_FOUR), ModelError, r"weight' is of shape \(\d+, 3\) there.* 4\) here"),
         (small_experiment(start={"run": "ditto"}), SettingError, "Ditto, which has no single network"),
         (small_experiment(start={"run": "nowhere"}), CheckpointError, "there is no run in"),
-        (small_experiment(start={"method": "FedAvg"}), SettingError, "which only a comparison has"),
+        (
+            small_experiment(start={"method": "FedAvg"}),
+            SettingError,
+            "that ppfl compare runs first; for a single run and for trials set run",
+        ),
     ]:
         with pytest.raises(error, match=said):
             run(experiment, tmp_path / "next", base=tmp_path)
