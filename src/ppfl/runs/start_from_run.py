@@ -37,8 +37,8 @@ def load_start(experiment: Experiment, base: Path | None, method_folder: Path | 
         path = _run_with_seed(method_folder, seed)
     else:
         raise SettingError(
-            f"[start]: method is {settings.method!r}, a method of a comparison that ppfl compare runs first; for a single "
-            f"run and for trials set run = <the folder of its run>"
+            f"[start]: method is {settings.method!r}, a method of a comparison that ppfl compare runs first; for a "
+            f"single run and for trials set run = <the folder of its run>"
         )
     saved = load_finished_run(path, torch.device("cpu"), base)
     network = saved.method.global_network(saved.state.server)
