@@ -10,12 +10,15 @@ kept in the folder of the new run, which does not need the other folder any more
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from ..core.errors import CheckpointError, ModelError, SettingError
+from ..core.params import map_params
 from ..core.population import Population
+from ..server import Ranks, TorchRanks
 from .experiment import Experiment
 from .folder import RunFolder, StartNetwork
 from .record import find_runs
@@ -57,6 +60,25 @@ def start_population_from(population: Population, start: StartNetwork) -> None:
         population.start_from(start.values)
     except ModelError as error:
         raise ModelError(f"[start], run {start.about['folder']}: {error}") from None
+
+
+def start_on_every_rank(
+    population: Population, find: Callable[[], StartNetwork | None], ranks: Ranks
+) -> StartNetwork | None:
+    """Make what the first process finds the start values of a population in all processes; what the first one found."""
+    found: list[StartNetwork] = []
+
+    def load_on_first() -> None:
+        start = find()
+        assert start is not None, "the experiment has a start"
+        start_population_from(population, start)
+        found.append(start)
+
+    ranks.decide_on_first(load_on_first)
+    if isinstance(ranks, TorchRanks):
+        mine = population.initial_network()  # of the first process, they are the start values by now
+        population.start_from(map_params(lambda leaf: ranks.from_first(leaf.to(ranks.device)), mine))
+    return found[0] if found else None
 
 
 def _run_with_seed(path: Path, seed: int) -> Path:
