@@ -50,6 +50,8 @@ def fit(
     """Train `population` on `federation`, by PPFL unless another method is given: an object, a class or a name.
 
     start: go on from there for so many more rounds. Its clients keep their states, and new ones are onboarded first.
+    With another method than the one that trained it, which must have one network for all clients, such as FedAvg: begin
+    with that network, as all canonical models and as each client's own.
 
     on_round: a callback, or several, called with the record of every round; one that returns True ends training there
     (`ppfl.callbacks`). progress: a bar is shown on a terminal and in a notebook (with ipywidgets), and nothing
@@ -66,6 +68,9 @@ def fit(
     asked = method_of(method)
     if not isinstance(rounds, int) or rounds < 1:
         raise SettingError(f"rounds is {rounds}; train for at least one round")
+    if start is not None and asked is not None and type(asked) is not type(start.method):
+        population.start_from(onboarding.network_to_start_from(start._trained(), asked))
+        start = None
     if start is not None:
         method = onboarding.method_to_continue(start.method, asked)
         onboarding.refuse_other_start(start._trained(), population, federation, method, affinity, watch)

@@ -240,7 +240,9 @@ def test_what_cannot_go_on_says_why() -> None:
     fitted = fitted_by("outputs", rounds=2)
     with pytest.raises(ModelError, match=r"pass start\.population"):
         fit(Population(make_net(), k=2), OLD, start=fitted, rounds=1)
-    with pytest.raises(SettingError, match="trained by PPFL, and method is FedProx"):
+    with pytest.raises(
+        SettingError, match="trained by PPFL, whose clients have models of their own, and method is FedProx"
+    ):
         fit(fitted.population, OLD, FedProx(), start=fitted, rounds=1)
     with pytest.raises(SettingError, match="penalty is 0.1, but there is no affinity"):
         fit(fitted.population, OLD, PPFL(penalty=0.1), start=fitted, rounds=1)

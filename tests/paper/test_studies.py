@@ -3,7 +3,7 @@
 import pytest
 
 from ppfl.core.errors import SettingError
-from ppfl.paper import STUDIES, load_study, paper_results
+from ppfl.paper import STUDIES, load_study, paper_results, studies
 from ppfl.paper.paper_results import _read_all
 
 
@@ -62,3 +62,20 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
         load_study("table1", cases=[], methods=["SGD"])
     with pytest.raises(SettingError, match=r"study table1, mnist"):
         load_study("table1", ["rounds=0"])
+
+
+def test_a_chosen_method_brings_the_pre_training_that_it_starts_from() -> None:
+    settings = {
+        "rounds": 5,
+        "start": {"method": "FedAvg"},
+        "data": {"name": "synthetic"},
+        "model": {"name": "linear"},
+        "methods": {
+            "FedAvg": {"rounds": 50, "algorithm": {"name": "fedavg"}},
+            "PPFL": {"algorithm": {"name": "ppfl"}, "population": {"k": 3}},
+            "Ditto": {"algorithm": {"name": "ditto"}},
+        },
+    }
+    case = studies._with_methods(studies._case("some", "synthetic", settings, ()), ["PPFL"])
+    assert list(case.experiments) == ["FedAvg", "PPFL"]
+    assert case.experiments["FedAvg"].start is None

@@ -85,3 +85,18 @@ def test_recovery_is_shown_by_round_and_averaged_over_seeds() -> None:
 def test_a_target_above_one_is_refused() -> None:
     with pytest.raises(SettingError, match="targets"):
         load_study("table1", ["targets=[98]"])
+
+
+def test_participation_shows_scores_costs_and_memberships_of_the_last_round() -> None:
+    study = load_study("participation", cases=["mnist"], methods=["0.1", "0.1, solved"])
+    (target,) = study.cases[0].targets
+    right, wrong = TRUTH[:, [1, 0]], TRUTH[[0, 2, 0, 2]]
+    fast, slow = make_run({4: target, 10: target}, 0, {4: wrong, 10: right}), make_run({10: 0.5}, 0, {10: wrong})
+    fast.scores["validation_accuracy"] = 0.91
+    (table,) = study_tables(study, {"mnist": {"0.1": [slow], "0.1, solved": [fast]}})
+    shown = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    reached = f"rounds to {target:.1%}"
+    assert [row["validation"] for row in shown] == ["–", "91.00"]
+    assert [row["test"] for row in shown] == ["50.00", f"{100 * target:.2f}"]
+    assert [row[reached] for row in shown] == ["–", "4"]
+    assert [(row["in their group"], row["off"]) for row in shown] == [("50.0%", "0.500"), ("100.0%", "0.000")]

@@ -82,6 +82,21 @@ def test_a_run_that_goes_on_with_more_processes_ends_in_the_same_state(tmp_path:
         assert one.get("per_client") == pytest.approx(other.get("per_client"))
 
 
+def test_several_processes_start_from_the_same_run(tmp_path: Path) -> None:
+    file = write(tmp_path, 3)
+    pretrain = load_experiment(file, ["algorithm={ name = 'fedavg', lr = 0.1 }", "population={ k = 1 }"])
+    run(pretrain, tmp_path / "pretrain")
+    run(load_experiment(file, ["start.run=pretrain"]), tmp_path / "alone", base=tmp_path)
+    with launch(2, file, tmp_path / "many", "--set", "start.run=pretrain") as many:
+        _, said = many.communicate(timeout=120)
+    assert many.returncode == 0, said
+    alone, found = result(tmp_path / "alone"), result(tmp_path / "many")
+    for name, value in alone.items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-5)
+    starts = [load_file(tmp_path / out / "seed-0" / "start.safetensors") for out in ("alone", "many")]
+    assert all(torch.equal(starts[0][name], leaf) for name, leaf in starts[1].items())
+
+
 def process_of_rank(launcher: int, rank: int) -> int:
     for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
         if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):

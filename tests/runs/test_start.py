@@ -127,7 +127,11 @@ def test_what_cannot_be_a_start_is_refused_and_leaves_nothing_behind(tmp_path: P
         (small_experiment(**FROM, data=DATA_OF_FOUR), ModelError, r"weight' is of shape \(\d+, 3\) there.* 4\) here"),
         (small_experiment(start={"run": "ditto"}), SettingError, "Ditto, which has no single network"),
         (small_experiment(start={"run": "nowhere"}), CheckpointError, "there is no run in"),
-        (small_experiment(start={"method": "FedAvg"}), SettingError, "which only a comparison has"),
+        (
+            small_experiment(start={"method": "FedAvg"}),
+            SettingError,
+            "that ppfl compare runs first; for a single run and for trials set run",
+        ),
     ]:
         with pytest.raises(error, match=said):
             run(experiment, tmp_path / "next", base=tmp_path)
@@ -162,6 +166,22 @@ def test_a_method_says_whether_it_has_one_network_for_all() -> None:
         if network is not None:
             assert isinstance(models, OneNetwork)
             assert all(torch.equal(network[key], leaf) for key, leaf in models.values.items()), name
+
+
+def test_fit_begins_with_the_network_of_another_method() -> None:
+    federation = digits_federation()
+    federation = federation.select(federation.ids[::8])
+    pretrained = fit(Population(torch.nn.Linear(64, 10), k=1), federation, METHODS["fedavg"](lr=0.1), rounds=2)
+    still = METHODS["ppfl"](**FROZEN)
+    fitted = fit(Population(torch.nn.Linear(64, 10), k=3), federation, still, rounds=2, start=pretrained)
+    x = torch.rand(4, 64)
+    for client in federation.ids:
+        assert torch.allclose(fitted.predict(client, x), pretrained.predict(client, x), atol=1e-6)
+    assert len(fitted.history) == 2  # it is a run of its own
+    with pytest.raises(ModelError, match=r"'0.weight' is missing there and of shape \(10, 64\) here"):
+        fit(Population(torch.nn.Sequential(torch.nn.Linear(64, 10)), k=2), federation, "ppfl", start=pretrained)
+    with pytest.raises(SettingError, match="trained by PPFL, whose clients have models of their own"):
+        fit(Population(torch.nn.Linear(64, 10), k=1), federation, "fedavg", start=fitted)
 
 
 def test_distinct_copies_of_a_trained_network_stay_near_it() -> None:

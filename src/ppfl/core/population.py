@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .adapters import (
     ADAPTERS_UP,
@@ -116,12 +116,20 @@ class Population:
                     p.copy_(values[name])
 
     def start_from(self, values: Params) -> None:
-        """Start from a trained network: all canonical models are copies of it. Frozen parts that it has are its, and
-        adapters are adapters of it."""
+        """Start from a trained network: all canonical models are copies of it, frozen parts that it has are taken too, and
+        adapters are adapters of it. Another network is refused."""
+        parameters = parameters_without_adapters(self.net)
+        trained = [name for name, p in parameters.items() if p.requires_grad]
+        for name in dict.fromkeys((*trained, *values)):
+            there, here = _describe_shape(values.get(name)), _describe_shape(parameters.get(name))
+            if there != here:
+                raise ModelError(
+                    f"the network to start from does not fit: {name!r} is {there} there and {here} here; use the same "
+                    f"network for both"
+                )
         with torch.no_grad():
-            for name, p in parameters_without_adapters(self.net).items():
-                if name in values:
-                    p.copy_(values[name])
+            for name, value in values.items():
+                parameters[name].copy_(value)
         self.pretrained = True
 
     def network_without_adapters(self) -> Params:
@@ -186,3 +194,7 @@ class Population:
                     reset()
         shrink_adapters_(net)
         return {name: p.detach().clone() for name, p in net.named_parameters() if p.requires_grad}
+
+
+def _describe_shape(leaf: Tensor | None) -> str:
+    return "missing" if leaf is None else f"of shape {tuple(leaf.shape)}"

@@ -16,6 +16,7 @@ from ..algorithms.contract import Method, Problem, Rows
 from ..core.affinity import Affinity
 from ..core.client_names import ClientIds
 from ..core.errors import DataError, ModelError, SettingError
+from ..core.params import Params
 from ..core.population import Population
 from ..data import Federation
 from ..data.sample_kind import SampleKind
@@ -107,12 +108,18 @@ def method_to_continue(trained: Method, asked: Method | None) -> Method:
     """The method that goes on: the one that trained so far, or the same with other settings."""
     if asked is None:
         return trained
-    if type(asked) is not type(trained):
-        raise SettingError(
-            f"start was trained by {trained.title}, and method is {asked.title}; go on with the same method, or train "
-            f"from the beginning without start"
-        )
     return asked.with_lr(trained.step_size(0, 1)) if asked.needs_lr else asked
+
+
+def network_to_start_from(trained: TrainedClients, asked: Method) -> Params:
+    """The one network that a method trained for all clients, for another method to begin with."""
+    network = trained.method.global_network(trained.state.server)
+    if network is None:
+        raise SettingError(
+            f"start was trained by {trained.method.title}, whose clients have models of their own, and method is "
+            f"{asked.title}; go on with the same method, or start from one with one network for all, such as FedAvg"
+        )
+    return network
 
 
 def refuse_other_start(

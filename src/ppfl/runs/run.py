@@ -40,11 +40,11 @@ from ..server.loop import MAIN
 from ..sites import Restore, Site
 from ..sites.engines import balanced
 from .experiment import Experiment
-from .folder import Checkpoint, CheckpointNumbers, RunFolder, StartNetwork, method_of
+from .folder import Checkpoint, CheckpointNumbers, RunFolder, method_of
 from .lock import locked, remove_stale_lock
 from .provenance import describe_environment
 from .record import RunRecord, load_run
-from .start_from_run import load_start, start_population_from
+from .start_from_run import load_start, start_on_every_rank
 
 OnRoundEnd = Callable[[int, RoundEnd], None]  # the seed, and the end of a round
 Reader = Callable[[Experiment, Path | None], Federation]  # relative paths start at the second
@@ -143,32 +143,15 @@ class _Run:
         self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
         self.resumes = ranks.decide_on_first(lambda: folder.started)
         self.population = experiment.build_population(self.federation, self.seed, base)
-        self.start = self._load_start(base, start_method)
+        self.start = None
+        if experiment.start is not None:
+            find = folder.read_start if self.resumes else partial(load_start, experiment, base, start_method)
+            self.start = start_on_every_rank(self.population, find, ranks)
         self.watch = experiment.watch.build(base)
         self.transport = self._connect()
         self.problem = self._make_problem()
         self.saved = 0  # the round of the last checkpoint
         self.method = self._choose()
-
-    def _load_start(self, base: Path | None, start_method: Path | None) -> StartNetwork | None:
-        """The network to begin with, as the first process has it: a run that is resumed keeps the one it began with."""
-        if self.experiment.start is None:
-            return None
-        read: list[StartNetwork] = []
-
-        def about() -> dict[str, Any]:
-            found = self.folder.read_start() if self.resumes else load_start(self.experiment, base, start_method)
-            assert found is not None, "the experiment has a start"
-            start_population_from(self.population, found)
-            read.append(found)
-            return found.about
-
-        said = self.ranks.decide_on_first(about)
-        if isinstance(self.ranks, TorchRanks):
-            values = self.population.network_without_adapters()  # the first process has loaded its own by now
-            device, ranks = self.ranks.device, self.ranks
-            self.population.start_from(tree_map(lambda leaf: ranks.from_first(leaf.to(device)), values))
-        return read[0] if read else StartNetwork({}, said)
 
     def _connect(self) -> Transport:
         """One site in this process, or one in each process."""

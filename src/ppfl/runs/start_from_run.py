@@ -11,13 +11,15 @@ client's own model. A copy of it is kept in the folder of the new run, which doe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..core.errors import CheckpointError, ModelError, SettingError
+from ..core.params import map_params
 from ..core.population import Population
+from ..server import Ranks, TorchRanks
 from .experiment import Experiment
 from .folder import RunFolder, StartNetwork
 from .record import find_runs
@@ -39,8 +41,8 @@ def load_start(experiment: Experiment, base: Path | None, method_folder: Path | 
         path = _run_with_seed(method_folder, seed)
     else:
         raise SettingError(
-            f"[start]: method is {settings.method!r}, which only a comparison has; set run = <a run folder>, or run "
-            f"it with ppfl compare"
+            f"[start]: method is {settings.method!r}, a method of a comparison that ppfl compare runs first; for a "
+            f"single run and for trials set run = <the folder of its run>"
         )
     saved = load_finished_run(path, torch.device("cpu"), base)
     network = saved.method.global_network(saved.state.server)
@@ -55,16 +57,29 @@ def load_start(experiment: Experiment, base: Path | None, method_folder: Path | 
 
 def start_population_from(population: Population, start: StartNetwork) -> None:
     """Make these the start values of a population; refuse those of another network."""
-    where = start.about["folder"]
-    expected, found = population.network_without_adapters(), start.values
-    trained = [name for name in population.initial_network() if name in expected]
-    for name in dict.fromkeys((*trained, *found)):
-        if _shape(expected.get(name)) != _shape(found.get(name)):
-            raise ModelError(
-                f"[start]: the network of {where} does not fit: {name!r} is {_described(found.get(name))} there and "
-                f"{_described(expected.get(name))} here; use the same [model] in both"
-            )
-    population.start_from(found)
+    try:
+        population.start_from(start.values)
+    except ModelError as error:
+        raise ModelError(f"[start], run {start.about['folder']}: {error}") from None
+
+
+def start_on_every_rank(
+    population: Population, find: Callable[[], StartNetwork | None], ranks: Ranks
+) -> StartNetwork | None:
+    """Make what the first process finds the start values of a population in all processes; what the first one found."""
+    found: list[StartNetwork] = []
+
+    def load_on_first() -> None:
+        start = find()
+        assert start is not None, "the experiment has a start"
+        start_population_from(population, start)
+        found.append(start)
+
+    ranks.decide_on_first(load_on_first)
+    if isinstance(ranks, TorchRanks):
+        mine = population.network_without_adapters()  # of the first process, they are the start values by now
+        population.start_from(map_params(lambda leaf: ranks.from_first(leaf.to(ranks.device)), mine))
+    return found[0] if found else None
 
 
 def _run_with_seed(path: Path, seed: int) -> Path:
@@ -77,11 +92,3 @@ def _run_with_seed(path: Path, seed: int) -> Path:
         f"[start]: {path} has {len(runs)} runs and none with seed {seed}; add that seed there, or give the folder of "
         f"one run, such as {runs[0]}"
     )
-
-
-def _shape(leaf: Tensor | None) -> tuple[int, ...] | None:
-    return None if leaf is None else tuple(leaf.shape)
-
-
-def _described(leaf: Tensor | None) -> str:
-    return "missing" if leaf is None else f"of shape {tuple(leaf.shape)}"
