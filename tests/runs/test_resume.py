@@ -71,6 +71,22 @@ def test_resuming_gives_the_same_bits(make_experiment, tmp_path, case):
         assert_same(out / "seed-0", tmp_path / "whole" / "seed-0")
 
 
+LAZY = {"name": "lazy_population", "n_clients": 12, "samples": 6, "dim": 3, "k": 2, "test_points": 4}
+
+
+@pytest.mark.parametrize("case", ["random blocks, best output", "local"])
+def test_lazy_data_and_states_on_disk_give_the_same_bits_and_are_resumed(make_experiment, tmp_path, monkeypatch, case):
+    experiment = make_experiment(**CASES[case] | {"data": LAZY})
+    run(experiment, tmp_path / "whole")
+    monkeypatch.setattr("ppfl.sites.site.MOST_BYTES", 0)  # so that states are on disk
+    run(experiment, tmp_path / "disk")
+    assert_same(tmp_path / "disk" / "seed-0", tmp_path / "whole" / "seed-0")
+    with pytest.raises(StopError):
+        run(experiment, tmp_path / "stopped", checkpoint_every=2, on_round_end=stop_after(3))
+    run(experiment, tmp_path / "stopped", resume=True)
+    assert_same(tmp_path / "stopped" / "seed-0", tmp_path / "whole" / "seed-0")
+
+
 def test_a_run_may_be_stopped_many_times(make_experiment, tmp_path):
     experiment = make_experiment(**CASES["random blocks, best output"])
     run(experiment, tmp_path / "whole")

@@ -79,7 +79,7 @@ def test_trials_leave_nothing_behind_at_the_sites() -> None:
     ended = []
     for problem, transport in ((problem, transport), (fresh_problem, fresh)):
         *_, (state, _) = train(chosen, problem, transport, begin(chosen, problem, transport))
-        ended.append((state.server, transport.sites[0].sessions["main"].states.now))
+        ended.append((state.server, transport.sites[0].sessions["main"].states.named("now")))
     assert_same(*ended, atol=0, rtol=0)
 
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ppfl.algorithms import PPFL, FedAvg, FineTune, Local
+from ppfl.core.draws import name_keys, uniform
+from ppfl.core.errors import SettingError
 from ppfl.core.losses import LOSSES
 from ppfl.core.population import Population
 from ppfl.data import Federation, Samples
@@ -203,7 +205,7 @@ def test_a_client_whose_model_is_not_finite_is_left_out_of_the_figures_of_all() 
     population = Population(make_net(), k=1)
     method = Local(lr=0.3)
     ended = run(method, population, federation, rounds=1)
-    for leaf in ended.transport.sites[0].sessions["main"].states.now.values():
+    for leaf in ended.transport.sites[0].sessions["main"].states._now.states.tree.values():
         leaf[1] = torch.nan
     found = evaluate(method, ended.problem, ended.transport, ended.server).splits["test"]
     assert float(found.sums["not_finite"]) == 1 and float(found.sums["clients"]) == len(SIZES) - 1
@@ -260,3 +262,28 @@ def test_networks_that_run_one_client_at_a_time_run_no_padding(k: int) -> None:
     found = evaluate(method, ended.problem, ended.transport, ended.server, ("train",)).splits["train"]
     assert sum(CountsSamples.seen) == sum(sizes)
     assert found.samples.tolist() == list(map(float, sizes))
+
+
+def test_a_share_of_the_clients_is_evaluated_the_same_ones_every_time_and_without_rows() -> None:
+    federation = make_federation((5,) * 60, test_fraction=0.4)
+    method, population = PPFL(lr=0.3, participation=0.5), Population(make_net(), k=2)
+    ended = run(method, population, federation, rounds=1)
+    setting = method, ended.problem, ended.transport, ended.server
+    whole, some = evaluate(*setting).splits["test"], evaluate(*setting, share=0.4)
+    drawn = uniform(ended.problem.seed, "evaluated", name_keys(federation.ids)) < 0.4
+    sums, chosen = some.splits["test"].sums, whole.score[drawn]
+    assert some.memberships is None and some.splits["test"].score is None and 0 < int(drawn.sum()) < 60
+    assert float(sums["clients"]) == int(drawn.sum()) and float(sums["samples"]) == float(whole.samples[drawn].sum())
+    assert some.splits["test"].mean == pytest.approx(float(chosen.mean()))
+    expected = whole._replace(loss=None, score=None, samples=None)
+    assert summary(evaluate(*setting, share=1.0, per_client=False).splits["test"], "test", population.loss) == summary(
+        expected, "test", population.loss
+    )
+    again = evaluate(*setting, share=0.4).splits["test"].sums
+    assert all(again[name].equal(value) for name, value in sums.items())
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, float("nan")])
+def test_a_share_of_clients_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(SettingError, match="0 < share <= 1"):
+        Watch(share=share)

@@ -75,7 +75,7 @@ KINDS = {
         st.floats(0, 1),
     ),
     Train: st.builds(Train, NAMES, EXCHANGE, EXCHANGE, EXCHANGE, WHO, TREES, TREES, TABLES, st.booleans()),
-    Evaluate: st.builds(Evaluate, NAMES, IDS, TREES, TABLES, st.booleans(), st.booleans()),
+    Evaluate: st.builds(Evaluate, NAMES, IDS, TREES, TABLES, st.booleans(), st.booleans(), share=st.floats(0.1, 1)),
     Keep: st.builds(Keep, NAMES),
     Save: st.builds(Save, NAMES, EXCHANGE, st.sampled_from(["now", "kept"])),
     Restore: st.builds(Restore, NAMES, EXCHANGE, ROWS, st.sampled_from(["now", "kept"])),

@@ -116,7 +116,7 @@ class Population:
                     p.copy_(values[name])
 
     def start_from(self, values: Params) -> None:
-        """Start from a trained network: all canonical models are copies of it, frozen parts that it has are taken too, and
+        """Start from a trained network: all canonical models are copies of it. Its frozen parts are taken too, and
         adapters are adapters of it. Another network is refused."""
         parameters = parameters_without_adapters(self.net)
         trained = [name for name, p in parameters.items() if p.requires_grad]

@@ -58,6 +58,7 @@ class WatchSettings(Settings):
     output: OutputRule = "last"
     smoothness: tuple[NonNegative, NonNegative] = (0.0, 0.0)
     report_clients: bool = True  # scores and memberships client by client; false: sums over clients alone
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients that are evaluated; below 1 sums alone
     metrics: tuple[PythonName, ...] = ()  # of predictions
 
     def build(self, base: Path | None = None) -> Watch:
@@ -89,6 +90,7 @@ class Experiment(Settings):
     chunk: Count | None = None  # clients side by side, and ...
     threads: Count | None = None  # ... how many such chunks at a time; None: what is fastest here
     device: str = "cpu"
+    states_on_disk: bool | None = None  # client states in a file; None: where they would take much memory
     # of the clients, kept out of training and scored in the end, before and after they adapt
     newcomers: Share = 0.0
     # of the clients asked in a round, lost in it: they got the model, and nothing of theirs comes back

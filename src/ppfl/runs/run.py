@@ -156,8 +156,9 @@ class _Run:
     def _connect(self) -> Transport:
         """One site in this process, or one in each process."""
         federation, engine = self.federation, self.experiment.build_engine()
+        metrics, on_disk = self.watch.known_metrics, self.experiment.states_on_disk
         if not isinstance(self.ranks, TorchRanks):
-            return InProcess(Site(federation, self.population, engine, metrics=self.watch.known_metrics))
+            return InProcess(Site(federation, self.population, engine, metrics=metrics, states_on_disk=on_disk))
         if self.ranks.size > federation.n_clients:
             raise SettingError(
                 f"there are {self.ranks.size} processes but {federation.n_clients} clients; "
@@ -165,8 +166,10 @@ class _Run:
             )
         mine = sorted(balanced(federation.train.sizes.tolist(), self.ranks.size)[self.ranks.rank])
         part = federation.select([federation.ids[at] for at in mine])
-        importance, metrics = federation.importance[mine], self.watch.known_metrics
-        site = Site(part, self.population, engine, importance=importance, metrics=metrics)
+        importance = federation.importance[mine]
+        site = Site(
+            part, self.population, engine, importance=importance, metrics=metrics, states_on_disk=on_disk
+        )  # fmt: skip
         return TorchRun(site, self.ranks, order=federation.ids)
 
     def _make_problem(self) -> Problem:

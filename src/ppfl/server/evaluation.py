@@ -127,11 +127,14 @@ def evaluate(
     hard: bool = False,
     metrics: Mapping[str, PredictionMetric] | None = None,
     without: tuple[str, ...] = (),
+    share: float = 1.0,
 ) -> Measured:
     """Every client's personal model on its own data. hard: by the max rule. metrics: those that the sites have.
-    without: clients that are not part of the sums."""
+    without: clients that are not part of the sums. share: of the clients that are evaluated; below 1 there are sums
+    alone."""
     shared, own = method.send(problem, server, None, None)
-    (reply,) = transport.ask([Evaluate(session, splits, shared, own, per_client, hard, tuple(metrics or ()), without)])
+    asked = Evaluate(session, splits, shared, own, per_client, hard, tuple(metrics or ()), without, share)
+    (reply,) = transport.ask([asked])
     return read_evaluation(reply, splits, transport, metrics)
 
 

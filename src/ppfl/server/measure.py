@@ -39,12 +39,15 @@ class Watch:
     output: OutputRule = "last"
     smoothness: tuple[float, float] = (0.0, 0.0)  # L_1, L_2 for the random output rule
     report_clients: bool = True  # whether clients' own scores and memberships are reported; else sums alone
+    share: float = 1.0  # of the clients that are evaluated, the same ones every time; below 1 sums alone are reported
     metrics: Metrics = ()  # of predictions: {"f1": f1}, functions (prediction, target) -> number or of torchmetrics
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", as_metrics(self.metrics))
         if self.every < 1:
             raise SettingError(f"evaluation every {self.every} rounds; set every >= 1")
+        if not 0 < self.share <= 1:
+            raise SettingError(f"share is {self.share}; it is the part of the clients to evaluate: set 0 < share <= 1")
 
     @property
     def known_metrics(self) -> dict[str, PredictionMetric]:
@@ -98,7 +101,7 @@ def measure(method: Method, problem: Problem, transport: Transport, state: Serve
     asked = (*splits, "train") if needs_objective else splits
     found = evaluate(
         method, problem, transport, state.server, asked,
-        per_client=watch.report_clients, metrics=watch.known_metrics,
+        per_client=watch.report_clients, metrics=watch.known_metrics, share=watch.share,
     )  # fmt: skip
     record: Record = {}
     for split in splits:

@@ -68,6 +68,7 @@ class Evaluate(NamedTuple):
     hard: bool = False  # by the max rule
     metrics: tuple[str, ...] = ()  # names of metrics that the site knows, besides the loss and its score
     without: tuple[str, ...] = ()  # clients whose scores are not part of the sums
+    share: float = 1.0  # of the clients: each with this probability, the same ones every time; no rows below 1
 
 
 @message

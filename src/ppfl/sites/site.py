@@ -216,25 +216,30 @@ class Site:
             own = {name: leaf[who.to(leaf.device)] for name, leaf in request.own.items()}
             return session.method.model(self.backend, request.shared, own, session.states.rows(who))
 
+        among, per_client = torch.arange(self.federation.n_clients), request.per_client and request.share >= 1
+        if request.share < 1:
+            among = (uniform(session.seed, "evaluated", self.keys) < request.share).nonzero()[:, 0]
+        left_out = [self.positions[client] for client in request.without if client in self.positions]
         for split in request.splits:
             samples = self.computed.splits[split]
-            kept = KeptPredictions(self._known_metrics(request.metrics), samples.n_clients) if request.metrics else None
+            kept = KeptPredictions(self._known_metrics(request.metrics), len(among)) if request.metrics else None
+            setting = models_of, session.weight, self.keys, request.hard, among, kept
             with torch.no_grad():
-                scores = score_clients(self.backend, samples, models_of, session.weight, self.keys, request.hard, kept)
-            if request.without:
-                left_out = [self.positions[client] for client in request.without if client in self.positions]
-                scores.samples[left_out] = 0
-            sums = score_sums(scores, self.importance, loss)
+                scores = score_clients(self.backend, samples, *setting)
+            scores.samples[torch.isin(among, torch.tensor(left_out, dtype=torch.long))] = 0
+            sums = score_sums(scores, self.importance[among], loss)
             metrics |= {f"{split}.{name}": value for name, value in sums.items()}
-            if request.per_client:
+            if per_client:
                 rows |= {f"{split}.{name}": value for name, value in scores._asdict().items()}
-            values, pooled = kept.values(self.federation.ids) if kept is not None else ({}, {})
+            ids = self.federation.ids
+            names = ids if request.share >= 1 else [ids[at] for at in among.tolist()]
+            values, pooled = kept.values(names) if kept is not None else ({}, {})
             for name, of_clients in values.items():
-                sums = metric_sums(of_clients, pooled[name], len(samples))
+                sums = metric_sums(of_clients, pooled[name], int(samples.cpu_sizes[among].sum()))
                 metrics |= {f"{split}.{name}.{field}": value for field, value in sums.items()}
-                if request.per_client:
+                if per_client:
                     rows[f"{split}.{name}.values"] = of_clients
-        if request.per_client and isinstance(models_of(torch.zeros(1, dtype=torch.long)), Mixture):
+        if per_client and isinstance(models_of(torch.zeros(1, dtype=torch.long)), Mixture):
             everyone = models_of(torch.arange(self.federation.n_clients))
             if isinstance(everyone, Mixture):  # some clients may have a model of their own by now
                 rows["membership"] = everyone.memberships
