@@ -12,11 +12,15 @@ import torch
 from ppfl import Population, fit
 from ppfl.algorithms import METHODS
 from ppfl.core.errors import CheckpointError, ModelError, SettingError
+from ppfl.core.frozen_layers import frozen_start
+from ppfl.core.losses import cross_entropy
 from ppfl.core.models import OneNetwork
-from ppfl.data import digits_federation
+from ppfl.core.network_parts import freeze
+from ppfl.data import Federation, digits_federation
 from ppfl.fitted import load
 from ppfl.runs import RunFolder, load_experiment, run
 from ppfl.runs.comparison import load_comparison, run_tasks, tasks_of, with_starts
+from ppfl.runs.sequence_networks import Lstm
 from ppfl.runs.storage import read_checksum, read_tensors
 from runs.conftest import file_bytes, small_experiment
 
@@ -306,3 +310,19 @@ def test_parts_that_cannot_be_frozen_are_refused(
 ) -> None:
     with pytest.raises(ModelError, match=pattern):
         run(small_experiment(**NETWORK, start={"run": "pretrain", "frozen": frozen}), tmp_path / "next", base=tmp_path)
+
+
+def test_a_frozen_lstm_runs_once_per_sample() -> None:
+    """What is left for a round is the last layer; its outputs are those of the whole network."""
+    x = torch.randint(0, 5, (24, 4), generator=torch.Generator().manual_seed(0))
+    data = Federation.from_arrays(x, x.roll(1, dims=1), [f"c{i % 3}" for i in range(24)], tokens=True)
+    net = Lstm(width=6, embedding=3).build(data, 0, cross_entropy)
+    freeze(net, ("tokens", "cells"))
+    assert frozen_start(net) == ("tokens", "dropout", "cells")
+    population = Population(net, k=2, canonical="classifier", mix="weights")
+    fitted = fit(population, data, METHODS["ppfl"](lr=0.5), rounds=2)
+    states = net.cells(net.tokens(x))
+    for client in data.ids:
+        whole = fitted.model(client)
+        assert torch.equal(whole.cells.weight_hh_l0, net.cells.weight_hh_l0)
+        assert torch.allclose(whole(x), whole.classifier(states), atol=1e-6)

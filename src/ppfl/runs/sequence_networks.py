@@ -7,6 +7,7 @@ a position sees only those before it, so padding changes none of the others.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import OrderedDict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -89,23 +90,23 @@ class Lstm(_SequenceNetwork):
 
     def make_reader(self, vocabulary: int, length: int, outputs: int) -> nn.Module:
         """The network for so many tokens; the length does not matter."""
-        return TokenLSTM(vocabulary, outputs, self.embedding or self.width, self.width, self.layers, self.dropout)
+        embedding = self.embedding or self.width
+        layers = OrderedDict[str, nn.Module](
+            tokens=nn.Embedding(vocabulary, embedding),
+            dropout=nn.Dropout(self.dropout),
+            cells=LSTMStates(embedding, self.width, self.layers, batch_first=True),
+            output_dropout=nn.Dropout(self.dropout),
+            classifier=nn.Linear(self.width, outputs),
+        )
+        return nn.Sequential(layers)  # in which frozen layers run once per sample
 
 
-class TokenLSTM(nn.Module):
-    """Tokens (B, T) to outputs (B, T, outputs)."""
+class LSTMStates(nn.LSTM):
+    """An LSTM that returns its states at all positions and nothing else, so that it can stand in nn.Sequential."""
 
-    def __init__(self, vocabulary: int, outputs: int, embedding: int, width: int, layers: int, dropout: float) -> None:
-        super().__init__()
-        self.tokens, self.dropout = nn.Embedding(vocabulary, embedding), nn.Dropout(dropout)
-        self.cells = nn.LSTM(embedding, width, layers, batch_first=True)
-        self.output_dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(width, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.cells(self.dropout(self.tokens(x)))
-        outputs: Tensor = self.classifier(self.output_dropout(states))
-        return outputs
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        states: Tensor = super().forward(x)[0]
+        return states
 
 
 class Transformer(_SequenceNetwork):
