@@ -51,11 +51,10 @@ def one_batch(inputs: list[ConvolutionInput], layout: torch.memory_format) -> Ca
     def run() -> None:
         for layer, x, weight, slope, is_first in ready:
             geometry = layer.stride, layer.padding, layer.dilation
-            torch.conv2d(x, weight, layer.bias.detach(), *geometry, layer.groups)
-            wanted = [not is_first, True, True]
-            torch.ops.aten.convolution_backward(
-                slope, x, weight, [len(weight)], *geometry, False, [0, 0], layer.groups, wanted
-            )
+            torch.conv2d(x, weight, layer.bias, *geometry, layer.groups)
+            has_bias = layer.bias is not None
+            sizes, wanted = [len(weight)] if has_bias else None, [not is_first, True, has_bias]
+            torch.ops.aten.convolution_backward(slope, x, weight, sizes, *geometry, False, [0, 0], layer.groups, wanted)
 
     return run
 
