@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 PLAIN_FEDAVG, FEDAVG = "plain FedAvg loop", "FedAvg"
 PLAIN_PROCESSES = "plain FedAvg loop, two processes"
+CONVOLUTIONS = "the convolutions alone"
 WIDTHS, KS, POPULATIONS = (32, 64, 128, 256, 512), (1, 2, 4, 8, 16), (10_000, 100_000, 1_000_000)
 
 
@@ -53,6 +54,9 @@ class On(NamedTuple):
 
     def plain_processes(self) -> Case:
         return Case(PLAIN_PROCESSES, *self, "plain_processes", {})
+
+    def convolutions_alone(self) -> Case:
+        return Case(CONVOLUTIONS, *self, "convolutions_alone", {})
 
     def fedavg(self, against: str | None = PLAIN_FEDAVG) -> Case:
         return Case(FEDAVG, *self, "fedavg", {}, against)
@@ -104,7 +108,7 @@ def comparisons() -> list[Comparison]:
         Comparison(
             "c",
             "two convolutions and two layers on 3 x 32 x 32, 20 clients of 250 samples",
-            [images.plain_fedavg(), images.fedavg(), images.ppfl(4, "weights")],
+            [images.convolutions_alone(), images.plain_fedavg(), images.fedavg(), images.ppfl(4, "weights")],
         ),
         Comparison(
             "f",

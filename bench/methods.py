@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from convolution_limit import convolutions_alone
 from plain import PPFL_LOOPS, Descent, FedAvgLoop, clients_of
 from plain_processes import FedAvgProcesses
 from workloads import Workload
@@ -94,7 +95,7 @@ def _rounds(method: Method, workload: Workload, k: int, mix: str) -> Round:
 
 
 ROUNDS: dict[str, Callable[..., Round]] = {
-    method.__name__: method for method in (fedavg, ppfl, plain_fedavg, plain_processes, plain_ppfl)
+    method.__name__: method for method in (fedavg, ppfl, plain_fedavg, plain_processes, plain_ppfl, convolutions_alone)
 }
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cases import FEDAVG
+from cases import CONVOLUTIONS, FEDAVG
 from growth import Grown
 from results import Compared
 from targets import Target
@@ -26,7 +26,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def compared_table(compared: Compared) -> str:
     head = ("", "s per round", "x plain", "x FedAvg", "of limit", "peak MiB", "above data", "B up", "B down")
     title = f"({compared.part}) {compared.title}; matmul limit {compared.limit / 1e9:.0f} Gflop/s"
-    return f"{title}\n\n{table(head, [_row(compared, label) for label in compared.found])}"
+    rows = table(head, [_row(compared, label) for label in compared.found])
+    return f"{title}\n\n{rows}{_of_convolutions(compared)}"
+
+
+def _of_convolutions(compared: Compared) -> str:
+    """How much of a round's time its convolutions alone would take, one client per core and in their best layout."""
+    alone = compared.found.get(CONVOLUTIONS)
+    if alone is None or alone.failed:
+        return ""
+    others = [one for one in compared.found.values() if one is not alone and not one.failed]
+    parts = ", ".join(f"{one.case.label} {alone.seconds / one.seconds:.0%}" for one in others)
+    return f"\n  of the convolution limit: {parts}"
 
 
 def _row(compared: Compared, label: str) -> tuple[str, ...]:

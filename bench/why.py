@@ -3,6 +3,7 @@
 .venv/bin/python bench/why.py
 """
 
+import copy
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from workloads import Workload, linear, perceptron
 
 from ppfl import FedAvg, Population
 from ppfl.core.trees import Tree
+from ppfl.runs.image_networks import Cnn
 from ppfl.server import InProcess, begin, evaluate, make_problem, train
 from ppfl.server.evaluation import Measured
 from ppfl.sites import Site, Stacked
@@ -105,6 +107,18 @@ def images() -> Pair:
     )
 
 
+def filters() -> Pair:
+    """Images of one channel look the same in both layouts, so that the filters decide."""
+    net = Cnn(channels=(16, 32), hidden=(128,)).make_network((1, 28, 28), 62)
+    last = copy.deepcopy(net).to(memory_format=torch.channels_last)
+    x, y = torch.randn(32, 1, 28, 28), torch.randint(62, (32,))
+    return Pair(
+        "filters with the channels last, one channel",
+        lambda: F.cross_entropy(net(x), y).backward(),
+        lambda: F.cross_entropy(last(x), y).backward(),
+    )
+
+
 def threads() -> Pair:
     """A round of FedAvg on the perceptron: all cores on one chunk after the other, or one chunk on each core."""
     workload = perceptron()
@@ -142,7 +156,7 @@ def evaluations(build: Callable[[], Workload]) -> Pair:
     return Pair(f"({build.__name__}) evaluation during the next round", after, at_once)
 
 
-ON_ONE_CORE = (gathers, softmaxes, thin_products, velocities, shuffles, images)
+ON_ONE_CORE = (gathers, softmaxes, thin_products, velocities, shuffles, images, filters)
 ON_ALL_CORES = (threads, partial(evaluations, perceptron), partial(evaluations, linear))
 
 if __name__ == "__main__":

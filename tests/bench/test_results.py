@@ -3,7 +3,7 @@
 from xml.etree import ElementTree
 
 import pytest
-from cases import FEDAVG, comparisons, growths, label, many_clients
+from cases import CONVOLUTIONS, FEDAVG, PLAIN_FEDAVG, comparisons, growths, label, many_clients
 from growth import Grown
 from plot import picture
 from results import Compared, Results
@@ -78,6 +78,14 @@ def test_failed_cases_are_marked_and_the_rest_is_reported() -> None:
     assert "exponent 1.00" in grown_table(results.grown[-1])
     assert "not measured" in targets_table(targets(results))
     assert ElementTree.fromstring(picture(results)).tag.endswith("svg")
+
+
+def test_rounds_are_compared_with_their_convolutions_alone() -> None:
+    c = make_results().compared["c"]
+    c.found[CONVOLUTIONS].turns[:] = [0.4]
+    assert f"of the convolution limit: {PLAIN_FEDAVG} 1%, {FEDAVG} 40%" in compared_table(c)
+    c.found[CONVOLUTIONS].failed = "its process ended with code -9"
+    assert "convolution limit" not in compared_table(c)
 
 
 def test_the_picture_has_one_bar_per_case_and_one_dot_per_size() -> None:

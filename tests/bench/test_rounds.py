@@ -3,9 +3,12 @@
 import math
 
 import pytest
+import torch
 from cases import comparisons, growths, many_clients
+from convolution_limit import LAYOUTS, convolution_inputs, one_batch
 from growth import exponent
 from methods import ROUNDS, passes, ppfl
+from torch.utils.flop_counter import FlopCounterMode
 from workloads import WORKLOADS, Workload, flops
 
 from ppfl import PPFL
@@ -41,6 +44,20 @@ def test_products_are_counted_as_by_hand() -> None:
     assert flops(WORKLOAD) == (n * 2 * (d * h + h * c), n * 2 * (2 * d * h + 3 * h * c))
     assert passes(k=4, mix="weights", theta=True, steps=0).both == 1
     assert passes(k=4, mix="outputs", theta=True, steps=20) == (4, 4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_convolution_limit_does_all_convolutions_of_a_step_and_nothing_else(layout: torch.memory_format) -> None:
+    net, x = WORKLOADS["convolutions"](clients=1).net, torch.randn(3, 3, 32, 32)
+    with FlopCounterMode(display=False) as step:
+        net(x).sum().backward()
+    run = one_batch(convolution_inputs(net, x), layout)
+    with FlopCounterMode(display=False) as alone, torch.no_grad():
+        run()
+    counts = step.get_flop_counts()["Global"]
+    convolutions = {name: count for name, count in counts.items() if "convolution" in str(name)}
+    assert len(convolutions) == 2  # forward and backward
+    assert alone.get_flop_counts()["Global"] == convolutions
 
 
 def test_the_exponent_of_a_power_is_its_own() -> None:

@@ -1,6 +1,7 @@
 """Memory that is used again: never for two buffers at the same time, and again after a frame."""
 
 import itertools
+import resource
 from contextlib import ExitStack
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppfl.core.workspace import Workspace
+from ppfl.core.workspace import Workspace, keep_freed_memory
 
 LIKE = {dtype: torch.zeros((), dtype=dtype) for dtype in (torch.float32, torch.float64, torch.int64)}
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -90,3 +91,23 @@ def test_copies_are_of_the_same_values_and_can_be_written_to() -> None:
     assert {name: leaf.shape for name, leaf in space.empty_like(copies).items()} == {
         n: v.shape for n, v in copies.items()
     }
+
+
+def new_pages_of_a_step() -> int:
+    """How many pages the system has to give for a step that takes 96 MB and frees them."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    taken = [torch.zeros(2**21) for _ in range(12)]
+    del taken
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_memory_that_was_freed_is_used_again_in_the_next_step() -> None:
+    if not keep_freed_memory():
+        pytest.skip("without glibc, or with settings of its own in the environment")
+    new_pages_of_a_step()
+    assert new_pages_of_a_step() < 12 * 2**23 // resource.getpagesize() // 10
+
+
+def test_settings_of_the_environment_are_left_alone(monkeypatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert not keep_freed_memory()

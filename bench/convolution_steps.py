@@ -1,0 +1,68 @@
+"""One training step of each image network beside its convolutions alone, by turns, in CPU milliseconds on one core.
+
+.venv/bin/python bench/convolution_steps.py
+"""
+
+import copy
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from convolution_limit import LAYOUTS, convolution_inputs, one_batch
+from tables import table
+from torch import Tensor, nn
+from workloads import convolutions
+
+from ppfl.core.workspace import keep_freed_memory
+from ppfl.runs.image_networks import Cnn, DigitsCnn, ResNet18
+
+TURNS, BATCH = 9, 32
+
+
+def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    grey, coloured = (1, 28, 28), (3, 28, 28)
+    return {
+        "part c of the bench": (convolutions(clients=1).net, (3, 32, 32)),
+        "cnn 16, 32, hidden 128": (Cnn(channels=(16, 32), hidden=(128,)).make_network(grey, 62), grey),
+        "resnet18, width 16": (ResNet18(width=16).make_network(grey, 62), grey),
+        "digits_cnn": (DigitsCnn().make_network(coloured, 10), coloured),
+    }
+
+
+def step(net: nn.Module, x: Tensor, y: Tensor) -> None:
+    net.zero_grad()
+    F.cross_entropy(net(x), y).backward()
+
+
+def cpu_milliseconds(ways: list[Callable[[], None]]) -> list[float]:
+    """The lower quartile of each, which other load on the machine affects least."""
+    found: list[list[float]] = [[] for _ in ways]
+    for _ in range(TURNS):
+        for way, times in zip(ways, found, strict=True):
+            clock = time.process_time()
+            way()
+            times.append(1e3 * (time.process_time() - clock))
+    return [sorted(times)[TURNS // 4] for times in found]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    rows = []
+    for name, (net, shape) in networks().items():
+        x, y = torch.randn(BATCH, *shape), torch.randint(10, (BATCH,))
+        last, x_last = copy.deepcopy(net).to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        inputs = convolution_inputs(net, x)
+        alone = [torch.no_grad()(one_batch(inputs, layout)) for layout in LAYOUTS]
+        steps = [lambda: step(net, x, y), lambda: step(last, x_last, y)]  # noqa: B023 (called in this turn)
+        found = cpu_milliseconds([*alone, *steps])
+        limit = min(found[:2])
+        shares = [f"{limit / seconds:.0%}" for seconds in found[2:]]
+        rows.append((name, *(f"{seconds:.1f}" for seconds in found), *shares))
+    head = ("", "alone, first", "alone, last", "step, first", "step, last", "of limit, first", "of limit, last")
+    print(table(head, rows))
+
+
+if __name__ == "__main__":
+    main()
