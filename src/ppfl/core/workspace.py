@@ -15,7 +15,7 @@ from .params import Params
 
 Kind = tuple[torch.dtype, torch.device]
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # numbers of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
 _KEPT, _LARGEST = 2**30, 2**25  # bytes; no larger threshold for blocks of their own is accepted
 _USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
@@ -73,7 +73,7 @@ def keep_freed_memory() -> bool:
     """Let the process keep up to 1 GiB that it has freed, instead of giving it back and asking for it again.
 
     Autograd frees what it kept of a step at its end. By default glibc gives that back to the system, and the next step
-    pays for each page anew. Threads then have one heap together, since heaps of their own are given back whole.
+    pays for each page anew. It is a setting of the whole process, so only experiments that run as commands use it.
     Returns whether it was set: not without glibc, nor where the environment sets it.
 
     >>> keep_freed_memory() in (True, False)
@@ -85,7 +85,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library, or Windows
         return False
-    wanted = {_TRIM_THRESHOLD: _KEPT, _MMAP_THRESHOLD: _LARGEST, _ARENA_MAX: 1}
+    wanted = {_TRIM_THRESHOLD: _KEPT, _MMAP_THRESHOLD: _LARGEST}
     return all(mallopt(setting, value) for setting, value in wanted.items())
 
 

@@ -14,6 +14,7 @@ import torch
 from ..algorithms.contract import Method, Problem, Rows
 from ..core.errors import CheckpointError, RankError, SettingError
 from ..core.trees import named_leaves, tree_map
+from ..core.workspace import keep_freed_memory
 from ..data.federation import Federation
 from ..server import (
     DivergedError,
@@ -90,6 +91,7 @@ def run(
     In processes that torchrun started, each works on clients of its own, and the first one writes: it alone gets the
     records. A checkpoint holds every client's state, so a run may go on with another number of processes.
     """
+    keep_freed_memory()
     out, ranks = Path(out), launched_ranks(experiment.device)
     folders = {seed: RunFolder(out / f"seed-{seed}") for seed in experiment.seeds}
     with _usable(out), ExitStack() as locks:

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from ..algorithms.local.batches import similar_sizes
-from ..core.backends import Autograd, Backend, Chained, make_backend
+from ..core.backends import Autograd, Backend, make_backend
 from ..core.errors import SettingError
 from ..core.population import Population
-from ..core.workspace import keep_freed_memory
 from ..data import Samples
 
 SMALL_MODEL = 64 * 2**10  # bytes; below, operations are short, and threads would wait for each other's Python
@@ -80,10 +79,7 @@ class Stacked:
         return {**vars(self), "_pool": None}
 
     def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
-        backend = make_backend(population, samples.first_inputs(2), samples.example_targets(), n_classes)
-        if not isinstance(backend, Chained) and samples.x.device.type == "cpu":  # a tape is made and freed at each step
-            keep_freed_memory()
-        return backend
+        return make_backend(population, samples.first_inputs(2), samples.example_targets(), n_classes)
 
     def run(
         self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples
