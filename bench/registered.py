@@ -98,7 +98,7 @@ def measure(name: str, clients: int | None, rounds: int) -> None:
     seconds = []
     for _, report in train(method, problem, transport, state):
         seconds.append(report.seconds)
-        if report.round in SHOWN:
+        if report.round in (*SHOWN, rounds):
             sizes = memory.resident(), memory.most_resident(), site.sessions[MAIN].states.bytes_on_disk
             shown = " | ".join(f"{size / MIB:,.0f}" for size in sizes)
             print(f"| {report.round} | {report.seconds:.2f} | {report.loss:.4f} | {shown} |", flush=True)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from ppfl import fit
 from ppfl.algorithms import PPFL, FedAvg, FedEM
 from ppfl.core.client_names import NumberedIds, client_keys, positions_of
 from ppfl.core.draws import name_keys
@@ -85,6 +86,27 @@ def test_training_gives_the_same_bits_as_with_all_data_in_memory(method, k: int,
         run(method, Population(net, k=k, mix=mix), data, engine=engine, rounds=3) for data in (lazy, lazy.in_memory())
     )
     assert_same(found.everything(), expected.everything(), atol=0, rtol=0)
+
+
+def test_frozen_layers_run_again_whenever_a_client_comes() -> None:
+    lazy = lazy_population(12, samples=6, dim=4, k=3, seed=2)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    net[0].requires_grad_(False)
+    found, expected = (
+        run(FedAvg(lr=0.3, batch_size=4), Population(net, k=1), data, engine="stacked")
+        for data in (lazy, lazy.in_memory())
+    )
+    assert_same(found.everything(), expected.everything(), atol=1e-5, rtol=1e-4)
+
+
+def test_a_lazy_federation_is_shown_evaluated_and_fitted_like_any_other() -> None:
+    lazy, net = lazy_population(40, seed=1), nn.Linear(20, 2)
+    whole = lazy.in_memory()
+    assert repr(lazy) == repr(whole) and "40" in lazy._repr_html_()
+    fitted, expected = (fit(Population(net, k=2), data, PPFL(lr=0.3), rounds=2) for data in (lazy, whole))
+    assert torch.equal(fitted.memberships, expected.memberships) and fitted.ids == whole.ids
+    assert fitted.evaluate(lazy).pooled == expected.evaluate(whole).pooled
+    assert torch.equal(fitted.predict("c07", whole.test.x[:3]), expected.predict("c07", whole.test.x[:3]))
 
 
 def test_memberships_follow_the_dirichlet_distribution() -> None:

@@ -8,8 +8,9 @@ from ppfl.algorithms import PPFL, FedAvg, Local
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.data import Federation
-from ppfl.server import begin, choose_lr, make_problem, train
+from ppfl.server import InProcess, begin, choose_lr, make_problem, step_size, train
 from ppfl.server.step_size import TRIAL, TRIAL_ROUNDS, _loss_after_trial
+from ppfl.sites import Evaluate, Site, Stacked
 from support import make_federation, make_net
 from training import assert_same, connect
 
@@ -92,3 +93,20 @@ def test_a_step_that_was_given_is_left_alone() -> None:
 def test_a_step_that_is_still_to_be_chosen_is_never_used_as_a_number() -> None:
     with pytest.raises(SettingError, match="set a number"):
         FedAvg().step_size(0, 10)
+
+
+def test_trials_among_very_many_clients_evaluate_some_of_them(monkeypatch) -> None:
+    shares = []
+
+    class Spy(InProcess):
+        def ask(self, requests):
+            shares.extend(request.share for request in requests if isinstance(request, Evaluate))
+            return super().ask(requests)
+
+    population, federation = Population(make_net(), k=1), make_federation((6,) * 40)
+    for most, share in ((10, 0.25), (40, 1.0), (50, 1.0)):
+        monkeypatch.setattr(step_size, "TRIAL_CLIENTS", most)
+        transport = Spy(Site(federation, population, Stacked()))
+        chosen = choose_lr(FedAvg(), make_problem(population, transport, rounds=3), transport)
+        assert 1e-5 <= chosen.lr <= 1e3 and set(shares) == {share}
+        shares.clear()

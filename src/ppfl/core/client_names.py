@@ -23,6 +23,7 @@ class NumberedIds(Sequence[str]):
     def __init__(self, n_clients: int, prefix: str = "c") -> None:
         self.n_clients, self.prefix = n_clients, prefix
         self.width = len(str(n_clients - 1))
+        self._pattern = f"{prefix.replace('%', '%%')}%0{self.width}d"
         self.positions: Mapping[str, int] = _Positions(self)
 
     def __len__(self) -> int:
@@ -38,7 +39,7 @@ class NumberedIds(Sequence[str]):
         return self._name(range(self.n_clients)[at])
 
     def __iter__(self) -> Iterator[str]:
-        return map(self._name, range(self.n_clients))
+        return map(self._pattern.__mod__, range(self.n_clients))
 
     def __contains__(self, name: object) -> bool:
         return name in self.positions
@@ -61,7 +62,7 @@ class NumberedIds(Sequence[str]):
         return name_keys(self)
 
     def _name(self, number: int) -> str:
-        return f"{self.prefix}{number:0{self.width}}"
+        return self._pattern % number
 
 
 class _Positions(Mapping[str, int]):

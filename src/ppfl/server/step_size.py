@@ -21,6 +21,7 @@ TRIAL_ROUNDS = 6  # the first of them may be a survey
 FIRST = 0.1
 RANGE = -8, 8  # half decades from FIRST: 1e-5 to 1e3
 RISE = 1.02  # a trial whose loss rises in any round is too bold, however low it was before
+TRIAL_CLIENTS = 100_000  # about so many are evaluated at most: a mean over more would choose the same
 TRIAL = "trial"  # the session of trials at the sites
 
 AnyMethod = TypeVar("AnyMethod", bound=Method)
@@ -73,8 +74,10 @@ def _training_loss(
     method: Method, problem: Problem, transport: Transport, server: Tree, without: tuple[str, ...] = ()
 ) -> float:
     """sum_i p_i f_i over clients whose loss is finite; nan where that is less than half of them."""
-    splits = ("train",)
-    found = evaluate(method, problem, transport, server, splits, session=TRIAL, per_client=False, without=without)
+    found = evaluate(
+        method, problem, transport, server, ("train",),
+        session=TRIAL, per_client=False, without=without, share=min(1.0, TRIAL_CLIENTS / problem.n_clients),
+    )  # fmt: skip
     sums = found.splits["train"].sums
     if float(sums["not_finite"]) > float(sums["clients"]):
         return math.nan

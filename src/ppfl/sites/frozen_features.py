@@ -26,6 +26,7 @@ from ..core.frozen_layers import frozen_start, take_start
 from ..core.population import Population
 from ..data import Federation
 from ..data.inputs import Inputs, MappedRows, mapped_rows, row_blocks, scaled
+from ..data.lazy_samples import LazySamples
 
 logger = logging.getLogger("ppfl")
 _SAMPLES_AT_ONCE = 256
@@ -52,7 +53,7 @@ def run_frozen_layers(
 ) -> tuple[Population, Federation]:
     """The population without the frozen layers at its beginning, and a federation with their outputs as samples."""
     names = () if population.inputs is not None else frozen_start(population.architecture)
-    if not names:
+    if not names or isinstance(federation.train, LazySamples):  # outputs of samples that come and go are not kept
         return population, federation
     store = store or _default_store()
     layers = take_start(population.net, names).to(federation.train.x.device)
