@@ -147,8 +147,8 @@ class Autograd:
         if isinstance(models, Networks):
             outputs: Tensor = self.clients.each(self.run, True, models.values, x)
             return outputs
-        parts, values = torch.split(x.flatten(0, 1), SAMPLES_AT_ONCE), self.clients.laid_out_values(models.values)
-        together = torch.cat([self.run(values, self.clients.laid_out(part)) for part in parts])
+        parts = torch.split(x.flatten(0, 1), SAMPLES_AT_ONCE)
+        together = torch.cat([self.run(models.values, self.clients.laid_out(part)) for part in parts])
         return together.reshape(*x.shape[:2], *together.shape[1:])
 
     def outputs(self, models: Params, x: Tensor) -> Tensor:

@@ -40,10 +40,9 @@ class ClientMap:
     """How a function of one client is taken over many: by vmap, or one after the other.
 
     Convolutions of many clients at once are grouped ones, which a CPU is slow at. For one client's images it prefers
-    the channels last, in the images and in the filters: images of one channel lie the same way in both layouts, and
-    then the filters decide. Not every network takes them so, which is tried on x (N, ...). Networks that vmap cannot
-    run (recurrent layers, packed sequences, autograd Functions of one's own) are given to `try_vmap`. One after the
-    other means that nothing but torch's own tape is used: no vmap over clients, none over canonical models.
+    the channels last; not every network takes them so, which is tried on x (N, ...). Networks that vmap cannot run
+    (recurrent layers, packed sequences, autograd Functions of one's own) are given to `try_vmap`. One after the other
+    means that nothing but torch's own tape is used: no vmap over clients, none over canonical models.
     """
 
     def __init__(self, net: nn.Module, x: Tensor) -> None:
@@ -73,9 +72,8 @@ class ClientMap:
         """f(parameters, row of each) for every client; `own`: parameters have (C, ...) leaves as well."""
         if len(rows[0]) > 1 and not self.one_by_one:
             return _side_by_side(f, own, parameters, *rows)
-        shared = parameters if own else self.laid_out_values(parameters)
         found = [
-            f(self.laid_out_values(_client(parameters, i)) if own else shared, *map(self.laid_out, _row(rows, i)))
+            f({name: leaf[i] for name, leaf in parameters.items()} if own else parameters, *self._row(rows, i))
             for i in range(len(rows[0]))
         ]
         return tree_map(lambda *leaves: torch.stack(leaves), *found)
@@ -101,37 +99,18 @@ class ClientMap:
         return slopes, value
 
     def laid_out(self, x: Tensor) -> Tensor:
-        """A batch (B, ...), or filters, in the memory layout that the network runs on fastest."""
-        return channels_last(x) if self.channels_last and x.dim() == 4 else x
+        """A batch (B, ...) in the memory layout that the network runs on fastest. Filters stay as they are: torch has
+        crashed in the gradients of filters with the channels last."""
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
 
-    def laid_out_values(self, values: Params) -> Params:
-        """The parameters of one network in that layout."""
-        return {name: self.laid_out(leaf) for name, leaf in values.items()} if self.channels_last else values
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """The same (N, channels, height, width) with that layout in its strides. `contiguous` would leave one channel as it
-    is, since both layouts have the same order of numbers, and convolutions would then take it for the other one.
-
-    >>> channels_last(torch.zeros(2, 1, 4, 4)).stride()
-    (16, 1, 4, 1)
-    """
-    return x.to(memory_format=torch.channels_last)
-
-
-def _client(values: Params, i: int) -> Params:
-    return {name: leaf[i] for name, leaf in values.items()}
-
-
-def _row(rows: tuple[Tensor, ...], i: int) -> list[Tensor]:
-    return [row[i] for row in rows]
+    def _row(self, rows: tuple[Tensor, ...], i: int) -> list[Tensor]:
+        return [self.laid_out(row[i]) for row in rows]
 
 
 def _takes_channels_last(net: nn.Module, x: Tensor) -> bool:
-    moved: nn.Module = copy.deepcopy(net).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
         with torch.no_grad():
-            moved(channels_last(x))
+            net(x.contiguous(memory_format=torch.channels_last))
     except RuntimeError:  # such as view() of what no longer lies in order
         return False
     return True
