@@ -67,6 +67,16 @@ def test_a_score_is_shown_beside_the_score_of_the_paper() -> None:
     assert {line.count("|") for line in lines if line.startswith("|")} == {len(table.columns) + 1}
 
 
+@pytest.mark.parametrize("method", ["FedAvg", "Pre-training"])
+def test_the_title_tells_rounds_from_those_before_them(method: str) -> None:
+    study = load_study("table3", cases=["emnist"], methods=[method])
+    experiments = study.cases[0].experiments
+    assert "Pre-training" in experiments
+    (table,) = study_tables(study, {"emnist": {label: [make_run({10: 0.9})] for label in experiments}})
+    before = "" if method == "Pre-training" else f" after {experiments['Pre-training'].rounds} of Pre-training"
+    assert f" {experiments[method].rounds} rounds{before}, 1 seed" in table.title
+
+
 def test_costs_are_shown_for_every_target() -> None:
     study = load_study("communication", cases=["mnist"], methods=["FedAvg"])
     tables = study_tables(study, {"mnist": {"FedAvg": [make_run({10: 0.97})]}})
