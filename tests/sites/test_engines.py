@@ -1,7 +1,6 @@
 """Engines: threads, images, chunks, and what they do not leave behind."""
 
 import copy
-from typing import ClassVar
 
 import pytest
 import torch
@@ -76,33 +75,11 @@ def test_convolutions_in_threads_give_the_same_as_the_loop(name: str, network) -
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-8)
 
 
-@pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize(("network", "takes_them"), [(flattened, True), (Viewed, False)])
-def test_it_is_found_out_whether_a_network_takes_channels_last(network, takes_them: bool, channels: int) -> None:
-    federation = images(channels=channels).to(dtype=torch.float32)
-    backend = Stacked().backend(Population(network(channels), k=1), federation.train, 3)
+def test_it_is_found_out_whether_a_network_takes_channels_last(network, takes_them: bool) -> None:
+    federation = images().to(dtype=torch.float32)
+    backend = Stacked().backend(Population(network(), k=1), federation.train, 3)
     assert backend.clients.channels_last == takes_them
-
-
-class WatchesLayout(nn.ReLU):
-    """Remembers whether what it was given had the channels last."""
-
-    seen: ClassVar[list[bool]] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append(x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous())
-        return super().forward(x)
-
-
-def test_images_of_one_channel_run_with_the_channels_last_too() -> None:
-    federation, net = images(channels=1).to(dtype=torch.float32), flattened(1)
-    net[1] = WatchesLayout()
-    method = FedAvg(lr=0.1, batch_size=4)
-    ended = run(method, Population(net, k=1), federation, engine=Stacked(threads=1), rounds=1)
-    in_rounds = WatchesLayout.seen[-5:]  # the first ones are trials of both layouts
-    WatchesLayout.seen.clear()
-    evaluate(method, ended.problem, ended.transport, ended.server, ("train",))
-    assert all(in_rounds) and WatchesLayout.seen and all(WatchesLayout.seen)
 
 
 def test_images_of_one_channel_have_the_gradients_of_a_plain_network() -> None:
@@ -201,3 +178,20 @@ def test_buffers_in_use_at_the_same_time_never_share_memory_and_are_used_again_a
         assert again.data_ptr() == inner.data_ptr()
         assert space.empty((100,), single).fill_(5).shape == (100,)
     assert a.tolist() == [1, 1] and again.tolist() == [[4, 4], [4, 4]]
+
+
+@pytest.mark.parametrize("mix", ["outputs", "weights"])
+def test_chunks_are_smaller_where_outputs_are_large(mix: str) -> None:
+    sizes, vocabulary, k = (300,) * 40, 20_000, 5
+    x, clients = torch.randn(sum(sizes), 4), [f"c{i}" for i, size in enumerate(sizes) for _ in range(size)]
+    federation = Federation.from_arrays(x, torch.arange(len(x)) % vocabulary, clients, test_fraction=0)
+    population = Population(nn.Linear(4, vocabulary), k=k, mix=mix)
+    seen: list[int] = []
+    backend = Stacked().backend(population, federation.train, vocabulary)
+    Stacked(threads=1).run(
+        lambda chunks: seen.extend(map(len, chunks)), federation.train.sizes, 8, backend, federation.train
+    )
+    per_sample = 4 * vocabulary * (k if mix == "outputs" else 1)
+    assert sum(seen) == len(sizes)
+    assert max(seen) * 8 * per_sample <= engines.WORKING_SET
+    assert mix == "weights" or max(seen) == 1 or max(seen) * 300 * per_sample <= engines.KEPT_OUTPUTS

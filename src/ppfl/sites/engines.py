@@ -24,6 +24,7 @@ from ..data import Samples
 
 SMALL_MODEL = 64 * 2**10  # bytes; below, operations are short, and threads would wait for each other's Python
 WORKING_SET = 48 * 2**20  # bytes a chunk may touch in one step: about what the caches of a small machine hold
+KEPT_OUTPUTS = 256 * 2**20  # bytes of outputs that a chunk may keep; a word of a large vocabulary has many
 
 Result = TypeVar("Result")
 ChunkWork = Callable[[Sequence[Tensor]], Result]  # chunks of positions, one after the other
@@ -86,7 +87,7 @@ class Stacked:
     ) -> list[Result]:
         threads, largest = self._threads_for(backend.population, samples), int(sizes.max())
         batch = min(batch_size or largest, largest)
-        most = self.chunk or fitting_chunk(backend, samples, batch)
+        most = self.chunk or fitting_chunk(backend, samples, batch, largest)
         # a round that fits into one chunk is short: threads would wait for each other's Python
         parts = 1 if self.threads is None and len(sizes) <= most else threads
         chunks = chunks_of_similar_size(sizes, batch, self.chunk or even_chunk(len(sizes), parts, most))
@@ -115,11 +116,16 @@ def engine_by_name(engine: str | Engine) -> Engine:
     return ENGINES[engine]()
 
 
-def fitting_chunk(backend: Backend, samples: Samples, batch: int) -> int:
-    """How many clients fit in the working set: a model with its velocity, and a batch, for each."""
+def fitting_chunk(backend: Backend, samples: Samples, batch: int, largest: int) -> int:
+    """How many clients fit in the working set, each with a model, its velocity, and a batch with its outputs; and how
+    many of `largest` samples fit where the outputs of all samples are kept while memberships move."""
     if backend.clients.one_by_one:
         return 1
-    return max(1, WORKING_SET // (2 * backend.population.bytes_of_local_run + samples.bytes_per_sample * batch))
+    population = backend.population
+    outputs = backend.output_bytes * (population.k if backend.caches_outputs else 1)
+    step = 2 * population.bytes_of_local_run + (samples.bytes_per_sample + outputs) * batch
+    kept = outputs * largest if backend.caches_outputs else 0
+    return max(1, min(WORKING_SET // step, KEPT_OUTPUTS // max(1, kept)))
 
 
 def even_chunk(clients: int, threads: int, most: int) -> int:
