@@ -22,6 +22,7 @@ STUDIES = (
     "table2",
     "table3",
     "covariate",
+    "adapters",
     "paper-algorithms",
     "convergence",
     "local-steps",

@@ -46,7 +46,11 @@ def study_tables(study: Study, runs: Mapping[str, Runs]) -> list[StudyTable]:
 def _scores(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
     published, target = paper_results(study.name, case.name), case.targets[0] if case.targets else None
     seeds_differ = len({len(method_runs) for method_runs in runs.values()}) > 1
-    columns = ["method", *(["seeds"] if seeds_differ else []), "ours", "paper", "difference"]
+    columns = [
+        "method",
+        *(["seeds"] if seeds_differ else []),
+        *(["ours", "paper", "difference"] if published else ["accuracy"]),
+    ]
     columns += ["client mean", "worst 10%", "s", "MB up", "MB down"]
     if target is not None:
         columns += [f"rounds to {target:.1%}", "s to it", "MB up to it", "MB down to it"]
@@ -54,9 +58,9 @@ def _scores(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
     for label, method_runs in runs.items():
         result = published.get(label)
         scores = [100 * run.scores["accuracy"] for run in method_runs]
-        difference = f"{fmean(scores) - result.accuracy:+.2f}" if result else NOTHING
-        row = [label, *([str(len(method_runs))] if seeds_differ else [])]
-        row += [mean_and_sd(scores), _paper_cell(result), difference]
+        row = [label, *([str(len(method_runs))] if seeds_differ else []), mean_and_sd(scores)]
+        if published:
+            row += [_paper_cell(result), f"{fmean(scores) - result.accuracy:+.2f}" if result else NOTHING]
         for part in ("mean", "worst_tenth"):
             row.append(mean_and_sd([100 * run.scores[f"accuracy_{part}"] for run in method_runs]))
         row += _cost_cells(_total_cost(method_runs))[1:]
