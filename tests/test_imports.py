@@ -14,6 +14,7 @@ LAYERS = (  # each part may import those before its line
     ("sites",),
     ("server",),
     ("insight", "runs"),
+    ("federation",),
     ("glm",),
     ("report", "paper"),
     ("callbacks",),
