@@ -24,6 +24,7 @@ from ..server import is_first_process
 from . import demo
 from .compare import print_progress, show_tasks
 from .export_model import export_command
+from .federation_commands import federation_app
 from .glm import glm_command
 from .heatmap import membership_table
 from .program import program
@@ -94,7 +95,7 @@ def run_command(
     place = Path("runs") / experiment.name if out is None else out
     changes = [part for setting in settings or () for part in ("--set", setting)]
     with (
-        _resumable([program(), "run", str(file), *changes, "--out", str(place), "--resume"]),
+        resumable([program(), "run", str(file), *changes, "--out", str(place), "--resume"]),
         show_progress(experiment, quiet=quiet) as on_round_end,
     ):
         records = run(
@@ -131,7 +132,7 @@ def compare_command(
         tasks += tasks_of(load_comparison(file, settings or ()), place, file.parent)
     refuse_twice(tasks)
     changes = [part for setting in settings or () for part in ("--set", setting)]
-    with _resumable([program(), "compare", *map(str, files), *changes, "--out", str(place)]):
+    with resumable([program(), "compare", *map(str, files), *changes, "--out", str(place)]):
         records = _run_live(tasks, jobs, quiet=quiet)
     folders, labels = [task.run_folder for task in tasks], [task.label for task in tasks]
     page = write_report(folders, place, f"Methods compared: {place.name}", labels)
@@ -185,7 +186,7 @@ def reproduce_command(
     command = [program(), "reproduce", name, *chosen, *(["--out", str(out)] if out else [])]
     tasks = tasks_of_study(study, place)
     refuse_missing_data(study, tasks)
-    with _resumable(command):
+    with resumable(command):
         records = _run_cases(tasks, jobs, quiet=quiet)
     page = write_study(study, tasks, records, place, shlex.join(["ppfl", *command[1:]]))
     if not quiet:
@@ -217,12 +218,13 @@ def demo_command(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Compare Local, FedAvg and PPFL on handwritten digits; takes less than a minute and needs no download."""
-    with _resumable([program(), "demo", "--out", str(out), "--seed", str(seed)]):
+    with resumable([program(), "demo", "--out", str(out), "--seed", str(seed)]):
         demo.run_demo(out, seed)
 
 
 app.command("export")(export_command)
 app.command("glm")(glm_command)
+app.add_typer(federation_app, name="federation")
 
 
 def _run_cases(
@@ -248,7 +250,7 @@ def _run_live(tasks: list[RunTask], jobs: int | None, *, quiet: bool) -> dict[st
 
 
 @contextmanager
-def _resumable(command: Sequence[str]) -> Iterator[None]:
+def resumable(command: Sequence[str]) -> Iterator[None]:
     """Ctrl-C and SIGTERM end in one line that says how to go on."""
     try:
         yield

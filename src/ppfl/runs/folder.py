@@ -197,16 +197,17 @@ class RunFolder:
         self,
         experiment: Experiment,
         method: Method,
-        federation: Federation,
-        fingerprint: str,
+        clients: Record,
         environment: Record,
         start: StartNetwork | None = None,
     ) -> None:
-        """Make the folder, with what was known before the first round; it appears whole or not at all."""
+        """Make the folder, with what was known before the first round; it appears whole or not at all.
+
+        clients: as `describe_clients` has them.
+        """
         beside = RunFolder(self.path.with_name(self.path.name + PARTIAL))
         ran = experiment.model_copy(update={"algorithm": method})
         asked, chosen = experiment.model_dump(mode="json"), ran.model_dump(mode="json", include={"algorithm"})
-        clients = _describe_clients(federation, fingerprint)
         with writing(self.path):
             beside._remove_leftovers()
             try:
@@ -248,12 +249,12 @@ class RunFolder:
         """All settings, as the run has them."""
         return dict(read_json(self.experiment_file) | read_json(self.chosen_file))
 
-    def resume(self, start: dict[str, Any], federation: Federation, fingerprint: str) -> Checkpoint | None:
+    def resume(self, start: dict[str, Any], clients: Record) -> Checkpoint | None:
         """Where to go on; None where no checkpoint was reached. What came after it is forgotten.
 
         `start` shows what a state looks like: the server's and the clients' tensors before the first round.
         """
-        there, here = read_json(self.clients_file), _describe_clients(federation, fingerprint)
+        there, here = read_json(self.clients_file), dict(clients)
         if "kind" not in there:  # a run of an older ppfl; the fingerprint says as much
             del here["kind"]
         if there != here:
@@ -385,7 +386,8 @@ def _append(file: Path, content: bytes) -> int:
         return opened.tell()
 
 
-def _describe_clients(federation: Federation, fingerprint: str) -> Record:
+def describe_clients(federation: Federation, fingerprint: str) -> Record:
+    """What a run folder says of the clients."""
     truth = federation.truth
     return {
         "ids": list(federation.ids),

@@ -41,7 +41,7 @@ from ..server.loop import MAIN
 from ..sites import Restore, Site
 from ..sites.engines import balanced
 from .experiment import Experiment
-from .folder import Checkpoint, CheckpointNumbers, RunFolder, method_of
+from .folder import Checkpoint, CheckpointNumbers, RunFolder, describe_clients, method_of
 from .lock import locked, remove_stale_lock
 from .provenance import describe_environment
 from .record import RunRecord, load_run
@@ -232,7 +232,7 @@ class _Run:
         read: list[Checkpoint] = []
 
         def numbers() -> dict[str, Any] | None:
-            found = self.folder.resume(fresh, self.federation, self.fingerprint)
+            found = self.folder.resume(fresh, describe_clients(self.federation, self.fingerprint))
             if found is None:
                 return None
             read.append(found)
@@ -251,9 +251,8 @@ class _Run:
     def _record(self, end: RoundEnd, environment: dict[str, str]) -> None:
         if self.ranks.first:
             if end.state.round == 1 and not self.resumes:  # a run that fails at once should leave nothing behind
-                self.folder.begin(
-                    self.experiment, self.method, self.federation, self.fingerprint, environment, self.start
-                )
+                clients = describe_clients(self.federation, self.fingerprint)
+                self.folder.begin(self.experiment, self.method, clients, environment, self.start)
             self.folder.append(end.record, None if end.measured is None else end.measured.memberships)
 
     def _is_due(self, timer: _Timer, round: int) -> bool:

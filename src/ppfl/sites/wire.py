@@ -7,6 +7,7 @@ text; the tensors' bytes, one after the other.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import torch
@@ -43,13 +44,15 @@ def encoded_size(message: Any) -> int:
 
 
 def decode(data: bytes) -> Any:
-    """The message, in memory of its own."""
+    """The message, in memory of its own, of which it takes no more than it has bytes."""
     at = _LENGTH + int.from_bytes(data[:_LENGTH], "big")
     try:
         specs, body = parse(data[_LENGTH:at])
         tensors = []
         for dtype, shape in specs:
-            size = torch.Size(shape).numel() * dtype.itemsize
+            size = _numel(shape) * dtype.itemsize
+            if size > len(data) - at:
+                raise ValueError(f"a tensor of {size} bytes, and {max(0, len(data) - at)} bytes are left")
             part = bytearray(data[at : at + size])
             raw = torch.frombuffer(part, dtype=dtype) if size else torch.empty(0, dtype=dtype)
             tensors.append(raw.reshape(shape))
@@ -57,7 +60,7 @@ def decode(data: bytes) -> Any:
         if at != len(data):
             raise ValueError(f"{len(data)} bytes where {at} were announced")
         return build(body, tensors)
-    except (ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:  # also of nesting too deep
         raise DataError(f"a message cannot be read ({error}); sender and receiver must run the same version") from None
 
 
@@ -74,6 +77,13 @@ def parse(text: bytes) -> tuple[list[tuple[torch.dtype, list[int]]], Any]:
     """Types and shapes of the tensors that a text speaks of, and how the message is built."""
     header = json.loads(text)
     return [(_DTYPES[name], shape) for name, shape in header["tensors"]], header["message"]
+
+
+def _numel(shape: Any) -> int:
+    """How many numbers a tensor has; its shape comes from outside, and -1 would mean any number to torch."""
+    if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"a tensor of shape {shape!r:.60}")
+    return math.prod(shape)
 
 
 def _raw(tensor: Tensor) -> bytes:

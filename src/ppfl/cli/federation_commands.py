@@ -1,0 +1,100 @@
+"""`ppfl federation`: the same experiment over sites that hold their data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..parent_process import end_with_parent
+from ..runs import load_experiment
+from .program import program
+from .progress import show_progress
+from .run_tables import result_table
+from .terminal import PlainGroup, make_console, say
+
+federation_app = typer.Typer(
+    cls=PlainGroup, help="Run an experiment over real sites, with Flower.", no_args_is_help=True
+)
+
+
+@federation_app.command("up")
+def up_command(
+    file: Annotated[Path, typer.Argument(help="An experiment in TOML.")],
+    sites: Annotated[int, typer.Option(min=1, help="Sites to split the experiment's clients over.")] = 3,
+    configs: Annotated[
+        list[Path] | None, typer.Option("--site", help="The config of a site, instead of --sites; may be repeated.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as population.k=4.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/<name>")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run was stopped.")] = False,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds to wait for sites in one exchange.")] = 600,
+    at_least: Annotated[int, typer.Option(min=1, help="Sites without which a round cannot go on.")] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Try a federation on this machine: SuperLink, SuperNodes and sites, with TLS and authentication."""
+    from ..federation.local_federation import run_local_federation  # needs flwr
+    from ..federation.site_mail import Patience
+    from ..report import write_report
+    from .app import resumable
+
+    experiment = load_experiment(file, settings or ())
+    place = Path("runs") / experiment.name if out is None else out
+    changes = [part for setting in settings or () for part in ("--set", setting)]
+    command = [
+        program(),
+        "federation",
+        "up",
+        str(file),
+        "--sites",
+        str(sites),
+        *changes,
+        "--out",
+        str(place),
+        "--resume",
+    ]
+    with resumable(command), show_progress(experiment, quiet=quiet) as on_round_end:
+        records = run_local_federation(
+            experiment, place, file.parent.resolve(), configs or sites, resume=resume, on_round_end=on_round_end,
+            patience=Patience(deadline=deadline, at_least=at_least),
+        )  # fmt: skip
+    page = write_report([record.folder for record in records], place, f"Federation: {experiment.name}")
+    if not quiet:
+        seeds = [str(record.seed) for record in records]
+        make_console().print(result_table(records, "seed", seeds, summarise=True))
+        say(_time_split(records[0].metrics))
+        say(f"runs are in {place}, the report is {page}")
+
+
+def _time_split(metrics: list[dict[str, float]]) -> str:
+    """Where the seconds of a round went."""
+    rounds = max(1, len(metrics))
+    sites, carried, server = (
+        sum(one.get(f"seconds_{part}") or 0.0 for one in metrics) / rounds for part in ("sites", "transport", "server")
+    )
+    return (
+        f"a round took {sites + carried + server:.1f} s: {sites:.2f} s work at the slowest site, {carried:.1f} s "
+        f"transport (Flower's polling), {server:.2f} s at the server"
+    )
+
+
+@federation_app.command("site")
+def site_command(
+    file: Annotated[Path, typer.Argument(help="The config of the site, site.toml.")],
+    with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
+) -> None:
+    """Run at a site: hold its data and answer the server, until it is stopped."""
+    if with_parent:
+        end_with_parent()
+    from ..federation.site_daemon import run_site  # needs flwr
+    from ..federation.site_settings import load_site
+
+    settings = load_site(file)
+    say(f"site {settings.name!r} serves {settings.superlink}; stop it with Ctrl-C")
+    try:
+        run_site(settings, file.parent.resolve(), lambda served: say(f"{served} messages answered"))
+    except KeyboardInterrupt:
+        say(f"site {settings.name!r} stopped; what it knows is in {file.parent / settings.state}")

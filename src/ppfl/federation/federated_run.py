@@ -1,0 +1,253 @@
+"""An experiment run over real sites, into the same run folders as `ppfl run`.
+
+The server has no data and no client states: its checkpoint holds its own state, and of each site the last exchange
+that was counted. Client states are in the sites' stores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from ..algorithms.contract import Method, Problem
+from ..core.affinity import nothing
+from ..core.errors import SettingError
+from ..core.trees import tree_map
+from ..data import Federation
+from ..data.sample_kind import SampleKind
+from ..runs.experiment import Experiment
+from ..runs.folder import Checkpoint, RunFolder, method_of
+from ..runs.lock import locked
+from ..runs.provenance import describe_environment
+from ..runs.record import RunRecord, load_run
+from ..runs.run import Interrupted, OnRoundEnd
+from ..runs.storage import read_json, write_json
+from ..server import Kept, Measurement, ServerState, begin, choose_lr, measure, train_and_measure
+from ..server.loop import MAIN, in_roster_order
+from ..sites import Setup
+from .carrier import Carrier
+from .federation_errors import FederationError
+from .flower_transport import FlowerTransport
+from .ledger import Ledger
+from .site_mail import Patience, SiteMail
+from .site_requests import ClientTable, OpenRun, UseKept
+
+Connect = Callable[[SiteMail], FlowerTransport]
+
+
+def run_federated(
+    experiment: Experiment,
+    out: Path,
+    carrier: Carrier,
+    *,
+    sites: tuple[str, ...] | None = None,
+    patience: Patience | None = None,
+    base: Path | None = None,
+    resume: bool = False,
+    on_round_end: OnRoundEnd | None = None,
+    **mail_options: Any,
+) -> list[RunRecord]:
+    """Run every seed into `out`/seed-<seed> over the sites that a carrier reaches. sites: names to wait for."""
+    _refuse_unsupported(experiment)
+    folders = {seed: RunFolder(out / f"seed-{seed}") for seed in experiment.seeds}
+    with ExitStack() as locks:
+        for seed, folder in folders.items():
+            if not folder.finished:
+                locks.enter_context(locked(folder.path))
+            folder.claim(experiment.for_seed(seed), resume=resume)
+        for seed, folder in folders.items():
+            if not folder.finished:
+                notes = ServerNotes(folder.path.with_name(f"{folder.path.name}.federation"))
+                mail = SiteMail(
+                    carrier, notes.run, start=notes.starts, patience=patience, ledger=Ledger(notes.ledger_file),
+                    **mail_options,
+                )  # fmt: skip
+                transport = FlowerTransport(mail, experiment.device)
+                transport.connect(sites)
+                FederatedRun(experiment.for_seed(seed), folder, notes, transport, base).go(on_round_end)
+    return [load_run(folder.path) for folder in folders.values()]
+
+
+def _refuse_unsupported(experiment: Experiment) -> None:
+    if experiment.newcomers:
+        raise SettingError("newcomers are held out of data that a server has; leave newcomers out of a federation")
+    if experiment.start is not None:
+        raise SettingError("[start] is not possible in a federation yet; leave it out")
+
+
+class ServerNotes:
+    """What the server keeps beside a run folder: the id of the run, its starts, the ledger, and where sites are."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file, self._merged_file = folder / "server.json", folder / "merged.json"
+        self.ledger_file = folder / "ledger.jsonl"
+        before = read_json(self._file) if self._file.is_file() else {}
+        # a run that is begun again in the same place is another run, and its sites must not take it for the old one
+        self.run = str(
+            before.get("run") or f"{folder.name}-{hashlib.sha256(str(time.time_ns()).encode()).hexdigest()[:16]}"
+        )
+        self.starts = int(before.get("starts", 0)) + 1
+        write_json(self._file, {"run": self.run, "starts": self.starts})
+
+    def save_merged(self, exchange: int, merged: dict[str, int]) -> None:
+        """Before the checkpoint of that exchange is written; the one before is kept, as that may be the newest."""
+        before = read_json(self._merged_file) if self._merged_file.is_file() else {}
+        last = dict(sorted(before.items(), key=lambda item: int(item[0]))[-1:])
+        write_json(self._merged_file, last | {str(exchange): merged})
+
+    def read_merged(self, exchange: int) -> dict[str, int]:
+        """Of each site, the last exchange that was counted when the server was after `exchange`."""
+        found = read_json(self._merged_file).get(str(exchange)) if self._merged_file.is_file() else None
+        if found is None:
+            raise FederationError(f"{self._merged_file} does not know exchange {exchange}; start the run anew")
+        return {str(site): int(merged) for site, merged in found.items()}
+
+
+class _AskedFederation:
+    """What an affinity asks of a federation, brought from the sites."""
+
+    def __init__(self, transport: FlowerTransport, kind: SampleKind) -> None:
+        self._transport = transport
+        self.ids, self.n_classes, self.n_clients = transport.roster.ids, kind.n_classes, len(transport.roster)
+        self.name = "the federation"
+
+    def label_counts(self) -> Tensor:
+        return self._table("label_counts")
+
+    def feature_means(self) -> Tensor:
+        return self._table("feature_means")
+
+    def _table(self, name: str) -> Tensor:
+        (reply,) = self._transport.ask([ClientTable(name)])
+        if len(reply.rows.ids or ()) < self.n_clients:
+            raise FederationError(f"{name} of some clients are missing; all sites must be there when a run begins")
+        return in_roster_order(reply.rows, self._transport).values[name]
+
+
+class FederatedRun:
+    """One seed."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        notes: ServerNotes,
+        transport: FlowerTransport,
+        base: Path | None,
+    ) -> None:
+        self.experiment, self.folder, self.notes, self.transport = experiment, folder, notes, transport
+        (self.seed,) = experiment.seeds
+        self.resumes = folder.started
+        self.watch = experiment.watch.build(base)
+        kind = SampleKind.from_json(transport.facts)
+        self.clients = self._describe_clients(kind)
+        population = experiment.build_population(kind.stand_in(), self.seed, base)
+        settings = experiment.model_dump(mode="json", exclude={"data"})
+        transport.open_run(OpenRun(settings, self.seed))
+        asked = cast(Federation, _AskedFederation(transport, kind))
+        affinity = experiment.affinity.build(asked, experiment.algorithm) or nothing(transport.roster.ids)
+        self.problem = Problem(
+            population, transport.roster, affinity.check(transport.roster.ids).to(transport.device), experiment.rounds,
+            self.seed, transport.described_total("importance"), tuple(transport.facts["splits"]), transport.device,
+        )  # fmt: skip
+        self.saved = 0  # the round of the last checkpoint
+        self.method = self._choose()
+
+    def _describe_clients(self, kind: SampleKind) -> dict[str, Any]:
+        """As a run folder has it, with one number of samples per site instead of one per client."""
+        sites = self.transport.sites
+        digest = hashlib.sha256(json.dumps({n: s.described.facts["data"] for n, s in sorted(sites.items())}).encode())
+        samples = {
+            split: [int(site.described.metrics[f"samples.{split}"]) for site in sites.values()]
+            for split in self.transport.facts["splits"]
+        }
+        return {
+            "ids": list(self.transport.roster.ids), "samples": samples, "truth": None, "data": digest.hexdigest()[:32],
+            "kind": kind.to_json(), "sites": {name: len(site.ids) for name, site in sites.items()},
+        }  # fmt: skip
+
+    def _choose(self) -> Method:
+        if self.resumes:
+            return method_of(self.folder.read_experiment(), self.folder.chosen_file)
+        return choose_lr(self.experiment.algorithm, self.problem, self.transport, self.experiment.dropout)
+
+    def go(self, on_round_end: OnRoundEnd | None) -> None:
+        """Train to the end, with a checkpoint after every round."""
+        environment = describe_environment()
+        state, kept = self._start()
+        measured: Measurement | None = None
+        clock = _RoundClock(self.transport)
+        try:
+            for end in train_and_measure(self.method, self.problem, self.transport, self.watch, state, kept):
+                end = end._replace(record=end.record | clock.lap())
+                if end.state.round == 1 and not self.folder.started:
+                    self.folder.begin(self.experiment, self.method, self.clients, environment)
+                self.folder.append(end.record, None if end.measured is None else end.measured.memberships)
+                state, kept, measured = end.state, end.kept, end.measured
+                self._save(state, kept)
+                if on_round_end is not None:
+                    on_round_end(self.seed, end)
+            assert kept is not None, "an experiment has at least one round"
+            self._finish(state, kept, measured)
+        except KeyboardInterrupt:
+            raise Interrupted(self.saved, self.problem.rounds, self.seed, self.folder.path.parent) from None
+
+    def _start(self) -> tuple[ServerState, Kept | None]:
+        """The first state, or the one in the checkpoint; the sites have the states of their clients."""
+        found = self._checkpoint() if self.resumes else None
+        if found is None:
+            return begin(self.method, self.problem, self.transport, dropout=self.experiment.dropout), None
+        self.saved = found.state.round
+        problem = self.problem
+        setup = Setup(
+            MAIN, self.method, problem.population.initial_network(), problem.seed, problem.importance,
+            self.experiment.dropout,
+        )  # fmt: skip
+        self.transport.resume(setup, self.notes.read_merged(found.state.exchange))
+        return found.state, found.kept
+
+    def _checkpoint(self) -> Checkpoint | None:
+        server = tree_map(lambda leaf: leaf.to(self.problem.device), self.method.init_server(self.problem))
+        return self.folder.resume({"server": server, "clients": {}}, self.clients)
+
+    def _save(self, state: ServerState, kept: Kept) -> None:
+        self.notes.save_merged(state.exchange, self.transport.merged(MAIN))
+        self.folder.save_checkpoint(Checkpoint(state, {}, kept, {}))
+        self.saved = state.round
+
+    def _finish(self, last: ServerState, kept: Kept, measured: Measurement | None) -> None:
+        if kept.state.round != last.round:
+            self.transport.ask([UseKept(MAIN)])
+            measured = None
+        if measured is None:
+            measured = measure(self.method, self.problem, self.transport, kept.state, self.watch)
+        returned = {"server": kept.state.server, "clients": {}}
+        self.folder.finish(returned, kept.state.round, measured.memberships, measured.record)
+
+
+class _RoundClock:
+    """How the seconds of a round split, and what went wrong in it."""
+
+    def __init__(self, transport: FlowerTransport) -> None:
+        self.mail = transport.mail
+        self.began, self.times, self.counts = time.monotonic(), self.mail.times, self.mail.counts.copy()
+
+    def lap(self) -> dict[str, Any]:
+        """Since the last lap."""
+        now, times = time.monotonic(), self.mail.times
+        waiting, work = times.waiting - self.times.waiting, times.work - self.times.work
+        found: dict[str, Any] = {
+            "seconds_sites": work, "seconds_transport": max(0.0, waiting - work),
+            "seconds_server": max(0.0, now - self.began - waiting),
+        }  # fmt: skip
+        found |= {f"sites_{name}": count for name, count in (self.mail.counts - self.counts).items()}
+        self.began, self.times, self.counts = now, times, self.mail.counts.copy()
+        return found

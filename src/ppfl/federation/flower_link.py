@@ -1,0 +1,222 @@
+"""The server's end of Flower: a run at the SuperLink, and its Grid in this very process.
+
+A SuperLink with `--isolation process` starts no process for a run: whoever knows its secret may take the task. We do
+that here, so that the server loop runs where its command was given, with its own progress and its own Ctrl-C. The app
+that Flower wants for a run is empty (`app_bundle`): sites run what is installed there, never what a server sends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from .federation_errors import FederationError
+
+APP_PUBLISHER, APP_NAME, APP_VERSION = "ppfl", "ppfl-federation", "1.0.0"
+HEARTBEAT_SECONDS = 10.0  # a task that is silent for a minute is taken to be dead
+CONNECT_SECONDS = 60.0
+
+
+class SuperLinkAddress(NamedTuple):
+    """Where a SuperLink is, and what proves that we may use it."""
+
+    address: str  # host:port
+    root_certificate: bytes | None  # PEM; None: without TLS
+    secret: bytes  # of --superexec-auth-secret-file
+
+    @property
+    def insecure(self) -> bool:
+        return self.root_certificate is None
+
+
+def app_bundle() -> bytes:
+    """The app of every run: it has no code of ours, so its hash is the same everywhere and sites can pin it."""
+    from flwr.cli.build import build_fab_from_files
+
+    components = "\n".join(f'{kind} = "ppfl_app:app"' for kind in ("serverapp", "clientapp"))
+    text = f"""[project]
+name = "{APP_NAME}"
+version = "{APP_VERSION}"
+license = "Apache-2.0"
+description = "Nothing is run from here; ppfl is installed at every site."
+dependencies = []
+
+[tool.flwr.app]
+publisher = "{APP_PUBLISHER}"
+
+[tool.flwr.app.components]
+{components}
+"""
+    files = {"pyproject.toml": text.encode(), "ppfl_app.py": b"app = None\n"}
+    bundle: bytes = build_fab_from_files(files)[0]
+    return bundle
+
+
+def app_hash() -> str:
+    """What a site compares the app of a message with."""
+    return hashlib.sha256(app_bundle()).hexdigest()
+
+
+def runtime_client(link: SuperLinkAddress, interceptors: Iterable[Any], *, retry: bool = True) -> Any:
+    """A client of the Runtime API of a SuperLink or a SuperNode. retry: whether it tries again by itself."""
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    return RuntimeHttpClient.from_server_address(
+        server_address=link.address,
+        insecure=link.insecure,
+        root_certificates=link.root_certificate,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="ppfl"), *interceptors],
+        retry_invoker=make_simple_http_retry_invoker() if retry else None,
+    )
+
+
+class TaskQueue:
+    """Takes the tasks that a SuperLink or a SuperNode has for us."""
+
+    def __init__(self, link: SuperLinkAddress, kind: str) -> None:
+        from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
+
+        protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        signed = SuperExecAuthHttpInterceptor(master_secret=link.secret, protected_methods=protected)
+        self._client, self._kind = runtime_client(link, [signed], retry=False), kind
+
+    def take(self) -> tuple[Any, str] | None:
+        """The oldest task and the token that opens it; None where there is none."""
+        from flwr.proto.runtime_pb2 import AcquireTaskRequest
+
+        found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[self._kind]))
+        return (found.task, found.token) if found.HasField("task") and found.token else None
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Heartbeat:
+    """Tells Flower from time to time that a task is being worked on."""
+
+    def __init__(self, client: Any, seconds: float = HEARTBEAT_SECONDS) -> None:
+        self._client, self._seconds, self._stop = client, seconds, threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        import httpx
+        from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
+
+        while not self._stop.wait(self._seconds):
+            try:
+                self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            except httpx.HTTPError:
+                continue  # it is tried again, and whoever pulls or pushes notices that nobody answers
+
+
+def control_client(link: SuperLinkAddress) -> Any:
+    """A client of the Control API: it starts runs and registers sites."""
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    return ControlHttpClient.from_server_address(
+        server_address=link.address,
+        insecure=link.insecure,
+        root_certificates=link.root_certificate,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="ppfl")],
+    )
+
+
+def wait_for(ready: Callable[[], Any], what: str, seconds: float = CONNECT_SECONDS, pause: float = 0.2) -> Any:
+    """What `ready` returns once it is true; connection errors on the way are tried again."""
+    import httpx
+
+    end = time.monotonic() + seconds
+    reason = "no answer"
+    while time.monotonic() < end:
+        try:
+            if found := ready():
+                return found
+        except httpx.HTTPError as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+        time.sleep(pause)
+    raise FederationError(f"{what}: nothing after {seconds:.0f} s ({reason}); look at its log")
+
+
+def register_site(link: SuperLinkAddress, name: str, public_key: bytes) -> int:
+    """Let the SuperNode with this key (OpenSSH) join, under this name."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    client = control_client(link)
+    try:
+        key = public_key_to_bytes(load_ssh_public_key(public_key))
+        node: int = client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id
+        return node
+    finally:
+        client.close()
+
+
+class FlowerRun:
+    """A run at a SuperLink that this process works on; use it as a context."""
+
+    def __init__(self, link: SuperLinkAddress) -> None:
+        self.link = link
+
+    def __enter__(self) -> Any:
+        from flwr.common.serde import fab_to_proto, run_from_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.proto.runtime_pb2 import PullTaskInputRequest
+        from flwr.supercore.constant import TaskType
+        from flwr.supercore.fab import Fab
+        from flwr.supercore.task_identity import TaskIdentity
+        from flwr.superlink.grid import HttpGrid
+
+        control, queue = control_client(self.link), TaskQueue(self.link, TaskType.SERVER_APP)
+        try:
+            started = control.StartRun(StartRunRequest(fab=fab_to_proto(Fab(app_hash(), app_bundle(), {}))))
+            self.run_id: int = started.run_id
+
+            def own_task() -> str | None:  # tasks of runs that a dead server left are taken and dropped
+                found = queue.take()
+                return found[1] if found is not None and found[0].run_id == self.run_id else None
+
+            token = wait_for(own_task, f"run {self.run_id} at the SuperLink {self.link.address}", pause=0.05)
+        finally:
+            control.close()
+            queue.close()
+        grid = HttpGrid(self.link.address, self.link.insecure, self.link.root_certificate, token=token)
+        self._client = grid._runtime_client
+        self._heartbeat = Heartbeat(self._client).__enter__()
+        task = self._client.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id  # messages take them from there
+        TaskIdentity.node_id = task.context.node_id
+        grid.set_run(run_from_proto(task.run))
+        self.grid = grid
+        return grid
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        import httpx
+        from flwr.common.constant import SubStatus
+        from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+
+        self._heartbeat.__exit__(None, None, None)
+        status = SubStatus.COMPLETED if kind is None else SubStatus.STOPPED
+        with suppress(httpx.HTTPError):  # the SuperLink notices by itself
+            self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+        self.grid.close()

@@ -1,0 +1,79 @@
+"""`site.toml`: what a site is, where its data are, and what a server may ask of it. It stays at the site."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError, model_validator
+from torch import Tensor
+
+from ..core.client_names import as_ids
+from ..core.errors import SettingError
+from ..core.settings import Count, Settings
+from ..data import DataSettings, Federation
+from ..data.factories import PythonName
+from ..runs.explain import explain
+from ..runs.load import load_settings
+from ..sites.engines import balanced
+from .envelope import MOST_BYTES
+
+SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+class PartSettings(Settings):
+    """`[part]`: for a trial on one machine, a part of a federation instead of data of the site's own."""
+
+    number: Count  # from 1
+    of: Count
+
+    @model_validator(mode="after")
+    def _is_one_of_them(self) -> PartSettings:
+        if self.number > self.of:
+            raise ValueError(f"part {self.number} of {self.of}; number the parts from 1 to {self.of}")
+        return self
+
+
+class SiteSettings(Settings):
+    """All settings of a site.
+
+    >>> from ppfl.data.dataset_settings import Csv
+    >>> SiteSettings(name="clinic", data=Csv(file="visits.csv", client="patient", target="outcome")).allow
+    ()
+    """
+
+    name: SiteName
+    data: DataSettings
+    part: PartSettings | None = None
+    units: dict[str, str] = {}  # of columns, such as {"glucose": "mg/dl"}: sites must agree on them
+    allow: tuple[PythonName, ...] = ()  # functions that a server's experiment may name, for networks and metrics
+    state: Path = Path("state.sqlite")  # the clients' states; relative to this file
+    ledger: Path = Path("ledger.jsonl")
+    device: str = "cpu"
+    most_bytes: Annotated[int, Field(gt=0)] = MOST_BYTES  # of a message
+    superlink: str | None = None  # host:port
+    root_certificate: Path | None = None
+    private_key: Path | None = None
+
+    def build_data(self, base: Path | None) -> tuple[Federation, Tensor]:
+        """The site's clients and their importance (M,). They are named "site/client"; in a trial as in the whole."""
+        whole = self.data.build(base).to(self.device)
+        if self.part is None:
+            ids = as_ids([f"{self.name}/{client}" for client in whole.ids])
+            return replace(whole, ids=ids), whole.importance
+        if self.part.of > whole.n_clients:
+            raise SettingError(
+                f"{whole.name} has {whole.n_clients} clients and is to be split over {self.part.of} sites; use fewer"
+            )
+        mine = sorted(balanced(whole.train.sizes.tolist(), self.part.of)[self.part.number - 1])
+        return whole.select([whole.ids[at] for at in mine]), whole.importance[mine]
+
+
+def load_site(file: Path) -> SiteSettings:
+    """The settings of a site from its TOML file; paths in it are relative to the file."""
+    settings = load_settings(file)
+    try:
+        return SiteSettings.model_validate(settings)
+    except ValidationError as error:
+        raise SettingError(f"{file}: {explain(error, settings)}") from None

@@ -1,0 +1,111 @@
+"""Three sites in processes of their own, with TLS and authentication, on loopback. Everything that is started ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed; pip install ppfl[flower]")
+pytest.importorskip("cryptography", reason="cryptography is not installed; pip install ppfl[flower]")
+
+from federation.test_federated_run import assert_same_run, make_experiment
+from ppfl.federation.certificates import create_key_pair
+from ppfl.federation.federated_run import run_federated
+from ppfl.federation.flower_carrier import FlowerCarrier
+from ppfl.federation.flower_link import FlowerRun
+from ppfl.federation.flower_processes import Processes, start_supernode, write_secret
+from ppfl.federation.local_federation import local_federation
+from ppfl.federation.site_mail import Patience
+from ppfl.runs import run
+
+PATIENCE = Patience(deadline=120, resend=20, at_least=3)
+# processes start one after the other, and each round is evaluated at the end alone
+SHORT = {"watch": {"every": 5}}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation")
+    with local_federation(folder, make_experiment("fedavg"), folder, 3) as federation:
+        yield federation
+        started = [process.pid for process in federation.processes.running.values()]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+
+
+def run_over_flower(experiment, out, federation, **options):
+    with FlowerRun(federation.link) as grid:
+        carrier = FlowerCarrier(grid)
+        return run_federated(experiment, out, carrier, sites=federation.sites, patience=PATIENCE, **options)
+
+
+@pytest.mark.parametrize("method", ["ppfl-outputs", "scaffold"])
+def test_three_processes_give_the_trajectory_of_one(method, running, tmp_path):
+    experiment = make_experiment(method, **SHORT)
+    (there,) = run_over_flower(experiment, tmp_path / "federated", running)
+    (here,) = run(experiment, tmp_path / "alone")
+    assert_same_run(here, there, experiment)
+    for record in there.metrics:
+        assert 0 < record["seconds_sites"] < record["seconds_sites"] + record["seconds_transport"]
+
+
+def test_a_site_that_is_killed_in_a_round_and_started_again_changes_nothing(running, tmp_path):
+    experiment = make_experiment("ditto", **SHORT)
+
+    def kill(seed, end):
+        if end.state.round == 2:
+            victim = running.processes.running["site-2"]
+            os.kill(victim.pid, signal.SIGKILL)
+            victim.wait()
+            running.start_site("site-2")
+
+    (there,) = run_over_flower(experiment, tmp_path / "federated", running, on_round_end=kill)
+    (here,) = run(experiment, tmp_path / "alone")
+    assert_same_run(here, there, experiment)
+    assert not any(record.get("sites_lost") for record in there.metrics)
+
+
+SERVER = """
+import sys
+from pathlib import Path
+from federation.test_real_processes import make_experiment, run_over_flower, SHORT
+from ppfl.federation.flower_link import SuperLinkAddress
+from ppfl.federation.local_federation import LocalFederation
+
+folder, address, out = sys.argv[1:]
+server = Path(folder) / "server"
+link = SuperLinkAddress(address, (server / "authority.pem").read_bytes(), (server / "secret").read_bytes())
+federation = LocalFederation(Path(folder), link, ("site-1", "site-2", "site-3"), None)
+run_over_flower(make_experiment("ppfl-weights", **SHORT), Path(out), federation)
+"""
+
+
+def test_a_server_that_is_killed_resumes_with_the_same_result(running, tmp_path):
+    experiment, out = make_experiment("ppfl-weights", **SHORT), tmp_path / "federated"
+    command = [sys.executable, "-c", SERVER, str(running.folder), running.link.address, str(out)]
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}) as server:
+        metrics, end = out / "seed-0" / "metrics.jsonl", time.monotonic() + 150
+        while time.monotonic() < end and server.poll() is None:
+            if metrics.exists() and metrics.read_bytes().count(b"\n") >= 2:
+                break
+            time.sleep(0.05)
+        server.kill()
+    assert metrics.read_bytes().count(b"\n") < 5, "it was killed before its end"
+    (there,) = run_over_flower(experiment, out, running, resume=True)
+    (here,) = run(experiment, tmp_path / "alone")
+    assert_same_run(here, there, experiment)
+
+
+def test_a_key_that_nobody_registered_is_refused(running, tmp_path):
+    (tmp_path / "key").write_bytes(create_key_pair().private_key)
+    write_secret(tmp_path / "secret")
+    with Processes(tmp_path / "logs") as processes:
+        authority = running.folder / "server" / "authority.pem"
+        start_supernode(processes, running.link.address, authority, tmp_path / "key", tmp_path / "secret")
+        supernode = processes.running["supernode"]
+        assert supernode.wait(90) != 0
+        assert "Received" not in (tmp_path / "logs" / "supernode.log").read_text()
