@@ -10,6 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key, load_ssh_public_key
 
+from ppfl.cli import main
 from ppfl.core.errors import PPFLError
 from ppfl.federation.provisioning import (
     init_federation,
@@ -20,6 +21,7 @@ from ppfl.federation.provisioning import (
 )
 from ppfl.federation.secure_sums import SecureSettings
 from ppfl.federation.secure_sums.key_agreement import SiteIdentity
+from ppfl.federation.site_settings import load_site
 from ppfl.runs.load import load_experiment, load_settings
 
 EXPERIMENT = """\
@@ -131,6 +133,8 @@ def test_a_sites_config_is_one_to_fill_in(out: Path, file: Path) -> None:
     assert found["superlink"] == "fl.example.org:9092" and found["name"] == "north" and found["allow"] == []
     for name in ("root_certificate", "private_key"):
         assert (out / "sites" / "north" / found[name]).is_file()
+    settings = load_site(out / "sites" / "north" / "site.toml")
+    assert (settings.name, settings.superlink) == ("north", "fl.example.org:9092")
     experiment = load_experiment(file)
     assert type(experiment.data).model_validate(found["data"]) == experiment.data
 
@@ -198,3 +202,21 @@ def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secure_sums.toml").write_text("[public_keys]\n[settings]\nmin_sites = 1\n")
     with pytest.raises(PPFLError, match="min_sites"):
         load_secure_sums(tmp_path / "secure_sums.toml")
+
+
+def test_the_commands_make_folders_and_take_keys_back(
+    tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new"
+    made = ["init", str(file), "--sites", "a,b", "--sites", "c", "--server-host", "10.0.0.1", "--port", "9999"]
+    for arguments in ([*made, "--out", str(out)], ["revoke", "b", "--folder", str(out)]):
+        with pytest.raises(SystemExit) as ended:
+            main(["federation", *arguments])
+        assert ended.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "to site 'c'" in said and "the key of site 'b' is revoked" in said
+    assert sorted(registered_sites(out / "server")) == ["a", "c"]
+    assert load_site(out / "sites" / "a" / "site.toml").superlink == "10.0.0.1:9999"
+    with pytest.raises(SystemExit) as ended:
+        main(["federation", "revoke", "z", "--folder", str(out)])
+    assert ended.value.code == 2

@@ -11,12 +11,15 @@ from ..parent_process import end_with_parent
 from ..runs import load_experiment
 from .program import program
 from .progress import show_progress
+from .provisioning_commands import init_command, revoke_command
 from .run_tables import result_table
 from .terminal import PlainGroup, make_console, say
 
 federation_app = typer.Typer(
     cls=PlainGroup, help="Run an experiment over real sites, with Flower.", no_args_is_help=True
 )
+federation_app.command("init")(init_command)
+federation_app.command("revoke")(revoke_command)
 
 
 @federation_app.command("up")

@@ -25,7 +25,7 @@ from .secure_settings import SecureSettings
 from .shamir import join_shares
 
 
-class _Opened(NamedTuple):
+class _OpenedSeeds(NamedTuple):
     """Seeds of masks that the sites have opened."""
 
     own: dict[str, bytes]  # by site that answered
@@ -108,7 +108,7 @@ class SecureSums:
         return sums._replace(metrics={name: value for name, value in sums.metrics.items() if name != CLIPPED})
 
     def _take_masks_away(
-        self, total: Integers, part: str, holders: list[str], notes: Mapping[str, MaskedNote], opened: _Opened
+        self, total: Integers, part: str, holders: list[str], notes: Mapping[str, MaskedNote], opened: _OpenedSeeds
     ) -> None:
         """All that is on the total of the sites that have a part, and does not cancel in it."""
         for site in holders:
@@ -122,7 +122,7 @@ class SecureSums:
                     key = part_key(opened.pairs[site, other], part)
                 add_mask(total, key, -pair_sign(site, other))
 
-    def _opened(self, question: Unmask, answer: Reply) -> _Opened:
+    def _opened(self, question: Unmask, answer: Reply) -> _OpenedSeeds:
         shares = {name: note for name, note in answer.by_site.items() if isinstance(note, Shares)}
         for name, note in shares.items():
             if note.refused:
@@ -144,7 +144,7 @@ class SecureSums:
             for site in answered
             for other in missing
         }
-        return _Opened(own, pairs)
+        return _OpenedSeeds(own, pairs)
 
 
 def refuse_rows(request: Request) -> None:
