@@ -53,9 +53,11 @@ def read_membership_log(path: Path, length: int, clients: int, salt: int) -> dic
     start = last = 0
     while start < length:
         round, memberships, end = _read_record(path, content, start, salt)
-        if memberships.shape[0] != clients or round <= last:
+        if memberships.shape[0] > clients or round <= last:
             raise damaged(path, f"has round {round} of {memberships.shape[0]} clients after round {last}")
-        found[round] = memberships
+        # clients of sites that joined later are the last ones, and had no preference yet
+        new = memberships.new_full((clients - memberships.shape[0], memberships.shape[1]), 1 / memberships.shape[1])
+        found[round] = torch.cat([memberships, new])
         start, last = end, round
     if found:
         try:
