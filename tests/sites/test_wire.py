@@ -14,6 +14,7 @@ from ppfl.core.errors import DataError
 from ppfl.core.population import Population
 from ppfl.core.settings import Settings
 from ppfl.sites import Close, Describe, Evaluate, Keep, Loop, Refusal, Reply, Restore, Save, Setup, Site, Train
+from ppfl.sites.messages import AcceptKeys, KeyOffer, Masked, MaskedNote, NoKeys, OfferKey, Shares, Unmask
 from ppfl.sites.wire import decode, encode, encoded_size
 from server.test_contract import CASES, SIZES
 from support import make_federation, make_net
@@ -68,6 +69,7 @@ IDS = st.lists(st.text(max_size=6), max_size=4).map(tuple)
 ROWS = st.builds(Rows, st.none() | IDS, TABLES)
 WHO = IDS | st.builds(Share, st.floats(0, 1), st.none() | st.integers(1, 9))
 EXCHANGE = st.integers(0, 10**6)
+TEXTS = st.dictionaries(NAMES, st.text(max_size=5), max_size=2)
 KINDS = {
     Describe: st.builds(Describe),
     Setup: st.builds(
@@ -84,14 +86,22 @@ KINDS = {
         Reply, st.dictionaries(NAMES, st.builds(Total, TENSORS, TABLES), max_size=2), TABLES, ROWS,
         st.dictionaries(NAMES, NUMBERS | st.lists(NUMBERS), max_size=2),
         st.lists(st.builds(Refusal, NAMES, NAMES), max_size=2).map(tuple),
+        st.dictionaries(NAMES, st.builds(Shares, TEXTS, st.dictionaries(NAMES, TEXTS, max_size=2)), max_size=2),
     ),
+    OfferKey: st.builds(OfferKey, NAMES),
+    AcceptKeys: st.builds(
+        AcceptKeys, NAMES, st.dictionaries(NAMES, st.builds(KeyOffer, NAMES, NAMES, NAMES), max_size=2)
+    ),
+    Masked: st.builds(Masked, NAMES, NAMES, EXCHANGE, st.builds(Evaluate, NAMES, IDS, TREES, TABLES)),
+    Unmask: st.builds(Unmask, NAMES, NAMES, EXCHANGE, st.dictionaries(NAMES, TEXTS, max_size=2)),
 }  # fmt: skip
 
 
 def test_all_requests_and_replies_are_among_the_kinds() -> None:
     site = Site(make_federation(), Population(make_net(), k=1), Loop())
-    assert KINDS.keys() == {*site._answers, Reply}
-    inner = {Share, Sum, Total, Rows, Refusal}
+    secure = {OfferKey, AcceptKeys, Masked, Unmask}
+    assert KINDS.keys() == {*site._answers, Reply} | secure
+    inner = {Share, Sum, Total, Rows, Refusal, KeyOffer, MaskedNote, Shares, NoKeys}
     of_methods = {kind for kind in MESSAGES.values() if kind.__module__.startswith("ppfl.algorithms")} - inner
     assert set(MESSAGES.values()) == KINDS.keys() | inner | of_methods
 

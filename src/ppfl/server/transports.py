@@ -16,7 +16,7 @@ from ..algorithms.contract import Roster, Rows, Share
 from ..core.client_names import ClientIds
 from ..core.errors import DataError
 from ..sites import Describe, Evaluate, Reply, Request, Site, Train
-from ..sites.messages import combine
+from ..sites.messages import Masked, combine
 from ..sites.wire import encoded_size
 
 
@@ -77,6 +77,8 @@ def make_roster(ids_of_sites: Sequence[ClientIds], order: Sequence[str] | None) 
 
 def route(request: Request, roster: Roster, ids: ClientIds) -> Request:
     """The part of a request that is for the site with these clients."""
+    if isinstance(request, Masked):
+        return request._replace(request=route(request.request, roster, ids))
     if not isinstance(request, Train | Evaluate) or ids == roster.ids:
         return request
     if isinstance(request, Evaluate) or isinstance(request.who, Share):

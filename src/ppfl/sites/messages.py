@@ -104,7 +104,42 @@ class Close(NamedTuple):
     session: str
 
 
-Request = Describe | Setup | Train | Evaluate | Keep | Save | Restore | Close
+@message
+class OfferKey(NamedTuple):
+    """Make a key for the secure sums of a run, and offer its public half to the other sites."""
+
+    run: str
+
+
+@message
+class AcceptKeys(NamedTuple):
+    """What the sites that take part have offered."""
+
+    run: str
+    offers: dict[str, KeyOffer]  # by site
+
+
+@message
+class Masked(NamedTuple):
+    """A request whose sums are masked: only their total over all sites can be read."""
+
+    run: str
+    keys: str  # which keys: the name of what the sites have accepted
+    number: int  # of the request, counted from 1 for these keys
+    request: Any  # Describe, Train or Evaluate
+
+
+@message
+class Unmask(NamedTuple):
+    """What is needed to read the total of a masked request, from the sites that answered it."""
+
+    run: str
+    keys: str
+    number: int
+    packets: dict[str, dict[str, str]]  # by the site that answered, and the site it is for
+
+
+Request = Describe | Setup | Train | Evaluate | Keep | Save | Restore | Close | OfferKey | AcceptKeys | Masked | Unmask
 
 
 @message
@@ -116,6 +151,40 @@ class Refusal(NamedTuple):
 
 
 @message
+class KeyOffer(NamedTuple):
+    """A site's public key for one run, signed with the key by which the other sites know it. All in hexadecimal."""
+
+    key: str
+    settings: str  # of secure sums, as JSON
+    signature: str
+
+
+@message
+class MaskedNote(NamedTuple):
+    """What goes with the masked sums of a site."""
+
+    packets: dict[str, str]  # for each site, shares of this site's masks that only it can read
+    layouts: dict[str, str]  # names, types and shapes of what each part of the sums holds
+    absent: dict[
+        str, dict[str, str]
+    ]  # by part that this site has not: the masks that others have put on it for this site
+
+
+@message
+class Shares(NamedTuple):
+    """Shares that open the masks of one request, in hexadecimal; or why a site does not give them."""
+
+    own: dict[str, str]  # by site that answered
+    pairs: dict[str, dict[str, str]]  # by site that answered, and site that did not
+    refused: str = ""
+
+
+@message
+class NoKeys(NamedTuple):
+    """A site that has not the keys that a request speaks of, as it has been started again."""
+
+
+@message
 class Reply(NamedTuple):
     """What a site answers, or all sites together."""
 
@@ -124,6 +193,7 @@ class Reply(NamedTuple):
     rows: Rows = Rows((), {})
     facts: dict[str, Any] = {}
     refused: tuple[Refusal, ...] = ()
+    by_site: dict[str, Any] = {}  # what secure sums need from each site; text alone
 
 
 def number(reply: Reply, metric: str) -> float:
@@ -149,6 +219,7 @@ def combine(replies: Sequence[Reply], names: Sequence[str]) -> Reply:
     return Reply(
         totals, metrics, join_rows([reply.rows for reply in replies]), first.facts,
         tuple(refusal for reply in replies for refusal in reply.refused),
+        {name: note for reply in replies for name, note in reply.by_site.items()},
     )  # fmt: skip
 
 
