@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ppfl.algorithms.local.batches import Draws, LocalData
-from ppfl.algorithms.ppfl import LEAST_SHARE
+from ppfl.algorithms.ppfl_blocks import LEAST_SHARE
 from ppfl.core.draws import name_keys, uniform
 from ppfl.core.workspace import Workspace
 

@@ -98,6 +98,31 @@ def test_each_client_takes_sgd_steps_from_its_mixed_network() -> None:
         assert_same(mine, {name: p.detach() for name, p in twin.named_parameters()}, **TIGHT)
 
 
+@pytest.mark.parametrize("engine", ["stacked", "loop"])
+def test_with_a_part_only_that_part_becomes_the_clients_own(engine: str) -> None:
+    method = PPFL(**SMALL)
+    found = trained(FineTune(method=method, steps=4, part="2.bias"), ROUNDS + 1, engine, k=3, mix="weights")
+    alone = trained(method, engine=engine, k=3, mix="weights")
+    thetas = alone.server.shared
+
+    def all_but_the_bias_frozen(i):
+        network = make_net(dtype=torch.float64)
+        network.load_state_dict({name: torch.tensordot(alone.memberships[i], thetas[name], 1) for name in thetas})
+        for name, p in network.named_parameters():
+            p.requires_grad_(name == "2.bias")
+        return network
+
+    settings = FedAvg(**SMALL, local_steps=4)
+    twins = naive_own_models.finetuned(FEDERATION, all_but_the_bias_frozen, settings, 0.2, SEED, ROUNDS)
+    for mine, twin in zip(networks_of_clients(found), twins, strict=True):
+        assert_same(mine, {name: p.detach() for name, p in twin.named_parameters()}, **TIGHT)
+
+
+def test_a_part_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(SettingError, match="part names 'head'"):
+        trained(FineTune(method=FedAvg(**SMALL), part="head"), k=1)
+
+
 def test_steps_of_their_own_fit_clients_better() -> None:
     found = trained(FineTune(method=FedAvg(lr=0.1, batch_size=None), epochs=20), 10, k=1)
     assert bool((losses_of_clients(found) < losses_of_clients(found, at=-2)).all())

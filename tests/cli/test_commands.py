@@ -218,7 +218,7 @@ def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, snapsho
     assert "| K = 1 |" in page and "| K = 2 |" in page and "| K = 3 |" not in page
     assert "ppfl reproduce k-sweep --case synthetic" in page
     assert f"Runs of {load_run(out / 'synthetic' / 'K-2' / 'seed-0').versions['started'][:10]}" in page
-    assert all(word in first.out for word in ("K = 1", "K = 2", "paper", str(out / "k-sweep.md")))
+    assert all(word in first.out for word in ("K = 1", "K = 2", "accuracy", str(out / "k-sweep.md")))
     assert (out / "synthetic" / "report.html").is_file()
     runs = snapshot(out / "synthetic" / "K-2" / "seed-0")
     monkeypatch.setattr(Synthetic, "build", None)  # nothing is left to run, so nothing needs the data

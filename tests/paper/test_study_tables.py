@@ -89,7 +89,7 @@ def test_recovery_is_shown_by_round_and_averaged_over_seeds() -> None:
     right, wrong = TRUTH[:, [1, 0]], TRUTH[[0, 2, 0, 2]]
     runs = [make_run({10: 1.0}, 0, {1: wrong, 10: right}), make_run({10: 1.0}, 1, {1: right, 10: right})]
     (table,) = study_tables(study, {"mnist": {"PPFL1": runs}})
-    assert table.rows == (("1", "75.0%", "0.250"), ("10", "100.0%", "0.000"))
+    assert table.rows == (("1", "75.0%", "0.250", "50.0%"), ("10", "100.0%", "0.000", "100.0%"))
 
 
 def test_a_target_above_one_is_refused() -> None:

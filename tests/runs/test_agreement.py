@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 
 from ppfl.core.simplex import harden, total_variation
 from ppfl.runs import group_agreement
+from ppfl.runs.agreement import told_apart
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**31))
 
@@ -44,3 +45,15 @@ def test_canonical_models_have_no_order(shape):
 def test_the_truth_agrees_with_itself(shape):
     _, truth = draw(*shape)
     assert group_agreement(truth, truth) == pytest.approx((1.0, 0.0))
+
+
+@given(SHAPES)
+def test_told_apart_is_the_nearest_mean_of_the_others(shape):
+    found, truth = draw(*shape)
+    group = truth.argmax(1).tolist()
+    right = 0
+    for i, mine in enumerate(found):
+        members = {g: [found[j] for j in range(len(group)) if group[j] == g and j != i] for g in set(group)}
+        distances = {g: float((torch.stack(rows).mean(0) - mine).norm()) for g, rows in members.items() if rows}
+        right += bool(distances) and min(distances, key=distances.__getitem__) == group[i]
+    assert told_apart(found, truth) == pytest.approx(right / len(group))

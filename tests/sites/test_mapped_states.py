@@ -123,7 +123,6 @@ def test_states_go_to_disk_where_they_would_take_more_than_the_limit(monkeypatch
 
 def test_what_is_mapped_is_given_back_and_nothing_is_lost(monkeypatch) -> None:
     trims = []
-    monkeypatch.setattr(mapped_states, "_RESIDENT", 1)
     real = MappedMemory.trim
     monkeypatch.setattr(MappedMemory, "trim", lambda self: (trims.append(1), real(self))[1])
     federation = make_federation((5, 9, 4), dtype=torch.float64)
@@ -134,6 +133,32 @@ def test_what_is_mapped_is_given_back_and_nothing_is_lost(monkeypatch) -> None:
     )
     assert_same(found.everything(), expected.everything(), atol=0, rtol=0)
     assert trims
+
+
+@pytest.mark.parametrize("gap", [0, 100, 2**20])
+@pytest.mark.parametrize("block", [64, 2**20])
+@pytest.mark.parametrize("width", [1, 40])
+def test_records_are_read_as_they_were_written_whatever_is_read_together(width, block, gap, monkeypatch) -> None:
+    monkeypatch.setattr(mapped_states, "_GAP", gap)
+    monkeypatch.setattr(mapped_states, "_BLOCK", block)
+    records, drawn = mapped_states._Records([((width,), torch.int32), ((), torch.uint8)], None), torch.Generator()
+    held: dict[int, list] = {}
+    for count in (1, 30, 7):
+        leaves = [torch.randint(1000, (count, width), generator=drawn, dtype=torch.int32), torch.arange(count).byte()]
+        slots = records.add(leaves, count)
+        held |= {slot: [leaf[i] for leaf in leaves] for i, slot in enumerate(slots.tolist())}
+        records.drop(slots[::3])  # others take these places
+        held = {slot: row for slot, row in held.items() if slot not in slots[::3].tolist()}
+    asked = [*held][::-1] + [*held][:2]  # in any order, and again
+    for found, expected in zip(records.read(torch.tensor(asked)), zip(*map(held.get, asked), strict=True), strict=True):
+        assert found.equal(torch.stack(expected))
+
+
+def test_states_are_read_and_written_without_mapping_their_file(monkeypatch) -> None:
+    monkeypatch.setattr(mapped_states.mmap, "mmap", None)  # the system would map much more than the rows at work
+    table, who = MappedTable(first_states, 1000), torch.arange(0, 1000, 7)
+    table.write(table.change(who, None), states_after(who, 5))
+    assert_same(table.rows(who.flip(0)), states_after(who.flip(0), 5), atol=0, rtol=0)
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the system cannot reserve space")

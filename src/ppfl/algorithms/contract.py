@@ -9,139 +9,28 @@ the plain loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from ..core.affinity import Affinity
 from ..core.backends import Backend
-from ..core.client_names import ClientIds, as_ids, client_keys, positions_of
-from ..core.draws import hashed
 from ..core.models import Models
 from ..core.params import Params
 from ..core.population import Population
 from ..core.trees import Tree
 from .local.batches import LocalData
+from .roster import Roster, drawn_ids, drawn_positions
+from .uploads import EVERYONE, MESSAGES, Rows, Share, Sum, Total, Upload, Who, Work, message
 
-Positions = Tensor | slice
+__all__ = [
+    "EVERYONE", "MESSAGES", "NEWCOMER_ROUNDS", "Method", "MethodDefaults", "Plan", "Problem", "Roster", "Rows",
+    "Share", "Sum", "Total", "Upload", "Who", "Work", "message", "participant_positions", "participants",
+]  # fmt: skip
 
 NEWCOMER_ROUNDS = 5  # rounds of their own that newcomers take: memberships that start evenly need a few
-
-MESSAGES: dict[str, type] = {}  # NamedTuples that may be part of a message between server and sites, by name
-Message = TypeVar("Message", bound=type)
-
-
-def message(kind: Message) -> Message:
-    """Let a NamedTuple travel between server and sites. Its fields are numbers, text, tensors and other messages."""
-    assert kind.__name__ not in MESSAGES, f"there are two messages {kind.__name__}"
-    MESSAGES[kind.__name__] = kind
-    return kind
-
-
-# ---------------------------------------------------------------------- who takes part
-
-
-class Roster:
-    """The clients that a server knows by name, in the order of its rows."""
-
-    def __init__(self, ids: Sequence[str]) -> None:
-        self.ids = as_ids(ids)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @cached_property
-    def keys(self) -> Tensor:
-        """(M,) keys of the names, for draws."""
-        return client_keys(self.ids)
-
-    @cached_property
-    def position(self) -> Mapping[str, int]:
-        """Where each client stands."""
-        return positions_of(self.ids)
-
-    def positions(self, ids: Sequence[str] | None) -> Positions:
-        """Where these clients stand; None: all of them, in order."""
-        if ids is None or as_ids(ids) == self.ids:
-            return slice(None)
-        return torch.tensor([self.position[name] for name in ids], dtype=torch.long)
-
-    def rows(self, table: Tensor, ids: Sequence[str] | None, default: float) -> Tensor:
-        """The rows of a table (M, ...) that belong to these clients; `default` for those that are not known."""
-        if ids is None or as_ids(ids) == self.ids:
-            return table[:]
-        at = torch.tensor([self.position.get(name, -1) for name in ids], dtype=torch.long, device=table.device)
-        found = table[at] if len(table) else table.new_empty(len(ids), *table.shape[1:])
-        found[at < 0] = default
-        return found
-
-
-@message
-class Share(NamedTuple):
-    """Clients that every site draws for itself by (seed, round, client id), this fraction of them on average.
-
-    by_size_of: None: each client has the same probability. A number, that of all clients at all sites: a client's
-    probability q_i is proportional to its importance, min(1, fraction by_size_of p_i), and in sums it has the weight
-    p_i fraction / q_i, so that their expectation is that of an even draw. Sites know the p_i, the server need not.
-    """
-
-    fraction: float
-    by_size_of: int | None = None
-
-
-EVERYONE = Share(1.0)
-Who = tuple[str, ...] | Share
-
-
-# ---------------------------------------------------------------------- what leaves a client
-
-
-@message
-class Sum(NamedTuple):
-    """sum_i p_i weight_i ⊗ value_i: with r weights per client, one value gives r sums. Clients know their p_i."""
-
-    weight: Tensor | None  # (C, r); None: 1, so that r = 1
-    value: Tree  # leaves (C, ...)
-
-
-@message
-class Total(NamedTuple):
-    """A `Sum` over all clients that took part."""
-
-    weight: Tensor  # (r,): sum_i p_i weight_i
-    value: Tree  # leaves (r, ...)
-
-
-class Upload(NamedTuple):
-    """Everything that leaves a client in a round. A tensor that stands in several places leaves once."""
-
-    sums: dict[str, Sum] = {}
-    rows: dict[str, Tensor] = {}  # leaves (C, ...)
-    metrics: dict[str, Tensor] = {}  # (C,): plain sums over clients, such as the training loss
-
-
-class Work(NamedTuple):
-    client: Tree  # new state, stays with the client
-    upload: Upload
-
-
-@message
-class Rows(NamedTuple):
-    """Values seen client by client, with the ids they belong to."""
-
-    ids: ClientIds | None  # None: all clients of the site, or of the server's roster, in its order
-    values: dict[str, Tensor]  # leaves (len(ids), ...)
-
-    @property
-    def n_clients(self) -> int:
-        """How many clients these are."""
-        return len(next(iter(self.values.values()))) if self.values else len(self.ids or ())
-
-
-# ---------------------------------------------------------------------- a round as the server wants it
 
 
 class Problem(NamedTuple):
@@ -333,7 +222,7 @@ def participants(problem: Problem, fraction: float, round: int, at_least: int = 
         return EVERYONE
     if by_size:
         return Share(fraction, by_size_of=problem.n_clients)
-    return _drawn_ids(problem.roster, problem.seed, round, count)
+    return drawn_ids(problem.roster, problem.seed, round, count)
 
 
 def participant_positions(problem: Problem, fraction: float, round: int, at_least: int = 1) -> Tensor:
@@ -341,19 +230,4 @@ def participant_positions(problem: Problem, fraction: float, round: int, at_leas
     count = max(at_least, int(fraction * problem.n_clients + 0.5))
     if count >= problem.n_clients:
         return torch.arange(problem.n_clients)
-    return _drawn_positions(problem.roster, problem.seed, round, count)
-
-
-@lru_cache(maxsize=4)  # a round asks several times
-def _drawn_ids(roster: Roster, seed: int, round: int, count: int) -> tuple[str, ...]:
-    return tuple(roster.ids[at] for at in _drawn_positions(roster, seed, round, count).tolist())
-
-
-@lru_cache(maxsize=4)
-def _drawn_positions(roster: Roster, seed: int, round: int, count: int) -> Tensor:
-    """Where the `count` clients with the smallest draws stand."""
-    draws = hashed(seed, "participants", round, roster.keys)
-    # draws are even over 64 bits; among ten million, topk of the few that can be smallest is 50 times as fast
-    below = (draws < int(2**64 * min(1.0, 2 * count / len(draws)) - 2**63)).nonzero()[:, 0]
-    candidates = below if len(below) >= count else torch.arange(len(draws))
-    return candidates[draws[candidates].topk(count, largest=False).indices].sort().values
+    return drawn_positions(problem.roster, problem.seed, round, count)

@@ -3,7 +3,8 @@
 W_i <- local SGD on f_i from the client's personal model, in the last round, in which everyone takes part; all rounds
 before it are the inner method's, and its schedule ends there. What is personal must be one network per client: a
 population that mixes weights, or outputs of affine parts, gives W_i = sum_k c_ik theta_k; the others are refused. A
-client that is lost in the last round keeps the model it would have started from.
+client that is lost in the last round keeps the model it would have started from. With `part` only that part of the
+network moves in the last round: a personal bias, say.
 What leaves a client: what the inner method sends, and in the last round nothing but its training loss.
 """
 
@@ -33,6 +34,7 @@ from .local.sgd import (
     TrainingLoss,
     train_networks,
 )
+from .partial import Part, parameters_of
 from .registry import MethodByName
 
 
@@ -70,6 +72,7 @@ class FineTune(Settings):
     lr: Positive | Literal["auto"] = "auto"  # "auto": the inner method's in its first round
     steps: RepeatsOrZero | None = None
     epochs: Repeats | None = None
+    part: Part | None = None  # what becomes a client's own, such as "classifier.bias"; None: the whole network
 
     @model_validator(mode="after")
     def _one_measure_of_local_work(self) -> FineTune:
@@ -131,6 +134,8 @@ class FineTune(Settings):
                 f"finetune needs one network per client, and mix = {problem.population.mix.name!r} leaves it with "
                 f"{problem.population.k}; set mix = 'weights'"
             )
+        if self.part is not None:
+            parameters_of(problem.population.net, self.part, "part")
         self.method.check(_before_last(problem))
 
     def init_server(self, problem: Problem) -> Tree:
@@ -181,7 +186,8 @@ class FineTune(Settings):
         mine = network_of_each(backend, self.method.model(backend, shared, own, client.inner), len(data.weight))
         loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
         if self.steps != 0:
-            loss = train_networks(backend, mine, data, self._training, task.lr)
+            only = None if self.part is None else parameters_of(backend.population.net, self.part, "part")
+            loss = train_networks(backend, mine, data, self._training, task.lr, only=only)
         return Work(client._replace(own=as_state(mine)), Upload(metrics=loss.metrics()))
 
     def model(self, backend: Backend, shared: Tree, own: dict[str, Tensor], client: FineTuneClient) -> Models:

@@ -26,22 +26,17 @@ first come later are placed by a sketch of their own then. Clients lost in that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ..core.backends import Backend
 from ..core.draws import uniform as draw
 from ..core.errors import SettingError
 from ..core.models import Mixture, Models
-from ..core.objective import client_membership_gradient
-from ..core.params import Params, per_client
 from ..core.population import Population
-from ..core.settings import Count, NonNegative, Positive, RepeatsOrZero
-from ..core.simplex import inside, mirror_step, uniform
-from ..core.trees import tree_map
+from ..core.simplex import uniform
 from .contract import (
     EVERYONE,
     MethodDefaults,
@@ -53,73 +48,23 @@ from .contract import (
     Total,
     Upload,
     Work,
-    message,
     participants,
 )
-from .fedavg import mean
 from .local.batches import LocalData
-from .local.catch_up import MOST_STEPS, CatchUp, rounds_missed
+from .local.catch_up import MOST_STEPS, rounds_missed
 from .local.memberships import MembershipSteps
 from .local.schedules import factor
-from .local.sgd import (
-    LEARNING_RATES,
-    TrainingLoss,
-    part_of_start_left,
-    train_mixed_weights,
-    train_models,
-)
+from .local.sgd import LEARNING_RATES, TrainingLoss
 from .local.stationarity import Stationarity, stationarity_upload
-from .local.survey import (
-    LAST_STAGES,
-    Placement,
-    Survey,
-    answer_survey,
-    late_clients,
-    merge_survey,
-    next_stage,
-    surveyed_clients,
-)
-from .server_optimizers import OptimizedTraining
+from .local.survey import LAST_STAGES, Placement, Survey, answer_survey, late_clients, next_stage, surveyed_clients
+from .ppfl_blocks import mean_change, move_memberships, move_theta
+from .ppfl_settings import MembershipTask, PPFLClient, PPFLServer, PPFLSettings, PPFLTask
+from .ppfl_survey import merge_answers, one_network, send_survey
 
 MOST_MEMBERSHIP_STEPS = 500  # of a newcomer; it ends as soon as its membership is found
-LEAST_SHARE = 0.1  # of an even share: a model that hardly any client uses is not sped up without bound
 
 
-class PPFLServer(NamedTuple):
-    shared: Params  # canonical leaves (K, ...)
-    memberships: Tensor  # (M, K), as last reported; (0, K) where they stay with the clients
-    started: Tensor  # (), bool: whether these have their start; until then rounds are surveys
-    survey: Any = {}  # a PrivateStart between the messages of a survey
-    placement: Any = {}  # a Placement, where clients come after the survey
-    optimizer: Any = {}  # the state of the server's optimizer
-
-
-class PPFLClient(NamedTuple):
-    membership: Tensor  # (C, K)
-    rounds: Tensor  # (C,), the round it last took part in, from 1; before that it starts from what the server sends
-    point: Tensor  # (C, d), its sketch along the main directions of all, for the private start
-
-
-@message
-class PPFLTask(NamedTuple):
-    """The blocks to move and the steps to take."""
-
-    theta: bool
-    memberships: bool
-    lr: float
-    membership_lr: float
-    round: int  # from 0
-    catch_up: bool  # whether those who missed rounds are to make up for it
-
-
-@message
-class MembershipTask(NamedTuple):
-    """The task of a newcomer: the membership that fits its data best, with the models as they are."""
-
-    most_steps: int
-
-
-class PPFL(MethodDefaults, OptimizedTraining):
+class PPFL(MethodDefaults, PPFLSettings):
     """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default).
 
     >>> from torch import nn
@@ -132,22 +77,6 @@ class PPFL(MethodDefaults, OptimizedTraining):
     name: ClassVar[str] = "ppfl"
     title: ClassVar[str] = "PPFL"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "membership_lr": (0.1, 0.3, 0.5, 1.0)}
-
-    order: Literal["alternating", "random"] = "alternating"
-    block_probability: Annotated[float, Field(gt=0, lt=1)] = 0.5  # rho_1, of the theta block in random order
-    membership_lr: Positive = 0.5
-    # None: 20 where outputs can be kept, so that they cost next to nothing, else 1. 0 freezes the memberships.
-    membership_steps: RepeatsOrZero | None = None
-    membership_batch: Count | None = None  # None: the full gradient, sigma_2 = 0
-    membership_scale: Literal["own", "weighted"] = "own"  # step eta / p_i, or eta as Eq. (16) is written
-    membership_schedule: bool = False  # whether the membership step follows the schedule of lr
-    catch_up: CatchUp = "none"  # what clients do that sat out rounds; local/catch_up.py has the rules
-    penalty: NonNegative = 0.0  # lambda; it weighs a sum over all pairs, so it is strong where all are alike
-    averaging: Literal["members", "everyone"] = "members"
-    warmup: RepeatsOrZero = 5  # rounds (a tenth at most) in which lr rises and memberships wait
-    start: Literal["gradients", "uniform"] = "gradients"  # "uniform" is the paper's: c_i = 1/K, theta_k all drawn
-    share_memberships: bool = True  # False: they stay with the clients; only without a penalty between neighbours
-    collapse: bool = True  # short cut 1 for mixed weights; False runs all K models, for checking
 
     @property
     def membership_penalty(self) -> float:
@@ -184,8 +113,8 @@ class PPFL(MethodDefaults, OptimizedTraining):
         rows = problem.n_clients if self.share_memberships else 0
         c = uniform(rows, problem.population.k, dtype=problem.population.dtype)
         placement: Any = {}
-        if surveys and surveyed_clients(problem, self._surveyed, 0) != EVERYONE:
-            network = self._one_network(problem, shared)
+        if surveys and surveyed_clients(problem, self.surveyed_share, 0) != EVERYONE:
+            network = one_network(problem, shared)
             sketched = sum(network[name].numel() for name in problem.population.canonical_names)
             placement = Placement.empty(network, sketched, problem.population.k)
         optimizer = self.optimizer_state(shared)
@@ -194,9 +123,9 @@ class PPFL(MethodDefaults, OptimizedTraining):
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
         if not bool(server.started):
             stage = next_stage(server.survey, private=not self.share_memberships)
-            who = surveyed_clients(problem, self._surveyed, round)
+            who = surveyed_clients(problem, self.surveyed_share, round)
             return Plan(who, Survey(stage, problem.seed, round), ends_round=stage in LAST_STAGES)
-        if late := late_clients(problem, server.placement, self._surveyed, round):
+        if late := late_clients(problem, server.placement, self.surveyed_share, round):
             return Plan(late, Survey("late", problem.seed, round), ends_round=False, needs_answers=False)
         warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
         both = self.order == "alternating"
@@ -218,7 +147,7 @@ class PPFL(MethodDefaults, OptimizedTraining):
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         shared: dict[str, Any] = {"models": server.shared}
         if isinstance(task, Survey):
-            return self._send_survey(problem, server, task), {}
+            return send_survey(problem, server, task, private=not self.share_memberships), {}
         if not self.share_memberships:
             return shared, {}
         rows, own = problem.roster.rows, {}
@@ -233,49 +162,15 @@ class PPFL(MethodDefaults, OptimizedTraining):
         self, problem: Problem, server: PPFLServer, task: Any, totals: dict[str, Total], rows: Rows
     ) -> PPFLServer:
         if isinstance(task, Survey):
-            return self._merge_survey(problem, server, task, totals, rows)
+            return merge_answers(problem, server, task, totals, rows)
         if "moves" in totals:
-            shared, optimizer = self.server_step(server, _mean_change(problem.population, server.shared, totals))
+            shared, optimizer = self.server_step(server, mean_change(problem.population, server.shared, totals))
             server = server._replace(shared=shared, optimizer=optimizer)
         if not self.share_memberships:
             return server
         memberships = server.memberships.clone()
         memberships[problem.roster.positions(rows.ids)] = rows.values["membership"]
         return server._replace(memberships=memberships)
-
-    def _send_survey(self, problem: Problem, server: PPFLServer, task: Survey) -> dict[str, Any]:
-        """One network, since all canonical models start equal, and what the private start has found so far."""
-        if task.stage == "late":
-            mean, directions, corners = server.placement.start
-            private = {"mean": mean, "directions": directions, "centres": corners[None]}
-            return {"models": server.placement.network} | ({} if self.share_memberships else private)
-        so_far = ("mean", "directions", "centres") if server.survey else ()
-        return {"models": self._one_network(problem, server.shared)} | {n: getattr(server.survey, n) for n in so_far}
-
-    def _merge_survey(
-        self, problem: Problem, server: PPFLServer, task: Survey, totals: dict[str, Total], rows: Rows
-    ) -> PPFLServer:
-        memberships, placement = server.memberships.clone(), server.placement
-        if task.stage == "late":
-            if rows.values:
-                memberships[problem.roster.positions(rows.ids)] = placement.start.memberships(rows.values["sketch"])
-            asked = torch.full_like(placement.placed, task.round)
-            return server._replace(memberships=memberships, placement=placement._replace(placed=asked))
-        found = merge_survey(problem, task, server.survey, totals, rows)
-        if found.start is None and not found.survey:
-            return server
-        if found.memberships is not None:
-            memberships[problem.roster.positions(rows.ids)] = found.memberships
-        if found.start is not None and placement:
-            start = tree_map(lambda new, old: new.to(old), found.start, placement.start)
-            placement = placement._replace(start=start, surveyed=torch.full_like(placement.surveyed, task.round))
-        started = torch.full_like(server.started, found.start is not None)
-        return PPFLServer(server.shared, memberships, started, found.survey, placement, server.optimizer)
-
-    @staticmethod
-    def _one_network(problem: Problem, models: Params) -> Params:
-        canonical = problem.population.canonical_names
-        return {name: leaf[:1] if name in canonical else leaf for name, leaf in models.items()}
 
     def newcomer_plans(self, problem: Problem, server: PPFLServer) -> list[Plan]:
         """One exchange, to the end: memberships are all that a newcomer has to find."""
@@ -299,11 +194,6 @@ class PPFL(MethodDefaults, OptimizedTraining):
         """Section 3.2: |grad_theta F|^2 + (|C - C_+|_1 / eta)^2, with C_+ the mirror step on the full gradient."""
         theta = sum(float(leaf.double().square().sum()) for leaf in totals["gradient"].value.values())
         return {"stationarity": theta + (metrics["moved"] / self.membership_lr) ** 2}
-
-    @property
-    def _surveyed(self) -> float:
-        """The part of the clients that a survey asks. All where sites draw: nobody could say later who is new."""
-        return 1.0 if self.sampling == "size" else self.participation
 
     def _pulls(self, problem: Problem) -> bool:
         return self.penalty > 0 and bool(problem.affinity.degree.any())
@@ -340,9 +230,9 @@ class PPFL(MethodDefaults, OptimizedTraining):
             solved, _ = MembershipSteps(backend, shared["models"], data, None).best(c, MOST_STEPS)
             c = torch.where(missed[:, None] > 0, solved, c)
         if task.memberships:
-            c, loss = self._move_memberships(backend, task, shared["models"], own, c, missed, data)
+            c, loss = move_memberships(self, backend, task, shared["models"], own, c, missed, data)
         if task.theta:
-            sums, loss = self._move_theta(backend, task, shared["models"], c, data)
+            sums, loss = move_theta(self, backend, task, shared["models"], c, data)
         rows = {"membership": c} if self.share_memberships else {}
         now = torch.full_like(client.rounds, task.round + 1)
         return Work(PPFLClient(c, now, client.point), Upload(sums, rows, loss.metrics()))
@@ -354,65 +244,3 @@ class PPFL(MethodDefaults, OptimizedTraining):
         if not self.share_memberships:
             return client.membership
         return torch.where(client.rounds[:, None] > 0, client.membership, own["membership"])
-
-    def _move_memberships(
-        self,
-        backend: Backend,
-        task: PPFLTask,
-        models: Params,
-        own: dict[str, Tensor],
-        c: Tensor,
-        missed: Tensor,
-        data: LocalData,
-    ) -> tuple[Tensor, TrainingLoss]:
-        """Mirror steps on the surrogate of Eq. (13), theta and the neighbours fixed."""
-        weight = data.weight
-        scale = 1 / weight[:, None] if self.membership_scale == "own" else torch.ones_like(weight)[:, None]
-        alone = weight[:, None] * scale  # all there is to G where no neighbour pulls
-        first: Tensor | None = None
-        steps = (20 if backend.caches_outputs else 1) if self.membership_steps is None else self.membership_steps
-        count = steps * (1 + missed) if self.catch_up == "steps" else torch.full_like(missed, steps)
-        eta = task.membership_lr * (1 + missed[:, None]) if self.catch_up == "step_size" else task.membership_lr
-        most = int(count.max())
-        for at, gradient_at in enumerate(MembershipSteps(backend, models, data, self.membership_batch).steps(most)):
-            slope, loss = gradient_at(c)
-            first = loss if first is None else first
-            if "degree" in own:
-                pull = own["degree"], own["neighbours"], self.penalty
-                G = client_membership_gradient(slope, c, weight, *pull) * scale
-            else:
-                G = slope * alone
-            c = torch.where((count > at)[:, None], inside(mirror_step(c, G, eta)), c)
-        assert first is not None
-        return c, TrainingLoss(first, data.sizes.to(weight))
-
-    def _move_theta(
-        self, backend: Backend, task: PPFLTask, models: Params, c: Tensor, data: LocalData
-    ) -> tuple[dict[str, Sum], TrainingLoss]:
-        """Local SGD on theta with c fixed; theta_k ends at what is left of it and a move, which goes into a sum."""
-        collapse = self.collapse and backend.population.collapses
-        train = train_mixed_weights if collapse else train_models
-        run = train(backend, models, c, data, self, task.lr, own_pace=self.averaging == "members")
-        left = part_of_start_left(data, self, task.lr)
-        sums = {
-            "common": Sum(None, run.common),
-            "left": Sum(c if self.averaging == "members" else None, {} if left is None else left - 1),
-            "moves": Sum(c if collapse else None, run.moves),
-        }
-        return sums, run.loss
-
-
-def _mean_change(population: Population, models: Params, totals: dict[str, Total]) -> Params:
-    """Eq. (12) for the common part; of the canonical models their moves and what is lost of them, over those who
-    count."""
-    common, left, moves = mean(totals["common"]), totals["left"], totals["moves"]
-    counted = torch.maximum(left.weight, LEAST_SHARE / population.k * totals["common"].weight)  # (K,) or (1,)
-
-    def canonical(theta: Tensor, move: Tensor) -> Tensor:  # move: (K, ...), or (1, K, ...) from K models per client
-        change = (move if move.dim() == theta.dim() else move[0]) / per_client(counted, theta)
-        return change if isinstance(left.value, dict) else change + theta * per_client(left.value / counted, theta)
-
-    return {
-        name: canonical(value, moves.value[name]) if name in population.canonical_names else common[name]
-        for name, value in models.items()
-    }

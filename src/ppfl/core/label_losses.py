@@ -33,6 +33,14 @@ class Classification(Loss):
         """-log p(y), (B,)."""
         return -mean_of_labels(self._log_likelihood(output[None], target)[0], target)
 
+    def log_likelihoods(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """log p_k(y) (C, K, L) of all labels of many clients, and the share (C, L) of each in its sample's mean, from
+        outputs (C, K, ..., B) and targets (C, B, ...)."""
+        if target.dim() == 2:  # each sample has one
+            return -self.model_slopes(outputs, target)[1], torch.ones_like(target, dtype=outputs.dtype)
+        found = torch.vmap(self._log_likelihood)(outputs.movedim(-1, 2), target)
+        return found.flatten(2), _shares(target).to(outputs.dtype).flatten(1)
+
     def mixed(self, outputs: Tensor, c: Tensor, target: Tensor) -> Tensor:
         """-log sum_k c_k p_k(y), (B,)."""
         return -mean_of_labels(log_mix(self._log_likelihood(outputs, target), c), target)

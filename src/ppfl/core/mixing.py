@@ -28,6 +28,9 @@ class Mix(Protocol):
     caches_outputs: bool  # c enters after the K outputs, so they can be kept while c moves
     takes_any_part: bool  # ... wherever in the network the canonical part is
 
+    def needs_outputs(self, loss: Loss) -> bool:
+        """Whether `membership_loss` keeps outputs; else it keeps a few numbers per sample."""
+
     def run(self, backend: Autograd, models: Params, c: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
         """What one client's network gives: the mixed output (B, ...), or all K of them (K, B, ...)."""
 
@@ -45,6 +48,9 @@ class Mix(Protocol):
 
 class OneOutput:
     """Mixes that end in one ordinary output."""
+
+    def needs_outputs(self, loss: Loss) -> bool:
+        return True
 
     def losses(self, loss: Loss, ran: Tensor, c: Tensor, y: Tensor) -> Tensor:
         return loss.per_sample(ran, y)
@@ -86,6 +92,9 @@ class Predictions:
 
     name, caches_outputs, takes_any_part = "predictions", True, True
 
+    def needs_outputs(self, loss: Loss) -> bool:
+        return not isinstance(loss, Classification)
+
     def run(self, backend: Autograd, models: Params, c: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
         return backend.run_models(models, x, key)
 
@@ -99,7 +108,8 @@ class Predictions:
         return weighted_sum(c, loss.inverse_link(ran))
 
     def slopes(self, loss: Loss, outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if _one_likelihood(loss, y):  # each model by itself, times its part in the likelihood of the label
+        if isinstance(loss, Classification) and y.dim() == 2:  # one label per sample
+            # each model by itself, times its part in the likelihood of the label
             slopes, losses = loss.model_slopes(outputs, y)
             joint = c.log()[:, :, None] - losses
             return slopes.mul_(joint.softmax(1)[:, :, None]), -joint.logsumexp(1)
@@ -112,10 +122,10 @@ class Predictions:
         return slopes, losses
 
     def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
-        if _one_likelihood(loss, y):
-            _, losses = loss.model_slopes(outputs, y)
-            top = -losses.amin(dim=1)
-            return self._from_likelihoods((-losses - top[:, None]).exp(), top, share)
+        if isinstance(loss, Classification):  # -log of likelihoods, which mix by themselves
+            values, of_sample = loss.log_likelihoods(outputs, y)
+            top, each = values.amax(dim=1), share.repeat_interleave(values.shape[2] // share.shape[1], dim=1)
+            return self._from_likelihoods((values - top[:, None]).exp(), top, each * of_sample)
 
         def one(c: Tensor, outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
             return (loss.mixed(outputs.movedim(-1, 1), c, y) * share).sum()
@@ -132,11 +142,6 @@ class Predictions:
             return -slopes, -(share * (mixed.log() + log_top)).sum(dim=1)
 
         return at
-
-
-def _one_likelihood(loss: Loss, y: Tensor) -> bool:
-    """Whether the loss of a sample is -log of one likelihood, which then mixes by itself: one label, y (C, B)."""
-    return isinstance(loss, Classification) and y.dim() == 2
 
 
 _ENTERS_BEFORE = "mixed weights have no outputs to mix: c enters before the network runs"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
@@ -53,7 +54,9 @@ publisher = "{APP_PUBLISHER}"
 {components}
 """
     files = {"pyproject.toml": text.encode(), "ppfl_app.py": b"app = None\n"}
-    bundle: bytes = build_fab_from_files(files)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a library that flwr uses
+        bundle: bytes = build_fab_from_files(files)[0]
     return bundle
 
 

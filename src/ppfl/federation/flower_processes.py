@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -82,6 +83,15 @@ class Processes:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         told = [line for line in lines if "rror" in line] or lines
         return f"{told[-1][:300] if told else 'it said nothing'} (see {file})"
+
+
+def require_flower() -> None:
+    """An error that says what to install, where Flower is missing."""
+    for name in ("flwr", "cryptography"):
+        try:
+            import_module(name)
+        except ImportError:
+            raise FederationError(f"{name} is not installed; install it with: pip install 'ppfl[flower]'") from None
 
 
 def flower_environment(home: Path) -> dict[str, str]:

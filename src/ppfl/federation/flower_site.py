@@ -13,7 +13,7 @@ from collections.abc import Callable
 from .flower_carrier import from_flower, to_flower
 from .flower_link import Heartbeat, SuperLinkAddress, TaskQueue, app_hash, runtime_client
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.2
 
 
 class SuperNodeMessages:

@@ -43,7 +43,7 @@ class LocalFederation(NamedTuple):
     def start_site(self, name: str) -> None:
         """Start the process of a site: the first time, or again after it ended."""
         config = self.folder / name / "site.toml"
-        command = [sys.executable, "-m", "ppfl", "federation", "site", config, "--end-with-parent"]
+        command = [sys.executable, "-m", "ppfl", "federation", "site", str(config), "--end-with-parent"]
         self.processes.start(name, command)
 
 

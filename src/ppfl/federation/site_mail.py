@@ -39,7 +39,8 @@ class Patience(Settings):
     deadline: float = 600.0  # seconds for one exchange
     at_least: Count = 1  # sites that must answer, or the run stops; it can be resumed
     resend: float = 30.0  # seconds after which a message is sent again; twice as long each time
-    poll: float = 0.1  # seconds between looks at what came back
+    poll: float = 0.5  # seconds between looks at what came back
+    look_around: float = 3.0  # seconds between looks at who is online
 
 
 class Times(NamedTuple):
@@ -92,11 +93,14 @@ class SiteMail:
         """
         self.number += 1
         began, work = self.now(), 0.0
+        look_again: float = began
+        online: Mapping[str, OnlineSite] = {}
         pending: dict[str, _Pending] = {}
         found: dict[str, list[Reply]] = {}
         refused: set[str] = set()
         while (waiting := to_send.keys() - found.keys() - refused) and self.now() - began < self.patience.deadline:
-            online = self.carrier.online()
+            if self.now() >= look_again:
+                online, look_again = self.carrier.online(), self.now() + self.patience.look_around
             self._send({name: to_send[name] for name in sorted(waiting & online.keys())}, pending, online)
             for name, delivery in self._deliveries(pending):
                 if name in found or name in refused:

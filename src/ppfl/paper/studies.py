@@ -1,7 +1,8 @@
 """Studies: the experiments of the paper, each one a packaged TOML file of comparisons.
 
 A study has one case for every data set, and each case is a comparison of methods. Settings outside `[cases]` are common
-to all cases. A study can also show the runs of another study (`of`), and only some of its methods (`only`).
+to all cases, and a case can begin with the settings of another one (`like`). A study can also show the runs of another
+study (`of`), and only some of its methods (`only`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ STUDIES = (
     "table2",
     "table3",
     "covariate",
+    "adapters",
     "paper-algorithms",
     "convergence",
     "local-steps",
@@ -66,8 +68,8 @@ def load_study(
     _refuse_unknown("case", cases, list(source["cases"]))
     changes = tuple(overrides)
     found = [
-        _with_methods(_case(runs, label, merged(common, settings), changes), own.get("only", ()))
-        for label, settings in source["cases"].items()
+        _with_methods(_case(runs, label, merged(common, _settings(source, label)), changes), own.get("only", ()))
+        for label in source["cases"]
         if not cases or label in cases
     ]
     _refuse_unknown("method", methods, [label for case in found for label in case.experiments])
@@ -79,6 +81,12 @@ def _read(name: str) -> dict[str, Any]:
     if name not in STUDIES:
         raise SettingError(f"there is no study {name!r}; use one of {', '.join(STUDIES)}")
     return tomllib.loads(files(__package__).joinpath("studies", f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _settings(source: dict[str, Any], label: str) -> dict[str, Any]:
+    settings = dict(source["cases"][label])
+    like = settings.pop("like", None)
+    return settings if like is None else merged(_settings(source, like), settings)
 
 
 def _case(study: str, name: str, settings: dict[str, Any], overrides: Sequence[str]) -> Case:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from ..runs.agreement import group_agreement
+from ..runs.agreement import group_agreement, told_apart
 from ..runs.comparison import start_method
 from ..runs.record import RunRecord, mean_and_sd
 from .convergence import Series, all_series
@@ -20,7 +20,8 @@ Runs = Mapping[str, Sequence[RunRecord]]  # by method, one run per seed
 _MB = 1e6
 _MEMBERSHIPS_NOTE = (
     "In their group: share of clients whose largest membership is that of their largest true source. "
-    "Off: mean total variation between memberships and the truth, canonical models matched."
+    "Off: mean total variation between memberships and the truth, canonical models matched. "
+    "Told apart: share of clients whose membership is nearest to the mean membership of the others in their group."
 )
 _ROUNDS_SHOWN = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -46,7 +47,11 @@ def study_tables(study: Study, runs: Mapping[str, Runs]) -> list[StudyTable]:
 def _scores(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
     published, target = paper_results(study.name, case.name), case.targets[0] if case.targets else None
     seeds_differ = len({len(method_runs) for method_runs in runs.values()}) > 1
-    columns = ["method", *(["seeds"] if seeds_differ else []), "ours", "paper", "difference"]
+    columns = [
+        "method",
+        *(["seeds"] if seeds_differ else []),
+        *(["ours", "paper", "difference"] if published else ["accuracy"]),
+    ]
     columns += ["client mean", "worst 10%", "s", "MB up", "MB down"]
     if target is not None:
         columns += [f"rounds to {target:.1%}", "s to it", "MB up to it", "MB down to it"]
@@ -54,9 +59,9 @@ def _scores(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
     for label, method_runs in runs.items():
         result = published.get(label)
         scores = [100 * run.scores["accuracy"] for run in method_runs]
-        difference = f"{fmean(scores) - result.accuracy:+.2f}" if result else NOTHING
-        row = [label, *([str(len(method_runs))] if seeds_differ else [])]
-        row += [mean_and_sd(scores), _paper_cell(result), difference]
+        row = [label, *([str(len(method_runs))] if seeds_differ else []), mean_and_sd(scores)]
+        if published:
+            row += [_paper_cell(result), f"{fmean(scores) - result.accuracy:+.2f}" if result else NOTHING]
         for part in ("mean", "worst_tenth"):
             row.append(mean_and_sd([100 * run.scores[f"accuracy_{part}"] for run in method_runs]))
         row += _cost_cells(_total_cost(method_runs))[1:]
@@ -87,7 +92,7 @@ def _recovery(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
     known = {label: found for label, method_runs in runs.items() if (found := _agreement_by_round(method_runs))}
     rounds = sorted({t for found in known.values() for t in found})
     shown = [t for t in rounds if t in _ROUNDS_SHOWN or t == rounds[-1]]
-    columns = ["round", *(f"{label}: {what}" for label in known for what in ("in their group", "off"))]
+    columns = ["round", *(f"{label}: {what}" for label in known for what in ("in their group", "off", "told apart"))]
     rows = [(str(t), *(cell for found in known.values() for cell in found.get(t, (NOTHING, NOTHING)))) for t in shown]
     return [StudyTable(_title(study, case, runs), tuple(columns), tuple(rows), _MEMBERSHIPS_NOTE)] if rows else []
 
@@ -96,14 +101,14 @@ def _participation(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
     """Scores on validation and test data, the cost to a target, and memberships beside the truth."""
     (target,) = case.targets
     columns = ["share of clients, rule", "validation", "test", "worst 10%", "s", f"rounds to {target:.1%}"]
-    columns += ["MB up to it", "MB down to it", "in their group", "off"]
+    columns += ["MB up to it", "MB down to it", "in their group", "off", "told apart"]
     rows = []
     for label, of_method in runs.items():
         last = max(run.metrics[-1]["round"] for run in of_method)
         parts = ("validation_accuracy", "accuracy", "accuracy_worst_tenth")
         scores = [_score_cell([run.scores.get(part) for run in of_method]) for part in parts]
         cost = _cost_cells(mean_cost(of_method, target))
-        agreement = _agreement_by_round(of_method).get(last, (NOTHING, NOTHING))
+        agreement = _agreement_by_round(of_method).get(last, (NOTHING,) * 3)
         seconds = f"{_total_cost(of_method).seconds:.1f}"
         rows.append((label, *scores, seconds, cost[0], *cost[2:], *agreement))
     return [StudyTable(_title(study, case, runs), tuple(columns), tuple(rows), _MEMBERSHIPS_NOTE)]
@@ -114,7 +119,7 @@ def _score_cell(scores: Sequence[float | None]) -> str:
     return mean_and_sd(known) if known else NOTHING
 
 
-def _agreement_by_round(runs: Sequence[RunRecord]) -> dict[int, tuple[str, str]]:
+def _agreement_by_round(runs: Sequence[RunRecord]) -> dict[int, tuple[str, str, str]]:
     truth = runs[0].truth
     if truth is None:
         return {}
@@ -122,7 +127,8 @@ def _agreement_by_round(runs: Sequence[RunRecord]) -> dict[int, tuple[str, str]]
     found = {}
     for t in common:
         each = [group_agreement(run.memberships_by_round[t], truth) for run in runs]
-        found[t] = (f"{fmean(a.share for a in each):.1%}", f"{fmean(a.distance for a in each):.3f}")
+        apart = fmean(told_apart(run.memberships_by_round[t], truth) for run in runs)
+        found[t] = (f"{fmean(a.share for a in each):.1%}", f"{fmean(a.distance for a in each):.3f}", f"{apart:.1%}")
     return found
 
 

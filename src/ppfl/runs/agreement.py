@@ -30,6 +30,26 @@ def group_agreement(memberships: Tensor, truth: Tensor) -> Agreement:
     return Agreement(float(same.mean()), float(total_variation(*align(memberships, truth)).mean()))
 
 
+def told_apart(memberships: Tensor, truth: Tensor) -> float:
+    """The share of clients whose membership is nearest to the mean membership of the others in their true group.
+
+    Groups can be told apart by their memberships also where each mixes several canonical models.
+
+    >>> truth = torch.eye(2)[[0, 0, 1, 1]]
+    >>> memberships = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.6, 0.4]])
+    >>> told_apart(memberships, truth), group_agreement(memberships, truth).share
+    (1.0, 0.5)
+    """
+    c, group = memberships.double().cpu(), harden(truth.double().cpu())
+    sizes, sums = group.sum(0), group.T @ c
+    others = sums - group[:, :, None] * c[:, None]  # (M, Kt, K): sums without the client itself
+    left = sizes - group
+    distance = (others / left[:, :, None] - c[:, None]).norm(dim=2)
+    distance[left == 0] = torch.inf  # nobody else is in that group
+    near = distance.min(dim=1, keepdim=True)
+    return float((group.gather(1, near.indices) * near.values.isfinite()).mean())
+
+
 def align(memberships: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     """Both with max(K, Kt) columns, those of the truth in the order of the canonical models they match.
 

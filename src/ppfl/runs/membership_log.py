@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..core.errors import ModelError
 from ..core.simplex import check
@@ -39,7 +40,10 @@ def membership_record(round: int, memberships: Tensor, salt: int) -> bytes:
 
 
 def read_membership_log(path: Path, length: int, clients: int, salt: int) -> dict[int, Tensor]:
-    """Memberships (M, K) by round, from the first `length` bytes: what comes after them was cut short by a kill."""
+    """Memberships (M, K) by round, from the first `length` bytes: what comes after them was cut short by a kill.
+
+    A method that makes new models on the way (clustered FL) has fewer columns in its first rounds: they get zeros.
+    """
     content = bytearray(length)
     if length:
         try:
@@ -53,10 +57,14 @@ def read_membership_log(path: Path, length: int, clients: int, salt: int) -> dic
     start = last = 0
     while start < length:
         round, memberships, end = _read_record(path, content, start, salt)
-        if memberships.shape[0] != clients or round <= last:
+        if memberships.shape[0] > clients or round <= last:
             raise damaged(path, f"has round {round} of {memberships.shape[0]} clients after round {last}")
-        found[round] = memberships
+        # clients of sites that joined later are the last ones, and had no preference yet
+        new = memberships.new_full((clients - memberships.shape[0], memberships.shape[1]), 1 / memberships.shape[1])
+        found[round] = torch.cat([memberships, new])
         start, last = end, round
+    most = max((memberships.shape[1] for memberships in found.values()), default=0)
+    found = {round: pad(values, (0, most - values.shape[1])) for round, values in found.items()}
     if found:
         try:
             check(torch.cat(list(found.values())), "memberships")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.local.batches import similar_sizes
+from ..algorithms.local.memberships import KEPT_OUTPUTS
 from ..core.backends import Autograd, Backend, make_backend
 from ..core.errors import SettingError
 from ..core.population import Population
@@ -24,7 +25,6 @@ from ..data import Samples
 
 SMALL_MODEL = 64 * 2**10  # bytes; below, operations are short, and threads would wait for each other's Python
 WORKING_SET = 48 * 2**20  # bytes a chunk may touch in one step: about what the caches of a small machine hold
-KEPT_OUTPUTS = 256 * 2**20  # bytes of outputs that a chunk may keep; a word of a large vocabulary has many
 
 Result = TypeVar("Result")
 ChunkWork = Callable[[Sequence[Tensor]], Result]  # chunks of positions, one after the other
@@ -124,7 +124,7 @@ def fitting_chunk(backend: Backend, samples: Samples, batch: int, largest: int) 
     population = backend.population
     outputs = backend.output_bytes * (population.k if backend.caches_outputs else 1)
     step = 2 * population.bytes_of_local_run + (samples.bytes_per_sample + outputs) * batch
-    kept = outputs * largest if backend.caches_outputs else 0
+    kept = outputs * largest if backend.keeps_outputs else 0
     return max(1, min(WORKING_SET // step, KEPT_OUTPUTS // max(1, kept)))
 
 

@@ -1,4 +1,4 @@
-"""Client states in a file that is mapped into memory, for many clients or large states.
+"""Client states in a file, for many clients or large states.
 
 A client that has never been written to takes no space: its state is what the method begins with. Every write takes a
 new slot of the file and leaves the old one as it is, so that to undo a write is to point back to the old slot, and a
@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,8 +24,7 @@ from ..core.errors import WriteError
 from ..core.trees import Tree, named_leaves, tree_leaves, tree_map, with_leaves
 
 _BLOCK = 16 * 2**20  # bytes of states that are copied at a time
-_RESIDENT = 64 * 2**20  # bytes of the file that may be in this process's memory
-_AROUND = 64 * 2**10  # bytes that the system maps together with a row
+_GAP = 16 * 2**10  # bytes between two records that are read with them rather than in two calls
 _NOWHERE = -1  # the slot of a client that was never written to
 
 
@@ -123,36 +124,49 @@ class MappedTable:
 
 
 class _Records:
-    """Records of one size in a file, one for each slot. A slot is free when nothing uses it."""
+    """Records of one size in a file, one for each slot. A slot is free when nothing uses it.
+
+    They are read and written by calls, as the system maps far more of a file than the rows that are touched.
+    """
 
     def __init__(self, fields: list[tuple[tuple[int, ...], torch.dtype]], folder: str | None) -> None:
         self.fields, self.folder = fields, folder
         self._widths = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in fields]
         self._size = max(1, sum(self._widths))
-        self._memory = MappedMemory(0, folder)
+        self._file = _UnnamedFile(folder)
         self._uses = torch.zeros(0, dtype=torch.int32)  # of each slot
         self._free = torch.zeros(0, dtype=torch.int32)
         self._lock = threading.Lock()
 
     @property
     def bytes_on_disk(self) -> int:
-        return self._memory.size
+        return self._file.size
 
     def add(self, leaves: list[Tensor], count: int) -> Tensor:
         """Slots (count,), in use once, that hold these leaves (count, ...)."""
         record = torch.cat([_bytes_of(leaf) for leaf in leaves] or [torch.zeros(count, 1, dtype=torch.uint8)], dim=1)
         with self._lock:
             slots = self._take(count)
-            table = self._memory.tensor(torch.uint8, (len(self._uses), self._size))
-        table.index_copy_(0, slots.long(), record)
-        self._memory.touched(count * (self._size + _AROUND))
+        order = slots.argsort()
+        places, rows = slots[order].numpy().astype(np.int64), record[order].numpy()
+        for some in _runs(np.diff(places) > 1):
+            self._file.write(places[some.start] * self._size, rows[some])
         return slots
 
     def read(self, slots: Tensor) -> list[Tensor]:
         """The leaves (len(slots), ...) that these slots hold."""
-        table = self._memory.tensor(torch.uint8, (len(self._uses), self._size))
-        record = table.index_select(0, slots.long())
-        self._memory.touched(len(slots) * (self._size + _AROUND))
+        wanted, at = np.unique(slots.numpy().astype(np.int64), return_inverse=True)  # in the order of the file
+        rows = np.empty((len(wanted), self._size), np.uint8)
+        another_block = np.diff(wanted * self._size // _BLOCK) > 0
+        for some in _runs(((np.diff(wanted) - 1) * self._size > _GAP) | another_block):
+            first, last = wanted[some.start], wanted[some.stop - 1]
+            if last - first == some.stop - some.start - 1:  # side by side
+                self._file.read(first * self._size, rows[some])
+            else:
+                found = np.empty((last + 1 - first, self._size), np.uint8)
+                self._file.read(first * self._size, found)
+                rows[some] = found[wanted[some] - first]
+        record = torch.from_numpy(rows)[torch.from_numpy(at)]
         parts = torch.split(record[:, : sum(self._widths)], self._widths, dim=1)
         return [
             _own_memory(part).view(dtype).reshape(len(slots), *shape)
@@ -176,7 +190,7 @@ class _Records:
     def _take(self, count: int) -> Tensor:
         if len(self._free) < count:
             before, more = len(self._uses), max(count, len(self._uses) // 4)
-            self._memory.grow((before + more) * self._size)
+            self._file.grow((before + more) * self._size)
             self._uses = torch.cat([self._uses, self._uses.new_zeros(more)])
             # the lowest last, as the last are taken first: the file is filled from its beginning
             self._free = torch.cat([torch.arange(before + more - 1, before - 1, -1, dtype=torch.int32), self._free])
@@ -186,31 +200,60 @@ class _Records:
         return slots
 
 
+class _UnnamedFile:
+    """A file that the system removes at the end."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        self.size = 0
+        self._file = tempfile.TemporaryFile(buffering=0, dir=folder, prefix="ppfl-states-")  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self._lock = threading.Lock()  # threads share one position
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def grow(self, size: int) -> None:
+        """To so many bytes."""
+        if size <= self.size:
+            return
+        try:  # a full disk must be found here: where the file is mapped it would end the process
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.fileno(), 0, size)
+            else:
+                self._file.truncate(size)
+        except OSError as error:
+            raise _no_space(size, error) from error
+        self.size = size
+
+    def read(self, at: int, into: npt.NDArray[np.uint8]) -> None:
+        """The bytes from `at` on."""
+        rest = memoryview(into.data).cast("B")
+        with self._lock:
+            self._file.seek(at)
+            while len(rest):  # the system may give less than was asked for
+                if not (count := self._file.readinto(rest)):
+                    raise WriteError(f"client states end before byte {at + into.nbytes:,}; start the run again")
+                rest = rest[count:]
+
+    def write(self, at: int, rows: npt.NDArray[np.uint8]) -> None:
+        """These bytes from `at` on."""
+        rest = memoryview(rows.data).cast("B")
+        try:
+            with self._lock:
+                self._file.seek(at)
+                while len(rest):
+                    rest = rest[self._file.write(rest) or 0 :]
+        except OSError as error:
+            raise _no_space(self.size, error) from error
+
+
 class MappedMemory:
     """A nameless file that is memory: the system writes it out when memory is short, and removes it at the end."""
 
     def __init__(self, size: int, folder: str | None = None) -> None:
-        self.size, self._touched = 0, 0
-        self._file = tempfile.TemporaryFile(dir=folder, prefix="ppfl-states-")  # noqa: SIM115
-        weakref.finalize(self, self._file.close)
-        self._map: mmap.mmap | None = None
-        self.grow(size)
-
-    def grow(self, size: int) -> None:
-        """To so many bytes. Tensors of the smaller file stay tensors of the same file."""
-        if size <= self.size:
-            return
-        try:  # a full disk must be found here: later it would end the process
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._file.fileno(), 0, size)
-            else:
-                self._file.truncate(size)
-        except OSError as error:
-            raise WriteError(
-                f"client states need {size:,} bytes in {tempfile.gettempdir()} and cannot have them "
-                f"({error.strerror}); free some space, or set TMPDIR to another folder"
-            ) from error
-        self._map, self.size = mmap.mmap(self._file.fileno(), size), size
+        self._file = _UnnamedFile(folder)
+        self._file.grow(size)
+        self._map = mmap.mmap(self._file.fileno(), size) if size else None
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """The memory as a tensor."""
@@ -219,17 +262,23 @@ class MappedMemory:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=count).reshape(shape)
 
-    def touched(self, size: int) -> None:
-        """Of the file, so many bytes more may be in this process's memory."""
-        self._touched += size
-        if self._touched > _RESIDENT:
-            self.trim()
-
     def trim(self) -> None:
         """Give back the process's memory; what was written is in the file."""
-        self._touched = 0
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def _runs(ends: npt.NDArray[np.bool_]) -> list[slice]:
+    """N rows in runs: `ends` (N - 1,) says of each row but the last whether a run ends there."""
+    stops = [*(np.flatnonzero(ends) + 1).tolist(), len(ends) + 1]
+    return [slice(*pair) for pair in zip([0, *stops], stops, strict=False)]
+
+
+def _no_space(size: int, error: OSError) -> WriteError:
+    return WriteError(
+        f"client states need {size:,} bytes in {tempfile.gettempdir()} and cannot have them ({error.strerror}); "
+        f"free some space, or set TMPDIR to another folder"
+    )
 
 
 def _row_bytes(leaf: Tensor) -> int:

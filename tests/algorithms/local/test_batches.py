@@ -80,7 +80,7 @@ def test_keys_for_masks_depend_on_seed_round_purpose_client_and_step_alone() -> 
     assert [step[0] for step in keys()] == [step[0] for step in keys(clients=(2,))]
     others = [keys(), keys(seed=1), keys(round=1), keys(purpose="memberships")]
     assert len({step[0] for one in others for step in one}) == sum(map(len, others))
-    assert all(batch.keys is None for batch in local_data([2], masks=True).everything())
+    assert all(batch.keys is None for batch in local_data([2], masks=True).everything(block=2048))
     assert all(batch.keys is None for batch in local_data([2]).steps(4, epochs=1))
 
 
@@ -100,7 +100,7 @@ def test_clients_of_a_chunk_come_largest_first() -> None:
 def test_samples_that_lie_side_by_side_are_not_copied() -> None:
     federation = make_federation(sizes=(6, 6, 6))
     data = local_data([1, 2], federation=federation)
-    (whole,), (all_) = list(data.steps(None, epochs=1)), next(iter(data.everything()))
+    (whole,), (all_) = list(data.steps(None, epochs=1)), next(iter(data.everything(block=2048)))
     for batch in (whole, all_):
         assert batch.x.data_ptr() == federation.train.x[6:].data_ptr()
         assert batch.x.equal(federation.train.x[6:].reshape(2, 6, -1))

@@ -107,10 +107,11 @@ class LocalData:
             keys = None if masks is None else hashed(step, after=masks[:n].clone()).to(self.samples.x.device)
             yield self._batch(inputs, where, real, keys, whole=batch_size is None)
 
-    def everything(self, block: int = 2048) -> Iterator[Batch]:
-        """All samples of every client, in blocks of at most `block` samples per client; dropout is off."""
+    def everything(self, block: int, after: int = 0) -> Iterator[Batch]:
+        """All samples of every client, or those after the first `after`, in blocks of at most `block` samples per
+        client; dropout is off."""
         inputs = _Inputs(self.samples.x, self.space)
-        for first in range(0, self._largest, block):
+        for first in range(after, self._largest, block):
             n = int(np.count_nonzero(self._sizes > first))
             real = np.minimum(self._sizes[:n] - first, block)
             where = _rectangle(self._starts[:n] + first, real)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from .batches import LocalData
 GAP = {torch.float32: 1e-5, torch.float64: 1e-9}  # how near to its minimum a loss is brought
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-14}  # of a loss, where steps no longer make a difference
 SHORTEST, LONGEST = 1e-6, 1e6  # steps
+KEPT_OUTPUTS = 256 * 2**20  # bytes, in the network's precision, of outputs that a chunk of clients may keep
 
 
 class MembershipSteps:
@@ -45,8 +47,10 @@ class MembershipSteps:
             yield full
 
     def _on_everything(self, double: bool = False) -> MembershipLoss:
-        kept = self.backend.caches_outputs
-        of_group = partial(self._cached, double) if kept else lambda data: partial(self._on, data.everything)
+        if self.backend.caches_outputs:
+            of_group = _KeptBlocks(self.backend, self.models, double).loss_of
+        else:
+            of_group = self._run_at_each_step
         groups = [(which, of_group(data)) for which, data in self.data.groups()]
         if len(groups) == 1:
             return groups[0][1]
@@ -57,21 +61,9 @@ class MembershipSteps:
 
         return gradient
 
-    def _cached(self, double: bool, data: LocalData) -> MembershipLoss:
-        """Short cut 2: one forward pass of the K models, then steps that never touch the network again."""
-        with data.space.frame():
-            blocks = [
-                (self.backend.outputs(self.models, batch.x), batch.y, batch.share * _part(batch, data))
-                for batch in data.everything()
-            ]
-        if double:
-            blocks = [(outputs.double(), y, share.double()) for outputs, y, share in blocks]
-        if len(blocks) == 1:
-            return self.backend.membership_loss(*blocks[0])
-        clients = len(data.weight)
-        outputs = torch.cat([_for_all(outputs, clients) for outputs, _, _ in blocks], dim=-1)  # (C, K, ..., N)
-        y, share = (torch.cat([_for_all(block[at], clients) for block in blocks], dim=1) for at in (1, 2))
-        return self.backend.membership_loss(outputs, y, share)
+    def _run_at_each_step(self, data: LocalData) -> MembershipLoss:
+        block = self.backend.samples_per_block(len(data.weight))
+        return partial(self._on, partial(data.everything, block))
 
     def _on(self, batches: Callable[[], Iterable[Batch]], c: Tensor) -> tuple[Tensor, Tensor]:
         slopes, losses, total = torch.zeros_like(c), torch.zeros_like(c[:, 0]), torch.zeros_like(c[:, 0])
@@ -83,6 +75,55 @@ class MembershipSteps:
                 losses[:n] += batch.real * loss
                 total[:n] += batch.real
         return slopes / total[:, None], losses / total
+
+
+class _KeptBlocks:
+    """Short cut 2: one forward pass of the K models, then steps that never touch the network again.
+
+    Samples come in blocks, whose losses add up. Blocks whose outputs no longer fit into KEPT_OUTPUTS run again at each
+    step. They take as many steps as the others: what is learned must not depend on what fits into memory.
+    """
+
+    def __init__(self, backend: Backend, models: Params, double: bool) -> None:
+        self.backend, self.models, self.double = backend, models, double
+        self.left = KEPT_OUTPUTS
+
+    def loss_of(self, data: LocalData) -> MembershipLoss:
+        """f_i of clients of similar size as a function of c (C, K)."""
+        block = self.backend.samples_per_block(len(data.weight), self.backend.population.k)
+        kept: list[tuple[int, MembershipLoss]] = []
+        with data.space.frame():
+            for batch in data.everything(block):
+                self.left -= self._bytes(batch)
+                if self.left < 0:
+                    break
+                kept.append((len(batch.x), self._on(batch, data)))
+        done = len(kept) * block
+
+        def at(c: Tensor) -> tuple[Tensor, Tensor]:
+            slopes, losses = torch.zeros_like(c), torch.zeros_like(c[:, 0])
+            with data.space.frame():
+                again = ((len(batch.x), self._on(batch, data)) for batch in data.everything(block, after=done))
+                for n, loss_at in chain(kept, again):
+                    slope, loss = loss_at(c[:n])
+                    slopes[:n] += slope
+                    losses[:n] += loss
+            return slopes, losses
+
+        return kept[0][1] if len(kept) == 1 and done >= int(data.sizes[0]) else at
+
+    def _on(self, batch: Batch, data: LocalData) -> MembershipLoss:
+        """What a block adds to f_i."""
+        n = len(batch.x)
+        part = batch.real[:, None] / data.sizes[:n, None].to(batch.real)  # of its client's data, (C, 1)
+        outputs, share = self.backend.outputs(self.models, batch.x), batch.share * part
+        if self.double:
+            outputs, share = outputs.double(), share.double()
+        return self.backend.membership_loss(outputs, batch.y, share)
+
+    def _bytes(self, batch: Batch) -> int:
+        models = self.backend.population.k if self.backend.keeps_outputs else 0
+        return batch.share.numel() * models * self.backend.output_bytes
 
 
 def best_memberships(loss_at: MembershipLoss, c: Tensor, most_steps: int) -> tuple[Tensor, Tensor]:
@@ -109,14 +150,3 @@ def best_memberships(loss_at: MembershipLoss, c: Tensor, most_steps: int) -> tup
         loss = torch.where(kept, new_loss, loss)
         eta = torch.where(done, eta, torch.where(kept, 2 * eta, eta / 4).clamp(SHORTEST, LONGEST))
     return c, loss
-
-
-def _part(batch: Batch, data: LocalData) -> Tensor:
-    """How much of its client's data a block holds, (C, 1)."""
-    return batch.real[:, None] / data.sizes[: len(batch.x), None].to(batch.real)
-
-
-def _for_all(leaf: Tensor, clients: int) -> Tensor:
-    """A block that only the first clients have samples in, with zeros for the others."""
-    missing = leaf.new_zeros(clients - len(leaf), *leaf.shape[1:])
-    return torch.cat([leaf, missing])

@@ -29,7 +29,7 @@ class Block(NamedTuple):
 def losses_of_models(backend: Backend, models: Params, data: LocalData) -> Iterator[Block]:
     """Every sample of every client once."""
     for group, own in data.groups():
-        for batch in own.everything():
+        for batch in own.everything(backend.samples_per_block(len(own.weight), backend.population.k)):
             n = len(batch.x)
             outputs = backend.outputs(models, batch.x)
             _, losses = backend.loss.model_slopes(outputs, batch.y)

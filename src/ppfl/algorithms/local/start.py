@@ -40,7 +40,7 @@ def gradient_sketch(backend: Backend, models: Params, data: LocalData, seed: int
     gradient = data.space.empty_like(networks)
     sketches: Tensor | None = None
     losses = torch.zeros_like(data.weight)
-    for batch in data.everything():
+    for batch in data.everything(backend.samples_per_block(clients)):
         n = len(batch.x)
         G = first_clients(gradient, n)
         loss = backend.add_gradients(first_clients(networks, n), G, 0.0, batch, only=canonical)

@@ -35,7 +35,7 @@ def stationarity_upload(
     slopes, gradient = torch.zeros_like(c), data.space.empty_like(expand(models, len(c)))
     for leaf in gradient.values():
         leaf.zero_()
-    for batch in data.everything():
+    for batch in data.everything(backend.samples_per_block(len(c), backend.population.k)):
         n = len(batch.x)
         share = batch.real / data.sizes[:n].to(batch.real)
         slope, _ = backend.membership_gradients(models, c[:n], batch)

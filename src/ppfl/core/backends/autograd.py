@@ -26,6 +26,7 @@ from ..workspace import Workspace
 from .networks import ClientMap, FunctionalNetwork
 
 SAMPLES_AT_ONCE = 2048  # samples that run through shared models in one product
+BLOCK_OUTPUTS = 64 * 2**20  # bytes of outputs in a block of samples: a word of a large vocabulary has many
 
 
 class Batch(NamedTuple):
@@ -83,6 +84,15 @@ class Autograd:
     def caches_outputs(self) -> bool:
         """Whether f_i depends on theta through the K outputs alone, so that they can be kept (short cut 2)."""
         return self.mix.caches_outputs and (self._canonical_ends_net or self.mix.takes_any_part)
+
+    @property
+    def keeps_outputs(self) -> bool:
+        """Whether memberships move on kept outputs; with some losses a few numbers per sample are enough."""
+        return self.caches_outputs and self.mix.needs_outputs(self.loss)
+
+    def samples_per_block(self, clients: int, models: int = 1) -> int:
+        """How many samples of each of so many clients to take at once, where each runs through so many models."""
+        return max(1, min(SAMPLES_AT_ONCE, BLOCK_OUTPUTS // (clients * models * self.output_bytes)))
 
     # ------------------------------------------------------------------ one client
 

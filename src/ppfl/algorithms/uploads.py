@@ -1,0 +1,79 @@
+"""What travels between the server and a client: who is asked, sums and rows. `message` lets a type travel."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+
+from ..core.client_names import ClientIds
+from ..core.trees import Tree
+
+MESSAGES: dict[str, type] = {}  # NamedTuples that may be part of a message between server and sites, by name
+Message = TypeVar("Message", bound=type)
+
+
+def message(kind: Message) -> Message:
+    """Let a NamedTuple travel between server and sites. Its fields are numbers, text, tensors and other messages."""
+    assert kind.__name__ not in MESSAGES, f"there are two messages {kind.__name__}"
+    MESSAGES[kind.__name__] = kind
+    return kind
+
+
+@message
+class Share(NamedTuple):
+    """Clients that every site draws for itself by (seed, round, client id), this fraction of them on average.
+
+    by_size_of: None: each client has the same probability. A number, that of all clients at all sites: a client's
+    probability q_i is proportional to its importance, min(1, fraction by_size_of p_i), and in sums it has the weight
+    p_i fraction / q_i, so that their expectation is that of an even draw. Sites know the p_i, the server need not.
+    """
+
+    fraction: float
+    by_size_of: int | None = None
+
+
+EVERYONE = Share(1.0)
+Who = tuple[str, ...] | Share
+
+
+@message
+class Sum(NamedTuple):
+    """sum_i p_i weight_i ⊗ value_i: with r weights per client, one value gives r sums. Clients know their p_i."""
+
+    weight: Tensor | None  # (C, r); None: 1, so that r = 1
+    value: Tree  # leaves (C, ...)
+
+
+@message
+class Total(NamedTuple):
+    """A `Sum` over all clients that took part."""
+
+    weight: Tensor  # (r,): sum_i p_i weight_i
+    value: Tree  # leaves (r, ...)
+
+
+class Upload(NamedTuple):
+    """Everything that leaves a client in a round. A tensor that stands in several places leaves once."""
+
+    sums: dict[str, Sum] = {}
+    rows: dict[str, Tensor] = {}  # leaves (C, ...)
+    metrics: dict[str, Tensor] = {}  # (C,): plain sums over clients, such as the training loss
+
+
+class Work(NamedTuple):
+    client: Tree  # new state, stays with the client
+    upload: Upload
+
+
+@message
+class Rows(NamedTuple):
+    """Values seen client by client, with the ids they belong to."""
+
+    ids: ClientIds | None  # None: all clients of the site, or of the server's roster, in its order
+    values: dict[str, Tensor]  # leaves (len(ids), ...)
+
+    @property
+    def n_clients(self) -> int:
+        """How many clients these are."""
+        return len(next(iter(self.values.values()))) if self.values else len(self.ids or ())
