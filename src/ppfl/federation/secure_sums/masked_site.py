@@ -126,6 +126,8 @@ class MaskedSite:
         pairs = self._keys_of(request)
         if pairs is None:
             return self._reply(NoKeys())
+        if not isinstance(request.request, Describe | Train | Evaluate):  # of others it is not known how many they sum
+            raise FederationError(f"a {type(request.request).__name__} has no sums that are masked; ask for it openly")
         digest = sha256(encode(request)).digest()
         known = self._answers.get(request.number)
         if known is not None and known.digest == digest:
