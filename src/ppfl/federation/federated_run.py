@@ -39,6 +39,8 @@ from .carrier import Carrier
 from .federation_errors import FederationError
 from .flower_transport import FlowerTransport
 from .ledger import Ledger
+from .provisioning import SecureSumsFile
+from .secure_flower import SecureFlowerTransport
 from .site_mail import Patience, SiteMail
 from .site_requests import ClientTable, OpenRun, UseKept
 
@@ -55,9 +57,13 @@ def run_federated(
     base: Path | None = None,
     resume: bool = False,
     on_round_end: OnRoundEnd | None = None,
+    secure: SecureSumsFile | None = None,
     **mail_options: Any,
 ) -> list[RunRecord]:
-    """Run every seed into `out`/seed-<seed> over the sites that a carrier reaches. sites: names to wait for."""
+    """Run every seed into `out`/seed-<seed> over the sites that a carrier reaches. sites: names to wait for.
+
+    secure: by which only totals over sites are read; None: the server reads each site's sums.
+    """
     _refuse_unsupported(experiment)
     folders = {seed: RunFolder(out / f"seed-{seed}") for seed in experiment.seeds}
     with ExitStack() as locks:
@@ -72,7 +78,10 @@ def run_federated(
                     carrier, notes.run, start=notes.starts, patience=patience, ledger=Ledger(notes.ledger_file),
                     **mail_options,
                 )  # fmt: skip
-                transport = FlowerTransport(mail, experiment.device)
+                if secure is None:
+                    transport = FlowerTransport(mail, experiment.device)
+                else:
+                    transport = SecureFlowerTransport(mail, experiment.device, secure, notes.run)
                 exchange = folder.read_checkpoint_exchange() if folder.started else None
                 transport.connect(sites, None if exchange is None else notes.read_sites(exchange))
                 FederatedRun(experiment.for_seed(seed), folder, notes, transport, base).go(on_round_end)

@@ -47,6 +47,8 @@ name = "{name}"
 superlink = "{superlink}"
 root_certificate = "authority.pem"
 private_key = "site.key"
+# Without the "#", the server reads totals over sites and no sum of this one; it must be so at all sites.
+# secure_sums = "secure_sums.toml"
 # Functions that the server's experiment may name, for networks and metrics. Read their code before you allow them.
 allow = []{named}
 

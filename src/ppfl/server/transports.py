@@ -23,8 +23,13 @@ from ..sites.wire import encoded_size
 class Transport(Protocol):
     """A way to all sites."""
 
-    roster: Roster  # all clients of all sites, by name
-    device: torch.device  # where the server computes
+    @property
+    def roster(self) -> Roster:
+        """All clients of all sites, by name."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server computes."""
 
     @property
     def bytes_carried(self) -> int:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...algorithms.contract import Roster
 from ...core.errors import SettingError
 from ...server import DivergedError, Transport
 from ...sites import Describe, Evaluate, Reply, Request, Setup, Train
@@ -38,9 +39,16 @@ class SecureSums:
     def __init__(self, transport: Transport, settings: SecureSettings, public_keys: PublicKeys, run: str) -> None:
         """public_keys: of all sites, by name. run: an id that no other run has."""
         self.transport, self.settings, self.public_keys, self.run = transport, settings, public_keys, run
-        self.roster, self.device = transport.roster, transport.device
         self.sites: tuple[str, ...] = ()  # those that have keys
         self._keys, self._number = "", 0
+
+    @property
+    def roster(self) -> Roster:
+        return self.transport.roster
+
+    @property
+    def device(self) -> torch.device:
+        return self.transport.device
 
     @property
     def bytes_carried(self) -> int:
