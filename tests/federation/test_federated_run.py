@@ -2,17 +2,21 @@
 
 import json
 import sys
+import types
 
 import pytest
 import torch
 
 from federation.fake_carrier import FakeCarrier, FakeClock, make_services
-from ppfl.cli import main
 from ppfl.core.errors import SettingError
+from ppfl.federation.envelope import unseal
 from ppfl.federation.federated_run import run_federated
+from ppfl.federation.federation_errors import FederationError
+from ppfl.federation.flower_processes import require_flower
 from ppfl.runs import run
 from ppfl.runs.experiment import Experiment
 from ppfl.runs.folder import RunFolder
+from ppfl.sites.wire import decode
 
 SITES = ("a", "b", "c")
 SMALL = {"lr": 0.3, "batch_size": 20}
@@ -148,9 +152,23 @@ def test_what_is_not_possible_over_sites_is_said_before_anything_is_sent(changes
         run_federated(experiment, tmp_path, None)
 
 
-def test_a_missing_library_is_one_line(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(sys.modules, "flwr", None)
-    with pytest.raises(SystemExit) as stop:
-        main(["federation", "up", str(tmp_path / "e.toml")])
-    assert stop.value.code == 2
-    assert "pip install 'ppfl[flower]'" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["flwr", "cryptography"])
+def test_a_missing_library_is_an_error_that_says_what_to_install(name, monkeypatch):
+    missing = {"flwr": types.ModuleType("flwr"), "cryptography": types.ModuleType("cryptography"), name: None}
+    for module, value in missing.items():
+        monkeypatch.setitem(sys.modules, module, value)
+    with pytest.raises(FederationError, match=f"{name} is not installed.*pip install 'ppfl"):
+        require_flower()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ppfl-outputs"])
+def test_a_round_is_one_message_for_training_and_one_for_scores(method, tmp_path):
+    experiment, clock = make_experiment(method, rounds=4), FakeClock()
+    data = experiment.model_dump(mode="json")["data"]
+    carrier = FakeCarrier(make_services(tmp_path / "sites", SITES, data), clock)
+    run_over_sites(experiment, tmp_path, carrier=carrier, clock=clock)
+    for site in SITES:
+        sent = [decode(unseal(message).payload) for to, message in carrier.pushed if to == site]
+        kinds = [[type(request).__name__ for request in requests] for requests in sent]
+        assert kinds[0] == ["DescribeData"] and "OpenRun" in kinds[1]
+        assert kinds[-6:] == [["Train"], ["Evaluate"]] * 3  # the first round of PPFL finds its start

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from ppfl.algorithms import METHODS, PPFL, FedAvg, FineTune
 from ppfl.core import SettingError
 from ppfl.core.affinity import Dense, Factored, Sparse, Uniform
+from ppfl.core.backends import Passes
 from ppfl.core.errors import AffinityError, ModelError
 from ppfl.data import synthetic_groups
 from ppfl.data.limits import limited
@@ -149,6 +150,10 @@ def test_engines_are_built_as_asked(file):
     stacked = load_experiment(file, ["chunk=3"]).build_engine()
     assert isinstance(stacked, Stacked)
     assert stacked.chunk == 3
+    for engine in ("loop", "stacked"):
+        assert load_experiment(file, [f"engine={engine}"]).build_engine().passes == Passes()
+        asked = load_experiment(file, [f"engine={engine}", "precision=bfloat16", "checkpoint_activations=true"])
+        assert asked.build_engine().passes == Passes("bfloat16", checkpoint_activations=True)
 
 
 def test_what_is_watched_is_what_the_server_takes(file):
@@ -203,6 +208,7 @@ def test_a_wrong_setting_is_one_line_with_key_and_remedy(file, override):
     [
         (["algorithm.local_epochs=2", "algorithm.local_steps=2"], "[algorithm]: local_epochs and local_steps"),
         (["engine=loop", "chunk=3"], "leave chunk out"),
+        (["precision=half"], "use one of 'float32', 'bfloat16'"),
         (["rounds.sub=3"], "'rounds' is a value"),
         (["rounds"], "key.sub=value"),
         (["=3"], "key.sub=value"),

@@ -12,6 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from .losses import Classification, Loss
 from .params import Params, weighted_sum
+from .randomness import layer_uses, return_to_uses
 from .trees import tree_map
 
 if TYPE_CHECKING:
@@ -189,7 +190,11 @@ class MixedModule(nn.Module):
 
         if self.one_by_one:
             each = [dict(zip(stacked, model, strict=True)) for model in zip(*stacked.values(), strict=True)]
-            return tree_map(self._mixed, *map(run, each))
+            uses, outputs = layer_uses(self.inner), []
+            for theta in each:
+                return_to_uses(uses)  # all models have the same masks, as with vmap
+                outputs.append(run(theta))
+            return tree_map(self._mixed, *outputs)
         return tree_map(lambda outputs: weighted_sum(self.membership, outputs), vmap(run)(stacked))
 
     def _mixed(self, *outputs: Any) -> Any:

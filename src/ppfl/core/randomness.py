@@ -232,10 +232,19 @@ def _values(net: nn.Module) -> dict[str, Tensor]:
     return {**dict(net.named_parameters()), **dict(net.named_buffers())}
 
 
+def layer_uses(net: nn.Module) -> dict[KeyedModule, int | None]:
+    """How often each layer that draws was called so far in the forward pass that is running."""
+    return {module: module.use for module in net.modules() if isinstance(module, KeyedModule)}
+
+
+def return_to_uses(uses: dict[KeyedModule, int | None]) -> None:
+    """Go back to there, to draw the same again."""
+    for module, use in uses.items():
+        module.use = use
+
+
 def _set_uses(use: int | None, net: nn.Module, *_: Any) -> None:
-    for module in net.modules():
-        if isinstance(module, KeyedModule):
-            module.use = use
+    return_to_uses(dict.fromkeys(layer_uses(net), use))
 
 
 def _splitmix64(z: Tensor) -> Tensor:

@@ -188,7 +188,7 @@ class FederatedRun:
         self.data = read_json(folder.clients_file)["data"] if self.resumes else self._data_digest()
         population = experiment.build_population(self.kind.stand_in(), self.seed, base)
         settings = experiment.model_dump(mode="json", exclude={"data"})
-        transport.open_run(OpenRun(settings, self.seed))
+        transport.ask([OpenRun(settings, self.seed)])
         self.problem = Problem(
             population, transport.roster, self._affinity(), experiment.rounds, self.seed,
             notes.first_importance(transport.described_total("importance")), tuple(transport.facts["splits"]),

@@ -17,7 +17,7 @@ from ..algorithms.contract import Roster, Rows
 from ..core.client_names import ClientIds
 from ..core.errors import DataError
 from ..server.transports import make_roster, named_rows, route
-from ..sites import Evaluate, Reply, Request, Setup, Train
+from ..sites import Close, Evaluate, Keep, Reply, Request, Setup, Train
 from ..sites.messages import combine
 from .federation_errors import FederationError
 from .reply_checks import ReplyChecks
@@ -25,6 +25,7 @@ from .site_mail import SiteMail
 from .site_requests import DescribeData, OpenRun
 
 CONNECT_SECONDS = 180.0
+WITHOUT_ANSWER = OpenRun | Setup | Keep | Close  # the reply to them is empty
 
 
 class SiteRecord:
@@ -52,6 +53,7 @@ class FlowerTransport:
         self._checks = ReplyChecks()
         self._turned_away: set[str] = set()
         self._open: OpenRun | None = None
+        self._queued: list[Any] = []  # requests that travel with the next ones, as a message costs seconds
         self._setups: dict[str, Setup] = {}
         self._memberships: dict[str, Tensor] = {}  # as last reported, by client
 
@@ -125,11 +127,6 @@ class FlowerTransport:
         """The sum over sites of something that they described."""
         return sum(float(site.described.metrics[metric]) for site in self.sites.values())
 
-    def open_run(self, opened: OpenRun) -> None:
-        """Get the sites ready; those that are away are, when they come back."""
-        self._open = opened
-        self.ask([opened])
-
     def resume(self, setup: Setup, merged: Mapping[str, int]) -> None:
         """Go on with a session that the sites have. merged: of each site, the last exchange that was counted."""
         self._setups[setup.session] = setup
@@ -144,10 +141,17 @@ class FlowerTransport:
 
     def ask(self, requests: Sequence[Any]) -> list[Reply]:
         for request in requests:
+            if isinstance(request, OpenRun):
+                self._open = request
             if isinstance(request, Setup):
                 self.resume(request, {})
-        to_send = {name: [self._routed(request, site) for request in requests] for name, site in self.sites.items()}
+        if all(isinstance(request, WITHOUT_ANSWER) for request in requests):
+            self._queued += requests
+            return [Reply()] * len(requests)
+        together, self._queued = [*self._queued, *requests], []
+        to_send = {name: [self._routed(request, site) for request in together] for name, site in self.sites.items()}
         found = self.mail.exchange(to_send, self._check, self._opening)
+        found = {name: replies[len(together) - len(requests) :] for name, replies in found.items()}
         for name, reason in self._checks.compare(requests, found, self._shares()).items():
             self.mail.refuse(name, reason)
             del found[name]

@@ -15,7 +15,9 @@ from torch.func import functional_call, grad_and_value, vmap
 from ..errors import ModelError
 from ..params import Params
 from ..trees import tree_map
+from .passes import Passes, blocks_of, in_bfloat16, names_in_blocks, with_passes
 
+PLAIN = Passes()
 CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip
@@ -24,16 +26,30 @@ CONVOLUTIONS = (
 class FunctionalNetwork:
     """One copy of `net` per thread: functional_call puts its values into the module for a while."""
 
-    def __init__(self, net: nn.Module, device: torch.device) -> None:
-        self.net = copy.deepcopy(net).to(device)
+    def __init__(self, net: nn.Module, device: torch.device, passes: Passes = PLAIN) -> None:
+        self.net, self.passes = copy.deepcopy(net).to(device), passes
         self._copies: dict[int, nn.Module] = {}
+        self._blocks = blocks_of(net) if passes.checkpoint_activations else []
+        self._copied = self.net if passes.plain else with_passes(copy.deepcopy(self.net), passes)
 
     def __call__(self, values: Params, x: Tensor) -> Tensor:
+        if self._blocks:
+            values = {new: values[old] for old, new in names_in_blocks(values, self._blocks).items()}
+        output: Tensor
+        if self.passes.precision != "bfloat16":
+            output = functional_call(self._own_copy(), values, (x,))
+            return output
+        # not by autocast: its layers with two precisions cannot be differentiated for many clients at once
+        low = {name: in_bfloat16(value) for name, value in values.items()}
+        output = functional_call(self._own_copy(), low, (in_bfloat16(x),))
+        return output.float()
+
+    def _own_copy(self) -> nn.Module:
+        """This thread's."""
         thread = threading.get_ident()
         if thread not in self._copies:
-            self._copies[thread] = copy.deepcopy(self.net)
-        output: Tensor = functional_call(self._copies[thread], values, (x,))
-        return output
+            self._copies[thread] = copy.deepcopy(self._copied)
+        return self._copies[thread]
 
 
 class ClientMap:
@@ -45,9 +61,10 @@ class ClientMap:
     means that nothing but torch's own tape is used: no vmap over clients, none over canonical models.
     """
 
-    def __init__(self, net: nn.Module, x: Tensor) -> None:
+    def __init__(self, net: nn.Module, x: Tensor, passes: Passes = PLAIN) -> None:
         convolves = any(isinstance(module, CONVOLUTIONS) for module in net.modules())
-        self.one_by_one = convolves and x.device.type == "cpu"
+        # torch.func cannot run a part of the network again when gradients are taken
+        self.one_by_one = (convolves and x.device.type == "cpu") or passes.checkpoint_activations
         self.channels_last = convolves and x.dim() == 4 and _takes_channels_last(net, x)
 
     def try_vmap(self, f: Callable[..., Tensor], parameters: Params, *rows: Tensor) -> None:
