@@ -22,7 +22,7 @@ from ppfl.federation.local_federation import local_federation
 from ppfl.federation.site_mail import Patience
 from ppfl.runs import run
 
-PATIENCE = Patience(deadline=120, resend=20, at_least=3)
+PATIENCE = Patience(deadline=300, resend=30, at_least=3)
 # processes start one after the other, and each round is evaluated at the end alone
 SHORT = {"watch": {"every": 5}}
 
@@ -38,7 +38,7 @@ def running(tmp_path_factory):
 
 def run_over_flower(experiment, out, federation, **options):
     with FlowerRun(federation.link) as grid:
-        carrier = FlowerCarrier(grid)
+        carrier = FlowerCarrier(grid, federation.public_keys)
         return run_federated(experiment, out, carrier, sites=federation.sites, patience=PATIENCE, **options)
 
 

@@ -7,16 +7,20 @@ from typing import Annotated
 
 import typer
 
+from ..federation.flower_processes import require_flower
 from ..parent_process import end_with_parent
 from ..runs import load_experiment
 from .program import program
 from .progress import show_progress
+from .provisioning_commands import init_command, revoke_command
 from .run_tables import result_table
 from .terminal import PlainGroup, make_console, say
 
 federation_app = typer.Typer(
     cls=PlainGroup, help="Run an experiment over real sites, with Flower.", no_args_is_help=True
 )
+federation_app.command("init")(init_command)
+federation_app.command("revoke")(revoke_command)
 
 
 @federation_app.command("up")
@@ -36,7 +40,8 @@ def up_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Try a federation on this machine: SuperLink, SuperNodes and sites, with TLS and authentication."""
-    from ..federation.local_federation import run_local_federation  # needs flwr
+    require_flower()
+    from ..federation.local_federation import run_local_federation
     from ..federation.site_mail import Patience
     from ..report import write_report
     from .app import resumable
@@ -89,7 +94,8 @@ def site_command(
     """Run at a site: hold its data and answer the server, until it is stopped."""
     if with_parent:
         end_with_parent()
-    from ..federation.site_daemon import run_site  # needs flwr
+    require_flower()
+    from ..federation.site_daemon import run_site
     from ..federation.site_settings import load_site
 
     settings = load_site(file)

@@ -25,7 +25,7 @@ class Carrier(Protocol):
     """Takes bytes to sites and brings bytes back."""
 
     def online(self) -> Mapping[str, OnlineSite]:
-        """The sites that can be reached, by the names under which their keys are registered."""
+        """The sites that can be reached and may take part, by name."""
 
     def push(self, messages: Mapping[int, bytes]) -> Mapping[int, str]:
         """Send to addresses; the id of each message."""

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
-from ..algorithms.contract import Method, Problem
-from ..core.affinity import nothing
-from ..core.errors import SettingError
+from ..algorithms.contract import Method, Problem, Rows
+from ..core.affinity import Affinity, nothing
+from ..core.errors import PPFLError, SettingError
 from ..core.trees import tree_map
 from ..data import Federation
 from ..data.sample_kind import SampleKind
@@ -29,17 +32,19 @@ from ..runs.provenance import describe_environment
 from ..runs.record import RunRecord, load_run
 from ..runs.run import Interrupted, OnRoundEnd
 from ..runs.storage import read_json, write_json
-from ..server import Kept, Measurement, ServerState, begin, choose_lr, measure, train_and_measure
+from ..server import Kept, Measurement, RoundEnd, ServerState, begin, choose_lr, measure, train_and_measure
 from ..server.loop import MAIN, in_roster_order
-from ..sites import Setup
+from ..sites import Reply, Setup
 from .carrier import Carrier
 from .federation_errors import FederationError
 from .flower_transport import FlowerTransport
 from .ledger import Ledger
+from .provisioning import SecureSumsFile
+from .secure_flower import SecureFlowerTransport
 from .site_mail import Patience, SiteMail
 from .site_requests import ClientTable, OpenRun, UseKept
 
-Connect = Callable[[SiteMail], FlowerTransport]
+log = logging.getLogger("ppfl.federation")
 
 
 def run_federated(
@@ -52,9 +57,13 @@ def run_federated(
     base: Path | None = None,
     resume: bool = False,
     on_round_end: OnRoundEnd | None = None,
+    secure: SecureSumsFile | None = None,
     **mail_options: Any,
 ) -> list[RunRecord]:
-    """Run every seed into `out`/seed-<seed> over the sites that a carrier reaches. sites: names to wait for."""
+    """Run every seed into `out`/seed-<seed> over the sites that a carrier reaches. sites: names to wait for.
+
+    secure: by which only totals over sites are read; None: the server reads each site's sums.
+    """
     _refuse_unsupported(experiment)
     folders = {seed: RunFolder(out / f"seed-{seed}") for seed in experiment.seeds}
     with ExitStack() as locks:
@@ -69,8 +78,12 @@ def run_federated(
                     carrier, notes.run, start=notes.starts, patience=patience, ledger=Ledger(notes.ledger_file),
                     **mail_options,
                 )  # fmt: skip
-                transport = FlowerTransport(mail, experiment.device)
-                transport.connect(sites)
+                if secure is None:
+                    transport = FlowerTransport(mail, experiment.device)
+                else:
+                    transport = SecureFlowerTransport(mail, experiment.device, secure, notes.run)
+                exchange = folder.read_checkpoint_exchange() if folder.started else None
+                transport.connect(sites, None if exchange is None else notes.read_sites(exchange))
                 FederatedRun(experiment.for_seed(seed), folder, notes, transport, base).go(on_round_end)
     return [load_run(folder.path) for folder in folders.values()]
 
@@ -83,32 +96,56 @@ def _refuse_unsupported(experiment: Experiment) -> None:
 
 
 class ServerNotes:
-    """What the server keeps beside a run folder: the id of the run, its starts, the ledger, and where sites are."""
+    """What the server keeps beside a run folder: the id of the run, its starts, the ledger, and what sites said."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file, self._merged_file = folder / "server.json", folder / "merged.json"
-        self.ledger_file = folder / "ledger.jsonl"
+        self._sites_file, self.ledger_file = folder / "sites.json", folder / "ledger.jsonl"
         before = read_json(self._file) if self._file.is_file() else {}
         # a run that is begun again in the same place is another run, and its sites must not take it for the old one
-        self.run = str(
-            before.get("run") or f"{folder.name}-{hashlib.sha256(str(time.time_ns()).encode()).hexdigest()[:16]}"
-        )
+        self.run = str(before.get("run") or f"{folder.name}-{uuid.uuid4().hex}")
         self.starts = int(before.get("starts", 0)) + 1
-        write_json(self._file, {"run": self.run, "starts": self.starts})
+        self._about = {**before, "run": self.run, "starts": self.starts}
+        write_json(self._file, self._about)
 
-    def save_merged(self, exchange: int, merged: dict[str, int]) -> None:
-        """Before the checkpoint of that exchange is written; the one before is kept, as that may be the newest."""
+    def first_importance(self, importance: float) -> float:
+        """Of all clients together when the run began: weights keep this scale, also after sites have joined."""
+        if "importance" not in self._about:
+            self._about["importance"] = importance
+            write_json(self._file, self._about)
+        return float(self._about["importance"])
+
+    def save_sites(self, exchange: int, transport: FlowerTransport) -> None:
+        """Before the checkpoint of that exchange is written; what was true at the last one is kept, as that may stay
+        the newest checkpoint."""
+        described = {name: site.described for name, site in transport.sites.items()}
+        write_json(self._sites_file, {name: _to_json(reply) for name, reply in described.items()})
         before = read_json(self._merged_file) if self._merged_file.is_file() else {}
         last = dict(sorted(before.items(), key=lambda item: int(item[0]))[-1:])
-        write_json(self._merged_file, last | {str(exchange): merged})
+        write_json(self._merged_file, last | {str(exchange): list(transport.merged(MAIN).items())})
 
     def read_merged(self, exchange: int) -> dict[str, int]:
-        """Of each site, the last exchange that was counted when the server was after `exchange`."""
+        """Of each site, in the order of the roster, the last exchange that was counted by then."""
         found = read_json(self._merged_file).get(str(exchange)) if self._merged_file.is_file() else None
         if found is None:
             raise FederationError(f"{self._merged_file} does not know exchange {exchange}; start the run anew")
-        return {str(site): int(merged) for site, merged in found.items()}
+        return {str(site): int(merged) for site, merged in found}
+
+    def read_sites(self, exchange: int) -> dict[str, Reply]:
+        """What the sites of the run had said of their data, in the order of the roster."""
+        said = read_json(self._sites_file)
+        return {name: _from_json(said[name]) for name in self.read_merged(exchange)}
+
+
+def _to_json(described: Reply) -> dict[str, Any]:
+    sums = {name: float(value) for name, value in described.metrics.items()}
+    return {"ids": list(described.rows.ids or ()), "sums": sums, "facts": described.facts}
+
+
+def _from_json(found: dict[str, Any]) -> Reply:
+    sums = {name: torch.tensor(value, dtype=torch.float64) for name, value in found["sums"].items()}
+    return Reply(metrics=sums, rows=Rows(tuple(found["ids"]), {}), facts=found["facts"])
 
 
 class _AskedFederation:
@@ -147,31 +184,42 @@ class FederatedRun:
         (self.seed,) = experiment.seeds
         self.resumes = folder.started
         self.watch = experiment.watch.build(base)
-        kind = SampleKind.from_json(transport.facts)
-        self.clients = self._describe_clients(kind)
-        population = experiment.build_population(kind.stand_in(), self.seed, base)
+        self.kind = SampleKind.from_json(transport.facts)
+        self.data = read_json(folder.clients_file)["data"] if self.resumes else self._data_digest()
+        population = experiment.build_population(self.kind.stand_in(), self.seed, base)
         settings = experiment.model_dump(mode="json", exclude={"data"})
-        transport.open_run(OpenRun(settings, self.seed))
-        asked = cast(Federation, _AskedFederation(transport, kind))
-        affinity = experiment.affinity.build(asked, experiment.algorithm) or nothing(transport.roster.ids)
+        transport.ask([OpenRun(settings, self.seed)])
         self.problem = Problem(
-            population, transport.roster, affinity.check(transport.roster.ids).to(transport.device), experiment.rounds,
-            self.seed, transport.described_total("importance"), tuple(transport.facts["splits"]), transport.device,
+            population, transport.roster, self._affinity(), experiment.rounds, self.seed,
+            notes.first_importance(transport.described_total("importance")), tuple(transport.facts["splits"]),
+            transport.device,
         )  # fmt: skip
         self.saved = 0  # the round of the last checkpoint
         self.method = self._choose()
 
-    def _describe_clients(self, kind: SampleKind) -> dict[str, Any]:
-        """As a run folder has it, with one number of samples per site instead of one per client."""
+    def _affinity(self) -> Affinity:
+        """Between all clients of the roster; it may need to ask the sites."""
+        ids = self.transport.roster.ids
+        asked = cast(Federation, _AskedFederation(self.transport, self.kind))
+        found = self.experiment.affinity.build(asked, self.experiment.algorithm) or nothing(ids)
+        return found.check(ids).to(self.transport.device)
+
+    def _data_digest(self) -> str:
+        said = {name: site.described.facts["data"] for name, site in sorted(self.transport.sites.items())}
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+
+    @property
+    def clients(self) -> dict[str, Any]:
+        """As a run folder has them, with one number of samples per site instead of one per client. The digest stays
+        that of the first sites, as it says which run this is."""
         sites = self.transport.sites
-        digest = hashlib.sha256(json.dumps({n: s.described.facts["data"] for n, s in sorted(sites.items())}).encode())
         samples = {
             split: [int(site.described.metrics[f"samples.{split}"]) for site in sites.values()]
             for split in self.transport.facts["splits"]
         }
         return {
-            "ids": list(self.transport.roster.ids), "samples": samples, "truth": None, "data": digest.hexdigest()[:32],
-            "kind": kind.to_json(), "sites": {name: len(site.ids) for name, site in sites.items()},
+            "ids": list(self.transport.roster.ids), "samples": samples, "truth": None, "data": self.data,
+            "kind": self.kind.to_json(), "sites": [[name, len(site.ids)] for name, site in sites.items()],
         }  # fmt: skip
 
     def _choose(self) -> Method:
@@ -184,12 +232,15 @@ class FederatedRun:
         environment = describe_environment()
         state, kept = self._start()
         measured: Measurement | None = None
-        clock = _RoundClock(self.transport)
+        clock, n_sites = _RoundClock(self.transport), len(self.transport.sites)
         try:
-            for end in train_and_measure(self.method, self.problem, self.transport, self.watch, state, kept):
+            for end in self._rounds(state, kept):
                 end = end._replace(record=end.record | clock.lap())
                 if end.state.round == 1 and not self.folder.started:
                     self.folder.begin(self.experiment, self.method, self.clients, environment)
+                elif len(self.transport.sites) != n_sites:
+                    self.folder.write_clients(self.clients)
+                n_sites = len(self.transport.sites)
                 self.folder.append(end.record, None if end.measured is None else end.measured.memberships)
                 state, kept, measured = end.state, end.kept, end.measured
                 self._save(state, kept)
@@ -199,6 +250,34 @@ class FederatedRun:
             self._finish(state, kept, measured)
         except KeyboardInterrupt:
             raise Interrupted(self.saved, self.problem.rounds, self.seed, self.folder.path.parent) from None
+
+    def _rounds(self, state: ServerState, kept: Kept | None) -> Iterator[RoundEnd]:
+        """Rounds to the last one. Sites that come online on the way take part from the next round on."""
+        while state.round < self.problem.rounds:
+            for end in train_and_measure(self.method, self.problem, self.transport, self.watch, state, kept):
+                yield end
+                state, kept = end.state, end.kept
+                if state.round < self.problem.rounds and (names := self.transport.newcomers()):
+                    state, kept = self._take_in(names, state, kept)
+                    break
+
+    def _take_in(self, names: list[str], state: ServerState, kept: Kept) -> tuple[ServerState, Kept]:
+        """Onboard sites: their clients get the models as they are, and whatever a client begins with."""
+        before = self.transport.roster
+        try:
+            self.transport.add_sites(names)
+            after, affinity = self.transport.roster, self._affinity()
+        except PPFLError as error:
+            for name in names:
+                self.transport.turn_away(name, str(error))
+            return state, kept
+        self.problem = self.problem._replace(roster=after, affinity=affinity)
+        log.info("%s joined after round %d", " and ".join(map(repr, names)), state.round)
+
+        def moved(one: ServerState) -> ServerState:
+            return one._replace(server=self.method.move_server(one.server, before, after))
+
+        return moved(state), kept._replace(state=moved(kept.state))
 
     def _start(self) -> tuple[ServerState, Kept | None]:
         """The first state, or the one in the checkpoint; the sites have the states of their clients."""
@@ -216,10 +295,13 @@ class FederatedRun:
 
     def _checkpoint(self) -> Checkpoint | None:
         server = tree_map(lambda leaf: leaf.to(self.problem.device), self.method.init_server(self.problem))
-        return self.folder.resume({"server": server, "clients": {}}, self.clients)
+        there = read_json(self.folder.clients_file)
+        if there["sites"] != (here := self.clients)["sites"] == there["sites"][: len(here["sites"])]:
+            self.folder.write_clients(here)  # killed after a site had joined, before the next checkpoint
+        return self.folder.resume({"server": server, "clients": {}}, here)
 
     def _save(self, state: ServerState, kept: Kept) -> None:
-        self.notes.save_merged(state.exchange, self.transport.merged(MAIN))
+        self.notes.save_sites(state.exchange, self.transport)
         self.folder.save_checkpoint(Checkpoint(state, {}, kept, {}))
         self.saved = state.round
 

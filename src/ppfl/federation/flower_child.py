@@ -20,7 +20,7 @@ PROGRAMS = {
 
 
 SUPERNODE_LOOP = "flwr.supernode.start_client_internal"
-LONGEST_PAUSE = 0.3  # seconds
+LONGEST_PAUSE = 1.0  # seconds
 
 
 def main() -> None:

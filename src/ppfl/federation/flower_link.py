@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from .federation_errors import FederationError
+from .flower_carrier import key_bytes
 
 APP_PUBLISHER, APP_NAME, APP_VERSION = "ppfl", "ppfl-federation", "1.0.0"
 HEARTBEAT_SECONDS = 10.0  # a task that is silent for a minute is taken to be dead
@@ -53,7 +55,9 @@ publisher = "{APP_PUBLISHER}"
 {components}
 """
     files = {"pyproject.toml": text.encode(), "ppfl_app.py": b"app = None\n"}
-    bundle: bytes = build_fab_from_files(files)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a library that flwr uses
+        bundle: bytes = build_fab_from_files(files)[0]
     return bundle
 
 
@@ -157,14 +161,12 @@ def wait_for(ready: Callable[[], Any], what: str, seconds: float = CONNECT_SECON
 
 def register_site(link: SuperLinkAddress, name: str, public_key: bytes) -> int:
     """Let the SuperNode with this key (OpenSSH) join, under this name."""
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
     from flwr.proto.control_pb2 import RegisterNodeRequest
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     client = control_client(link)
     try:
-        key = public_key_to_bytes(load_ssh_public_key(public_key))
-        node: int = client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id
+        request = RegisterNodeRequest(public_key=key_bytes(public_key), name=name)
+        node: int = client.RegisterNode(request).node_id
         return node
     finally:
         client.close()

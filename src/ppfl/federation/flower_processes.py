@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -75,13 +76,26 @@ class Processes:
             if process.poll() is not None:
                 raise FederationError(f"{name} ended with code {process.returncode}: {self.last_words(name)}")
 
-    def last_words(self, name: str) -> str:
-        """The last line of its log that says anything."""
+    def last_lines(self, name: str) -> list[str]:
+        """The end of its log, without empty lines."""
         file = self.logs / f"{name}.log"
         text = file.read_text(errors="replace") if file.is_file() else ""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        told = [line for line in lines if "rror" in line] or lines
-        return f"{told[-1][:300] if told else 'it said nothing'} (see {file})"
+        return [line.strip() for line in text.splitlines() if line.strip()][-20:]
+
+    def last_words(self, name: str) -> str:
+        """The line of its log that says most likely why it ended."""
+        lines = self.last_lines(name)
+        told = [line for line in lines if "rror" in line or "code:" in line] or lines
+        return f"{told[-1][:300] if told else 'it said nothing'} (see {self.logs / f'{name}.log'})"
+
+
+def require_flower() -> None:
+    """An error that says what to install, where Flower is missing."""
+    for name in ("flwr", "cryptography"):
+        try:
+            import_module(name)
+        except ImportError:
+            raise FederationError(f"{name} is not installed; install it with: pip install 'ppfl[flower]'") from None
 
 
 def flower_environment(home: Path) -> dict[str, str]:

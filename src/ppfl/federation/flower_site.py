@@ -7,13 +7,52 @@ be started for a message.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from .flower_carrier import from_flower, to_flower
 from .flower_link import Heartbeat, SuperLinkAddress, TaskQueue, app_hash, runtime_client
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.2
+
+
+class SiteConnection(NamedTuple):
+    """How a site reaches the server, and proves who it is."""
+
+    superlink: str  # host:port
+    authority: Path  # the certificate that the server's must be signed by
+    private_key: Path
+
+
+def last_node_id(supernode_log: Path) -> int | None:
+    """The number under which a SuperNode was known, from what it said when it started; None where it never did."""
+    text = supernode_log.read_text(errors="replace") if supernode_log.is_file() else ""
+    found = re.findall(r"SuperNode ID: (\d+)", text)
+    return int(found[-1]) if found else None
+
+
+def sign_off(connection: SiteConnection, node_id: int) -> None:
+    """Tell the SuperLink that a SuperNode of ours which was killed is gone; else it refuses a new one for a minute."""
+    import httpx
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    key: Any = load_ssh_private_key(connection.private_key.read_bytes(), password=None)
+    signed = NodeAuthHttpInterceptor(key, key.public_key())
+    version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
+    authority = connection.authority.read_bytes()
+    with (
+        suppress(httpx.HTTPError, RuntimeError),  # it was gone already, or the server is not there yet
+        FleetHttpClient.from_server_address(connection.superlink, False, authority, [version, signed]) as client,
+    ):
+        client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
 
 
 class SuperNodeMessages:

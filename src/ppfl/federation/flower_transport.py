@@ -8,7 +8,7 @@ merged last, so that it undoes what the server does not know.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..algorithms.contract import Roster, Rows
 from ..core.client_names import ClientIds
 from ..core.errors import DataError
 from ..server.transports import make_roster, named_rows, route
-from ..sites import Evaluate, Reply, Request, Setup, Train
+from ..sites import Close, Evaluate, Keep, Reply, Request, Setup, Train
 from ..sites.messages import combine
 from .federation_errors import FederationError
 from .reply_checks import ReplyChecks
@@ -25,6 +25,7 @@ from .site_mail import SiteMail
 from .site_requests import DescribeData, OpenRun
 
 CONNECT_SECONDS = 180.0
+WITHOUT_ANSWER = OpenRun | Setup | Keep | Close  # the reply to them is empty
 
 
 class SiteRecord:
@@ -50,7 +51,9 @@ class FlowerTransport:
         self.sites: dict[str, SiteRecord] = {}
         self.roster = Roster(())
         self._checks = ReplyChecks()
+        self._turned_away: set[str] = set()
         self._open: OpenRun | None = None
+        self._queued: list[Any] = []  # requests that travel with the next ones, as a message costs seconds
         self._setups: dict[str, Setup] = {}
         self._memberships: dict[str, Tensor] = {}  # as last reported, by client
 
@@ -60,11 +63,18 @@ class FlowerTransport:
 
     # ------------------------------------------------------------------ before the first round
 
-    def connect(self, expected: Sequence[str] | None = None, seconds: float = CONNECT_SECONDS) -> None:
+    def connect(
+        self,
+        expected: Sequence[str] | None = None,
+        known: Mapping[str, Reply] | None = None,
+        seconds: float = CONNECT_SECONDS,
+    ) -> None:
         """Wait for the sites, ask what their data look like, and refuse one that does not fit.
 
-        expected: their names; None: all that are online once there are enough of them.
+        expected: their names; None: all that are online once there are enough of them. known: those of a run that
+        is resumed, in the order of its roster, with what they said of their data; they may be away.
         """
+        expected = expected if known is None else list(known)
         mail, at_least = self.mail, self.mail.patience.at_least
         end = mail.now() + seconds
         while True:
@@ -80,19 +90,33 @@ class FlowerTransport:
                 f"{len(names)} sites are online after {seconds:.0f} s, at least {at_least} are needed{said}; start "
                 f"them, and look at their logs"
             )
-        self.add_sites(names)
+        self.add_sites(names, known)
 
-    def add_sites(self, names: Sequence[str]) -> None:
+    def add_sites(self, names: Sequence[str], known: Mapping[str, Reply] | None = None) -> None:
         """Describe sites and take them into the roster, after those that are there."""
         found = self.mail.exchange({name: [DescribeData()] for name in names}, _check_description, lambda name: [])
-        for name in names:
-            if name not in found:
+        for name in names if known is None else known:
+            before = None if known is None else known[name]
+            if name not in found and before is None:
                 raise FederationError(f"site {name!r} did not say what its data look like; look at its log")
-            record = SiteRecord(name, found[name][0])
+            record = SiteRecord(name, found[name][0] if name in found else cast(Reply, before))
             for other in self.sites.values():
                 refuse_different_data(other, record)
+            if before is not None and record.described.facts != before.facts:
+                raise DataError(f"the data of site {name!r} changed since the run began; bring the old ones back")
             self.sites[name] = record
         self.roster = make_roster([site.ids for site in self.sites.values()], None)
+
+    def newcomers(self) -> list[str]:
+        """Sites that came online and are not part of the run yet."""
+        return sorted(self.mail.carrier.online().keys() - self.sites.keys() - self._turned_away)
+
+    def turn_away(self, name: str, reason: str) -> None:
+        """Go on without a site that came later and does not fit."""
+        self._turned_away.add(name)
+        self.mail.refuse(name, reason)
+        if self.sites.pop(name, None) is not None:
+            self.roster = make_roster([site.ids for site in self.sites.values()], None)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -102,11 +126,6 @@ class FlowerTransport:
     def described_total(self, metric: str) -> float:
         """The sum over sites of something that they described."""
         return sum(float(site.described.metrics[metric]) for site in self.sites.values())
-
-    def open_run(self, opened: OpenRun) -> None:
-        """Get the sites ready; those that are away are, when they come back."""
-        self._open = opened
-        self.ask([opened])
 
     def resume(self, setup: Setup, merged: Mapping[str, int]) -> None:
         """Go on with a session that the sites have. merged: of each site, the last exchange that was counted."""
@@ -122,10 +141,17 @@ class FlowerTransport:
 
     def ask(self, requests: Sequence[Any]) -> list[Reply]:
         for request in requests:
+            if isinstance(request, OpenRun):
+                self._open = request
             if isinstance(request, Setup):
                 self.resume(request, {})
-        to_send = {name: [self._routed(request, site) for request in requests] for name, site in self.sites.items()}
+        if all(isinstance(request, WITHOUT_ANSWER) for request in requests):
+            self._queued += requests
+            return [Reply()] * len(requests)
+        together, self._queued = [*self._queued, *requests], []
+        to_send = {name: [self._routed(request, site) for request in together] for name, site in self.sites.items()}
         found = self.mail.exchange(to_send, self._check, self._opening)
+        found = {name: replies[len(together) - len(requests) :] for name, replies in found.items()}
         for name, reason in self._checks.compare(requests, found, self._shares()).items():
             self.mail.refuse(name, reason)
             del found[name]

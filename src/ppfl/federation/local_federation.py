@@ -40,10 +40,15 @@ class LocalFederation(NamedTuple):
     sites: tuple[str, ...]
     processes: Processes
 
+    @property
+    def public_keys(self) -> dict[str, bytes]:
+        """Of each site."""
+        return {name: (self.folder / name / "site.pub").read_bytes() for name in self.sites}
+
     def start_site(self, name: str) -> None:
         """Start the process of a site: the first time, or again after it ended."""
         config = self.folder / name / "site.toml"
-        command = [sys.executable, "-m", "ppfl", "federation", "site", config, "--end-with-parent"]
+        command = [sys.executable, "-m", "ppfl", "federation", "site", str(config), "--end-with-parent"]
         self.processes.start(name, command)
 
 
@@ -94,7 +99,7 @@ def run_local_federation(
         local_federation(out / "federation", experiment, base, sites) as federation,
         FlowerRun(federation.link) as grid,
     ):
-        carrier = WatchedCarrier(FlowerCarrier(grid), federation.processes)
+        carrier = WatchedCarrier(FlowerCarrier(grid, federation.public_keys), federation.processes)
         return run_federated(
             experiment, out, carrier, sites=federation.sites, patience=patience, base=base, resume=resume,
             on_round_end=on_round_end,
@@ -146,6 +151,7 @@ def _write_sites(
         place.mkdir(parents=True, exist_ok=True)
         keys = create_key_pair()
         _write_private(place / "site.key", keys.private_key)
+        (place / "site.pub").write_bytes(keys.public_key)
         shutil.copyfile(authority, place / "authority.pem")
         reached = {"superlink": link.address, "root_certificate": "authority.pem", "private_key": "site.key"}
         write_toml(place / "site.toml", settings | reached)

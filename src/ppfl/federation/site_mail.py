@@ -39,7 +39,8 @@ class Patience(Settings):
     deadline: float = 600.0  # seconds for one exchange
     at_least: Count = 1  # sites that must answer, or the run stops; it can be resumed
     resend: float = 30.0  # seconds after which a message is sent again; twice as long each time
-    poll: float = 0.1  # seconds between looks at what came back
+    poll: float = 0.5  # seconds between looks at what came back
+    look_around: float = 3.0  # seconds between looks at who is online
 
 
 class Times(NamedTuple):
@@ -58,6 +59,7 @@ class _Pending:
     since: str  # when the site had come online
     opening: int = 0  # how many of the requests are there only because the site did not know the run
     messages: dict[str, float] = field(default_factory=dict)  # ids, and when they were sent
+    not_before: float = 0.0  # where the carrier gave up: when to try again
 
 
 class SiteMail:
@@ -92,11 +94,14 @@ class SiteMail:
         """
         self.number += 1
         began, work = self.now(), 0.0
+        look_again: float = began
+        online: Mapping[str, OnlineSite] = {}
         pending: dict[str, _Pending] = {}
         found: dict[str, list[Reply]] = {}
         refused: set[str] = set()
         while (waiting := to_send.keys() - found.keys() - refused) and self.now() - began < self.patience.deadline:
-            online = self.carrier.online()
+            if self.now() >= look_again:
+                online, look_again = self.carrier.online(), self.now() + self.patience.look_around
             self._send({name: to_send[name] for name in sorted(waiting & online.keys())}, pending, online)
             for name, delivery in self._deliveries(pending):
                 if name in found or name in refused:
@@ -105,6 +110,9 @@ class SiteMail:
                 try:
                     envelope, found[name] = self._read(name, pending[name], delivery, check)
                     work = max(work, envelope.seconds)
+                except _NotDeliveredError as error:
+                    log.info("site %r did not get message %d: %s", name, self.number, error)
+                    pending[name].not_before = self.now() + self.patience.look_around
                 except _UnknownRunError:
                     self._prepare(name, to_send[name], pending, online[name], opening(name))
                 except PPFLError as error:
@@ -144,7 +152,9 @@ class SiteMail:
 
     def _is_due(self, name: str, one: _Pending, place: OnlineSite) -> bool:
         if not one.messages:
-            return True
+            due = self.now() >= one.not_before
+            self.counts["resent"] += due and one.not_before > 0
+            return due
         silent, bearable = self.now() - max(one.messages.values()), self.patience.resend * 2 ** (len(one.messages) - 1)
         if place.since == one.since and silent < bearable:
             return False
@@ -180,7 +190,7 @@ class SiteMail:
     def _read(self, name: str, one: _Pending, delivery: Delivery, check: Check) -> tuple[Envelope, list[Reply]]:
         one.messages.pop(delivery.message, None)
         if delivery.data is None:
-            raise FederationError(delivery.reason)
+            raise _NotDeliveredError(delivery.reason)
         envelope = unseal(delivery.data, self.most_bytes)
         self.bytes_carried += len(envelope.payload)
         if (envelope.run, envelope.site, envelope.order) != (self.run, name, (self.start, self.number)):
@@ -198,6 +208,10 @@ class SiteMail:
         if self.ledger is not None:
             self.ledger.write("to server", envelope, replies)
         return envelope, replies[one.opening :]
+
+
+class _NotDeliveredError(PPFLError):
+    """The carrier gave up on a message: the site was gone."""
 
 
 class _UnknownRunError(PPFLError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +20,14 @@ from ..data import Federation
 from ..data.sample_kind import SampleKind
 from ..runs.experiment import Experiment
 from ..sites import Close, Describe, Evaluate, Keep, Reply, Setup, Site, Train
+from ..sites.client_round import Session
+from ..sites.messages import AcceptKeys, Masked, OfferKey, Unmask
 from ..sites.wire import decode, encode
 from .envelope import ERROR, REPLIES, REQUESTS, Envelope, seal, unseal
 from .federation_errors import FederationError
 from .ledger import Ledger
+from .provisioning import load_secure_sums
+from .secure_sums import MaskedSite
 from .site_requests import ClientTable, DescribeData, OpenRun, UseKept
 from .site_settings import SiteSettings
 from .state_store import LastReply, Snapshot, StateStore
@@ -40,6 +44,20 @@ class _Opened(NamedTuple):
     site: Site
 
 
+class _Unmasked:
+    """The site of the run that a message is of, below its masks."""
+
+    def __init__(self, service: SiteService) -> None:
+        self.name, self.run, self._service = service.settings.name, "", service
+
+    @property
+    def sessions(self) -> Mapping[str, Session]:
+        return self._service._site(self.run).sessions
+
+    def answer(self, request: Any) -> Reply:
+        return self._service._work[type(request)](self.run, request)
+
+
 class SiteService:
     """Answers the messages of servers, one at a time."""
 
@@ -51,6 +69,8 @@ class SiteService:
         self.store = StateStore(folder / settings.state)
         self.ledger = Ledger(folder / settings.ledger)
         self._opened: _Opened | None = None
+        self._below = _Unmasked(self)
+        self._masks = None if settings.secure_sums is None else self._make_masks(folder, settings.secure_sums)
         self._work: dict[type, Callable[[str, Any], Reply]] = {
             DescribeData: self._describe,
             OpenRun: self._open,
@@ -89,17 +109,31 @@ class SiteService:
                 return last.reply
             raise FederationError(f"message {envelope.order} came after {last.order}; it is late, and is not done")
         requests = decode(envelope.payload)
-        if not isinstance(requests, list) or any(type(request) not in self._work for request in requests):
+        if not isinstance(requests, list) or not all(map(self._answers, requests)):
             raise FederationError("a message with requests that this site does not answer; client states stay here")
         self.ledger.write("to site", envelope, requests)
         with self.store.transaction():
-            replies = [self._work[type(request)](envelope.run, request) for request in requests]
+            replies = [self._do(envelope.run, request) for request in requests]
             seconds = time.perf_counter() - began
             answer = envelope._replace(kind=REPLIES, payload=encode(replies), seconds=seconds)
             reply = seal(answer)
             self.store.remember_reply(envelope.run, LastReply(envelope.order, digest, reply))
         self.ledger.write("to server", answer, replies)
         return reply
+
+    def _answers(self, request: Any) -> bool:
+        masked = isinstance(request, OfferKey | AcceptKeys | Masked | Unmask)
+        return type(request) in self._work or (masked and self._masks is not None)
+
+    def _do(self, run: str, request: Any) -> Reply:
+        self._below.run = run
+        return self._below.answer(request) if self._masks is None else self._masks.answer(request)
+
+    def _make_masks(self, folder: Path, file: Path) -> MaskedSite:
+        secure, key = load_secure_sums(folder / file), self.settings.private_key
+        if key is None:
+            raise SettingError(f"site {self.settings.name!r} has secure sums and no private_key; use the one of init")
+        return MaskedSite(self._below, (folder / key).read_bytes(), secure.public_keys, secure.settings)
 
     # ------------------------------------------------------------------ before the first round
 

@@ -55,6 +55,7 @@ class SiteSettings(Settings):
     superlink: str | None = None  # host:port
     root_certificate: Path | None = None
     private_key: Path | None = None
+    secure_sums: Path | None = None  # a file of `init`: then no sum leaves this site that is not masked
 
     def build_data(self, base: Path | None) -> tuple[Federation, Tensor]:
         """The site's clients and their importance (M,). They are named "site/client"; in a trial as in the whole."""

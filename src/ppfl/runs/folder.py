@@ -227,6 +227,10 @@ class RunFolder:
                 raise
             flush(self.path.parent)
 
+    def write_clients(self, clients: Record) -> None:
+        """Other clients than at the beginning, where sites have joined; their digest stays."""
+        write_json(self.clients_file, clients)
+
     def _remove_leftovers(self) -> None:
         """Of a process that was killed while it made this folder."""
         ours = {file.name for file in vars(self).values() if isinstance(file, Path)}
@@ -346,6 +350,10 @@ class RunFolder:
         about = read_metadata(self.checkpoint_file)
         self.identity.refuse_other(self.checkpoint_file, about.get("run"))
         return self._numbers(about).round
+
+    def read_checkpoint_exchange(self) -> int | None:
+        """The exchange of the checkpoint; None where there is none."""
+        return self._numbers(read_metadata(self.checkpoint_file)).exchange if self.checkpoint_file.exists() else None
 
     def _numbers(self, about: Record) -> CheckpointNumbers:
         try:

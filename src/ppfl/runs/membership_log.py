@@ -57,9 +57,11 @@ def read_membership_log(path: Path, length: int, clients: int, salt: int) -> dic
     start = last = 0
     while start < length:
         round, memberships, end = _read_record(path, content, start, salt)
-        if memberships.shape[0] != clients or round <= last:
+        if memberships.shape[0] > clients or round <= last:
             raise damaged(path, f"has round {round} of {memberships.shape[0]} clients after round {last}")
-        found[round] = memberships
+        # clients of sites that joined later are the last ones, and had no preference yet
+        new = memberships.new_full((clients - memberships.shape[0], memberships.shape[1]), 1 / memberships.shape[1])
+        found[round] = torch.cat([memberships, new])
         start, last = end, round
     most = max((memberships.shape[1] for memberships in found.values()), default=0)
     found = {round: pad(values, (0, most - values.shape[1])) for round, values in found.items()}

@@ -16,15 +16,20 @@ from ..algorithms.contract import Roster, Rows, Share
 from ..core.client_names import ClientIds
 from ..core.errors import DataError
 from ..sites import Describe, Evaluate, Reply, Request, Site, Train
-from ..sites.messages import Masked, combine
+from ..sites.messages import Masked, Unmask, combine
 from ..sites.wire import encoded_size
 
 
 class Transport(Protocol):
     """A way to all sites."""
 
-    roster: Roster  # all clients of all sites, by name
-    device: torch.device  # where the server computes
+    @property
+    def roster(self) -> Roster:
+        """All clients of all sites, by name."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the server computes."""
 
     @property
     def bytes_carried(self) -> int:
@@ -46,7 +51,7 @@ class InProcess:
 
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         by_site = [
-            self.deliver(site, [route(request, self.roster, ids) for request in requests])
+            self.deliver(site, [route(request, self.roster, ids, site.name) for request in requests])
             for site, ids in zip(self.sites, self._ids, strict=True)
         ]
         names = [site.name for site in self.sites]
@@ -75,10 +80,15 @@ def make_roster(ids_of_sites: Sequence[ClientIds], order: Sequence[str] | None) 
     return Roster(together if order is None else order)
 
 
-def route(request: Request, roster: Roster, ids: ClientIds) -> Request:
-    """The part of a request that is for the site with these clients."""
+def route(request: Request, roster: Roster, ids: ClientIds, site: str | None = None) -> Request:
+    """The part of a request that is for the site with these clients and, where it is known, this name."""
     if isinstance(request, Masked):
         return request._replace(request=route(request.request, roster, ids))
+    if isinstance(request, Unmask) and site is not None:  # packets for others are many where sites are
+        packets = {
+            name: {to: text for to, text in sent.items() if to == site} for name, sent in request.packets.items()
+        }
+        return request._replace(packets=packets)
     if not isinstance(request, Train | Evaluate) or ids == roster.ids:
         return request
     if isinstance(request, Evaluate) or isinstance(request.who, Share):

@@ -5,13 +5,16 @@ import torch
 
 from masked_sites import PUBLIC_KEYS, masked
 from ppfl.algorithms import CFL, IFCA, PPFL, Ditto, FedAvg, FedEM, Scaffold
+from ppfl.algorithms.contract import Roster
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.core.trees import named_leaves
 from ppfl.federation.secure_sums import SecureSettings, SecureSums
 from ppfl.federation.secure_sums.secure_settings import METRIC_STEP
 from ppfl.server import DivergedError, begin, choose_lr, evaluate, make_problem, train
+from ppfl.server.transports import route
 from ppfl.sites import Site, Stacked, Train
+from ppfl.sites.messages import Unmask
 from support import make_federation, make_net
 from training import BytesTransport, assert_same
 
@@ -167,3 +170,11 @@ def test_a_request_is_masked_with_what_belongs_to_a_site() -> None:
     shared, own = method.send(problem, method.init_server(problem), who, 0.1)
     (reply,) = transport.ask([Train("main", 0, 1, 0, who, 0.1, shared, own)])
     assert float(reply.metrics["asked"]) == float(reply.metrics["participants"]) == 4
+
+
+def test_a_site_gets_the_packets_that_are_for_it() -> None:
+    packets = {name: {other: f"{name} to {other}" for other in NAMES} for name in ("a", "c")}
+    request = Unmask("run", "keys", 1, packets)
+    roster = Roster(FEDERATION.ids)
+    assert route(request, roster, FEDERATION.ids, "b").packets == {"a": {"b": "a to b"}, "c": {"b": "c to b"}}
+    assert route(request, roster, FEDERATION.ids) == request  # where names are not known

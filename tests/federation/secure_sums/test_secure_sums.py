@@ -19,7 +19,7 @@ from ppfl.core.errors import PPFLError, SettingError
 from ppfl.federation.certificates import create_key_pair
 from ppfl.federation.federation_errors import FederationError
 from ppfl.federation.secure_sums import MaskedSite, SecureSettings
-from ppfl.federation.secure_sums.mask_streams import add_mask, part_key
+from ppfl.federation.secure_sums.mask_streams import add_mask, pair_sign, part_key
 from ppfl.server import DivergedError
 from ppfl.sites import Describe, Evaluate, Refusal, Reply, Save
 from ppfl.sites.messages import AcceptKeys, Masked, MaskedNote, OfferKey, Unmask
@@ -188,6 +188,23 @@ def test_what_a_site_sent_stays_masked_when_the_total_is_open() -> None:
         assert looks_uniform(uncovered[name].tobytes())
     assert looks_uniform((uncovered["a"] + uncovered["b"]).tobytes())
     assert not looks_uniform((uncovered["a"] + uncovered["b"] + uncovered["c"]).tobytes())  # the total itself
+
+
+def test_sums_that_come_late_stay_masked() -> None:
+    """The server took a site for lost and opened the masks that others had in common with it. Its own mask is left."""
+    sums = {name: torch.linspace(-1, 1, 20_000, dtype=torch.float64) for name in NAMES[:3]}
+    transport, sites = secure(sums)
+    transport.ask([train_request(1)])
+    seen, opened = {}, transport._opened
+    transport._opened = lambda *asked: seen.setdefault("opened", opened(*asked))
+    sites.down = {Masked: {"c"}, Unmask: {"c"}}
+    transport.ask([train_request(2)])
+    late = sites.sites[2].answer(Masked("run-1", transport._keys, 2, train_request(2))).metrics["totals"]
+    uncovered = late.numpy().copy().view(np.uint64)
+    for other in "ab":
+        add_mask(uncovered, part_key(seen["opened"].pairs[other, "c"], "totals"), -pair_sign("c", other))
+    assert seen["opened"].own.keys() == {"a", "b"}
+    assert looks_uniform(uncovered.tobytes())
 
 
 def test_masks_differ_from_request_to_request() -> None:
@@ -361,10 +378,12 @@ def test_rows_are_refused() -> None:
 
 
 def test_sums_without_masks_are_refused_and_a_description_has_none() -> None:
-    _, (site, *_), _, _ = begun()
+    _, (site, *_), first, _ = begun()
     with pytest.raises(FederationError, match="asked for sums without masks"):
         site.answer(train_request())
     assert site.answer(Describe()).metrics == {}
+    with pytest.raises(FederationError, match="a Save has no sums that are masked"):
+        site.answer(first._replace(number=2, request=Save("main", 1)))
 
 
 def test_the_norm_of_a_refused_upload_stays_at_the_site() -> None:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from secrets import token_bytes
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ...core.draws import name_key, uniform
 from ...data import Federation
 from ...sites import Describe, Refusal, Reply, Request, Site, Train
+from ...sites.client_round import Session
 from ...sites.messages import AcceptKeys, Evaluate, Masked, MaskedNote, NoKeys, OfferKey, Save, Shares, Unmask
 from ...sites.wire import encode
 from ..federation_errors import FederationError
@@ -38,6 +39,16 @@ from .shamir import RandomBytes, split_secret
 REMEMBERED = 16  # answers to repeated requests; one message carries fewer
 
 
+class AnsweringSite(Protocol):
+    """What masks are put around: a site, or one with a store."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def sessions(self) -> Mapping[str, Session]: ...
+    def answer(self, request: Request) -> Reply: ...
+
+
 class _Answer(NamedTuple):
     digest: bytes  # of the request
     reply: Reply
@@ -48,7 +59,7 @@ class MaskedSite:
 
     def __init__(
         self,
-        site: Site,
+        site: AnsweringSite,
         private_key: bytes,
         public_keys: PublicKeys,
         settings: SecureSettings,
@@ -74,7 +85,7 @@ class MaskedSite:
 
     @property
     def federation(self) -> Federation:
-        return self.site.federation
+        return cast(Site, self.site).federation  # where sites are in one process with the server
 
     def answer(self, request: Request) -> Reply:
         """Do what a request asks for."""
@@ -115,6 +126,8 @@ class MaskedSite:
         pairs = self._keys_of(request)
         if pairs is None:
             return self._reply(NoKeys())
+        if not isinstance(request.request, Describe | Train | Evaluate):  # of others it is not known how many they sum
+            raise FederationError(f"a {type(request.request).__name__} has no sums that are masked; ask for it openly")
         digest = sha256(encode(request)).digest()
         known = self._answers.get(request.number)
         if known is not None and known.digest == digest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from ...core.errors import SettingError
@@ -18,15 +20,11 @@ class SecureSettings(Settings):
     'secure sums over 3 sites: step 2.3e-10, up to 1.0e+06, 64 bits per number, any 2 sites open a total'
     """
 
-    step: Positive = Field(2.0**-32, description="sums are rounded to multiples of it")
-    largest: Positive = Field(
-        2.0**20, description="a site's sum is at most this large; beyond it, training has diverged"
-    )
-    min_sites: int = Field(2, ge=2, le=10**6, description="a total over fewer sites is refused")
-    min_clients: Count = Field(2, description="a total over fewer clients is refused")
-    threshold: int | None = Field(
-        None, ge=2, le=10**6, description="sites that are needed to open a total; by default more than half of them"
-    )
+    step: Positive = 2.0**-32  # sums are rounded to multiples of it
+    largest: Positive = 2.0**20  # of a number in a site's sum; beyond it, training has diverged
+    min_sites: Annotated[int, Field(ge=2, le=10**6)] = 2  # a total over fewer sites is refused
+    min_clients: Count = 2  # a total over fewer clients is refused
+    threshold: Annotated[int, Field(ge=2, le=10**6)] | None = None  # sites that open a total; None: more than half
 
     def needed(self, sites: int) -> int:
         """How many of so many sites must help to open a total."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...algorithms.contract import Roster
 from ...core.errors import SettingError
 from ...server import DivergedError, Transport
 from ...sites import Describe, Evaluate, Reply, Request, Setup, Train
@@ -25,7 +26,7 @@ from .secure_settings import SecureSettings
 from .shamir import join_shares
 
 
-class _Opened(NamedTuple):
+class _OpenedSeeds(NamedTuple):
     """Seeds of masks that the sites have opened."""
 
     own: dict[str, bytes]  # by site that answered
@@ -38,9 +39,16 @@ class SecureSums:
     def __init__(self, transport: Transport, settings: SecureSettings, public_keys: PublicKeys, run: str) -> None:
         """public_keys: of all sites, by name. run: an id that no other run has."""
         self.transport, self.settings, self.public_keys, self.run = transport, settings, public_keys, run
-        self.roster, self.device = transport.roster, transport.device
         self.sites: tuple[str, ...] = ()  # those that have keys
         self._keys, self._number = "", 0
+
+    @property
+    def roster(self) -> Roster:
+        return self.transport.roster
+
+    @property
+    def device(self) -> torch.device:
+        return self.transport.device
 
     @property
     def bytes_carried(self) -> int:
@@ -108,7 +116,7 @@ class SecureSums:
         return sums._replace(metrics={name: value for name, value in sums.metrics.items() if name != CLIPPED})
 
     def _take_masks_away(
-        self, total: Integers, part: str, holders: list[str], notes: Mapping[str, MaskedNote], opened: _Opened
+        self, total: Integers, part: str, holders: list[str], notes: Mapping[str, MaskedNote], opened: _OpenedSeeds
     ) -> None:
         """All that is on the total of the sites that have a part, and does not cancel in it."""
         for site in holders:
@@ -122,7 +130,7 @@ class SecureSums:
                     key = part_key(opened.pairs[site, other], part)
                 add_mask(total, key, -pair_sign(site, other))
 
-    def _opened(self, question: Unmask, answer: Reply) -> _Opened:
+    def _opened(self, question: Unmask, answer: Reply) -> _OpenedSeeds:
         shares = {name: note for name, note in answer.by_site.items() if isinstance(note, Shares)}
         for name, note in shares.items():
             if note.refused:
@@ -144,7 +152,7 @@ class SecureSums:
             for site in answered
             for other in missing
         }
-        return _Opened(own, pairs)
+        return _OpenedSeeds(own, pairs)
 
 
 def refuse_rows(request: Request) -> None:

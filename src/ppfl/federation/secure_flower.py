@@ -1,0 +1,66 @@
+"""Secure sums of sites on machines of their own: what a site sends is masked, all but the description of its data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..algorithms.contract import Roster
+from ..sites import Reply, Request, Train
+from ..sites.messages import Masked, MaskedNote
+from .flower_transport import FlowerTransport, SiteRecord
+from .provisioning import SecureSumsFile
+from .secure_sums import SecureSums
+from .site_mail import SiteMail
+
+
+class SecureFlowerTransport(FlowerTransport):
+    """A `FlowerTransport` by which the server reads totals over sites."""
+
+    def __init__(self, mail: SiteMail, device: str, secure: SecureSumsFile, run: str) -> None:
+        super().__init__(mail, device)
+        self.secure = SecureSums(_MaskedExchange(self), secure.settings, secure.public_keys, run)
+
+    def ask(self, requests: Sequence[Any]) -> list[Reply]:
+        return self.secure.ask(requests)
+
+    def exchange(self, requests: Sequence[Any]) -> list[Reply]:
+        """Carry requests that are masked already."""
+        replies = super().ask(requests)
+        for request, reply in zip(requests, replies, strict=True):
+            work = request.request if isinstance(request, Masked) else None
+            if isinstance(work, Train) and work.keep_states:
+                for name, note in reply.by_site.items():
+                    if isinstance(note, MaskedNote):
+                        self.sites[name].merged[work.session] = work.exchange
+        return replies
+
+    def _routed(self, request: Request, site: SiteRecord) -> Request:
+        mine = super()._routed(request, site)
+        if isinstance(mine, Masked) and isinstance(mine.request, Train):
+            return mine._replace(request=super()._routed(mine.request, site))
+        return mine
+
+
+class _MaskedExchange:
+    """The transport below secure sums."""
+
+    def __init__(self, transport: SecureFlowerTransport) -> None:
+        self._transport = transport
+
+    @property
+    def roster(self) -> Roster:
+        return self._transport.roster
+
+    @property
+    def device(self) -> torch.device:
+        return self._transport.device
+
+    @property
+    def bytes_carried(self) -> int:
+        return self._transport.bytes_carried
+
+    def ask(self, requests: Sequence[Any]) -> list[Reply]:
+        return self._transport.exchange(requests)
