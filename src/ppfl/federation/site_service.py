@@ -39,7 +39,7 @@ TABLES: dict[str, Callable[[Federation], torch.Tensor]] = {
 }
 
 
-class _Opened(NamedTuple):
+class _OpenedRun(NamedTuple):
     run: str
     site: Site
 
@@ -68,7 +68,7 @@ class SiteService:
         self.federation, self.importance = settings.build_data(base)
         self.store = StateStore(folder / settings.state)
         self.ledger = Ledger(folder / settings.ledger)
-        self._opened: _Opened | None = None
+        self._opened: _OpenedRun | None = None
         self._below = _Unmasked(self)
         self._masks = None if settings.secure_sums is None else self._make_masks(folder, settings.secure_sums)
         self._work: dict[type, Callable[[str, Any], Reply]] = {
@@ -171,7 +171,7 @@ class SiteService:
             opened = self.store.opened(run)
             if opened is None:
                 raise CheckpointError(f"{NOT_OPEN}: site {self.settings.name!r} does not know the run {run!r:.80}")
-            self._opened = _Opened(run, self._make_site(decode(opened)))
+            self._opened = _OpenedRun(run, self._make_site(decode(opened)))
             for session, setup in self.store.sessions(run).items():
                 self._opened.site.setup(decode(setup))
                 self._restore(self._opened, session)
@@ -266,7 +266,7 @@ class SiteService:
             raise CheckpointError(f"{NOT_OPEN}: site {self.settings.name!r} has no session {session!r:.80}")
         return site
 
-    def _restore(self, opened: _Opened, session: str) -> None:
+    def _restore(self, opened: _OpenedRun, session: str) -> None:
         states, last = opened.site.sessions[session].states, 2**62
         found = self.store.states_at(opened.run, session, last)
         kept = self.store.kept_states(opened.run, session)
