@@ -9,7 +9,7 @@ import typer
 
 from ..federation.flower_processes import require_flower
 from ..parent_process import end_with_parent
-from ..runs import load_experiment
+from ..runs import RunRecord, load_experiment
 from .program import program
 from .progress import show_progress
 from .provisioning_commands import init_command, revoke_command
@@ -43,7 +43,6 @@ def up_command(
     require_flower()
     from ..federation.local_federation import run_local_federation
     from ..federation.site_mail import Patience
-    from ..report import write_report
     from .app import resumable
 
     experiment = load_experiment(file, settings or ())
@@ -66,7 +65,49 @@ def up_command(
             experiment, place, file.parent.resolve(), configs or sites, resume=resume, on_round_end=on_round_end,
             patience=Patience(deadline=deadline, at_least=at_least),
         )  # fmt: skip
-    page = write_report([record.folder for record in records], place, f"Federation: {experiment.name}")
+    _show(records, place, experiment.name, quiet=quiet)
+
+
+@federation_app.command("server")
+def server_command(
+    folder: Annotated[Path, typer.Argument(help="The server's folder, which init made.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="FOLDER/runs")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where a run was stopped.")] = False,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",
+    secure: Annotated[
+        bool, typer.Option("--secure-sums", help="Read only totals over sites; all sites must have it so.")
+    ] = False,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds to wait for sites in one exchange.")] = 600,
+    at_least: Annotated[int, typer.Option(min=1, help="Sites without which a round cannot go on.")] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Run at the server: wait for the sites, and train."""
+    require_flower()
+    from ..federation.provisioning import load_secure_sums, registered_sites
+    from ..federation.server_run import run_server
+    from ..federation.site_mail import Patience
+    from .app import resumable
+
+    experiment, place = load_experiment(folder / "experiment.toml"), folder / "runs" if out is None else out
+    names = registered_sites(folder)
+    if not quiet:
+        say(f"waiting for the sites {', '.join(names)}; stop with Ctrl-C")
+        if secure:
+            say(load_secure_sums(folder / "secure_sums.toml").settings.describe(len(names)))
+    command = [program(), "federation", "server", str(folder), "--out", str(place), "--resume"]
+    with resumable(command), show_progress(experiment, quiet=quiet) as on_round_end:
+        records = run_server(
+            folder, place, host=host, secure=secure, resume=resume, on_round_end=on_round_end,
+            patience=Patience(deadline=deadline, at_least=at_least),
+        )  # fmt: skip
+    _show(records, place, experiment.name, quiet=quiet)
+
+
+def _show(records: list[RunRecord], place: Path, name: str, *, quiet: bool) -> None:
+    """The table and the report of runs that are done."""
+    from ..report import write_report
+
+    page = write_report([record.folder for record in records], place, f"Federation: {name}")
     if not quiet:
         seeds = [str(record.seed) for record in records]
         make_console().print(result_table(records, "seed", seeds, summarise=True))

@@ -64,7 +64,7 @@ def run_federated(
 
     secure: by which only totals over sites are read; None: the server reads each site's sums.
     """
-    _refuse_unsupported(experiment)
+    refuse_unsupported(experiment, secure=secure is not None)
     folders = {seed: RunFolder(out / f"seed-{seed}") for seed in experiment.seeds}
     with ExitStack() as locks:
         for seed, folder in folders.items():
@@ -88,11 +88,19 @@ def run_federated(
     return [load_run(folder.path) for folder in folders.values()]
 
 
-def _refuse_unsupported(experiment: Experiment) -> None:
+def refuse_unsupported(experiment: Experiment, *, secure: bool) -> None:
+    """Refuse what a federation cannot do before anyone waits for sites."""
     if experiment.newcomers:
         raise SettingError("newcomers are held out of data that a server has; leave newcomers out of a federation")
     if experiment.start is not None:
         raise SettingError("[start] is not possible in a federation yet; leave it out")
+    if secure and experiment.watch.report_clients:
+        raise SettingError("secure sums show no scores of single clients; set report_clients = false under [watch]")
+    if secure and (shown := experiment.algorithm.visible_rows):
+        raise SettingError(
+            f"secure sums show totals alone, and {experiment.algorithm.title} sends {', '.join(shown)} of each client; "
+            f"for PPFL set share_memberships = false and penalty = 0, or use another method"
+        )
 
 
 class ServerNotes:

@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -170,6 +170,25 @@ def register_site(link: SuperLinkAddress, name: str, public_key: bytes) -> int:
         return node
     finally:
         client.close()
+
+
+def register_only(link: SuperLinkAddress, public_keys: Mapping[str, bytes]) -> None:
+    """Let the SuperNodes with these keys (OpenSSH, by name) join, and no others."""
+    from flwr.proto.control_pb2 import ListNodesRequest, UnregisterNodeRequest
+
+    wanted = {key_bytes(key): name for name, key in public_keys.items()}
+    client = control_client(link)
+    try:
+        known = [node for node in client.ListNodes(ListNodesRequest()).nodes_info if not node.unregistered_at]
+        for node in known:
+            if node.public_key not in wanted:
+                client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+    finally:
+        client.close()
+    there = {node.public_key for node in known}
+    for name, key in public_keys.items():
+        if key_bytes(key) not in there:
+            register_site(link, name, key)
 
 
 class FlowerRun:

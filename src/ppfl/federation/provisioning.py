@@ -164,7 +164,8 @@ def _check_names(sites: Sequence[str]) -> None:
 
 def _write_server(out: Path, file: Path, host: str, port: int) -> None:
     authority, server = create_authority(), out / "server"
-    certificate = create_certificate(authority, [host])
+    own = [name for name in ("localhost", "127.0.0.1") if name != host]  # by which its own programs reach it
+    certificate = create_certificate(authority, [host, *own])
     for folder in (out / "authority", server / "sites", server / "revoked"):
         folder.mkdir(parents=True, mode=0o700)
     write_secret_file(out / "authority" / "authority.key", authority.private_key)
