@@ -4,15 +4,15 @@ Only `Dense` stores an M x M matrix. The diagonal of W cancels in the Laplacian 
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from .client_names import ClientIds, NumberedIds, as_ids
+from . import affinity_checks as checks
+from .client_names import as_ids
 from .errors import AffinityError
 
 
@@ -59,22 +59,22 @@ class Affinity(ABC):
         return (C * self.laplacian(C)).sum()
 
     def select(self, ids: Iterable[str]) -> Self:
-        """Restrict to these clients, in this order."""
-        wanted = _names(ids)
-        rows = _positions(wanted, self.ids, "select only clients it has, or build it again with all of them")
+        """The affinity between these clients only, in this order."""
+        wanted = checks.check_names(ids)
+        rows = checks.find_rows(wanted, self.ids, "select only clients it has, or build it again with all of them")
         return self._take(rows.to(self.degree.device), wanted)
 
     def check(self, ids: Iterable[str]) -> Self:
-        """This affinity in the order of the client ids of a federation; it must have exactly these clients."""
+        """This affinity with its rows in the order of a federation's client ids; it must have exactly these clients."""
         if (wanted := as_ids(ids)) == self.ids:
             return self
-        wanted = _names(wanted)
+        wanted = checks.check_names(wanted)
         missing, extra = sorted(set(wanted) - set(self.ids)), sorted(set(self.ids) - set(wanted))
         if missing or extra:
             remedy = "build it with affinity.from_labels(counts, ids)" if missing else "use affinity.select(ids)"
             raise AffinityError(
                 f"affinity has {len(self)} rows but the federation has {len(wanted)} clients "
-                f"(missing: {_listed(missing)}; extra: {_listed(extra)}); {remedy}"
+                f"(missing: {checks.listed(missing)}; extra: {checks.listed(extra)}); {remedy}"
             )
         return self.select(wanted)
 
@@ -99,14 +99,16 @@ class Dense(Affinity):
     """
 
     def __init__(self, W: Tensor, ids: Iterable[str]):
-        names, W = _table(W, ids)
+        names, W = checks.as_table(W, ids)
         if W.shape[0] != W.shape[1]:
             raise AffinityError(f"affinity has shape {tuple(W.shape)}; W needs one row and one column per client")
-        _valid(W, lambda i, j: _entry(names[i], names[j]), "use 0 for clients that are not similar")
+        checks.check_entries(
+            W, lambda i, j: checks.entry_of(names[i], names[j]), "use 0 for clients that are not similar"
+        )
         uneven = (W - W.T).abs() > 1e-5 * W.amax()  # more than rounding errors
         if uneven.any():
             i, j = uneven.nonzero()[0].tolist()
-            raise _asymmetric(names[i], names[j], float(W[i, j]), float(W[j, i]))
+            raise checks.asymmetric(names[i], names[j], float(W[i, j]), float(W[j, i]))
         self.W = (W + W.T) / 2
         super().__init__(names, self.W.sum(1))
 
@@ -126,13 +128,15 @@ class Sparse(Affinity):
     """
 
     def __init__(self, pairs: Tensor, weights: Tensor, ids: Iterable[str]):
-        names = _names(ids)
+        names = checks.check_names(ids)
         if pairs.shape != (len(weights), 2) or not ((pairs >= 0) & (pairs < len(names))).all():
             raise AffinityError(
                 f"edges have shape {tuple(pairs.shape)} and {len(weights)} weights; expected (E, 2) rows "
                 f"below {len(names)}, and (E,) weights: affinity.from_graph takes edges by client id"
             )
-        _valid(weights, lambda e: _entry(*(names[i] for i in pairs[e])), "leave out edges that mean nothing")
+        checks.check_entries(
+            weights, lambda e: checks.entry_of(*(names[i] for i in pairs[e])), "leave out edges that mean nothing"
+        )
         self.pairs, self.weights = pairs, weights
         super().__init__(names, self.neighbours(weights.new_ones(len(names), 1)).squeeze(1))
 
@@ -159,9 +163,9 @@ class Factored(Affinity):
     """
 
     def __init__(self, H: Tensor, ids: Iterable[str]):
-        names, self.H = _table(H, ids)
+        names, self.H = checks.as_table(H, ids)
         remedy = "use affinity.nearest(features, ids, k), or affinity.from_matrix(W, ids)"
-        _valid(self.H, lambda i, r: f"the factor of client {names[i]!r}, column {r},", remedy)
+        checks.check_entries(self.H, lambda i, r: f"the factor of client {names[i]!r}, column {r},", remedy)
         super().__init__(names, self.H @ self.H.sum(0))
 
     def neighbours(self, C: Tensor) -> Tensor:
@@ -186,7 +190,7 @@ class Uniform(Factored):
     """
 
     def __init__(self, ids: Iterable[str]):
-        names = _names(ids)
+        names = checks.check_names(ids)
         super().__init__(torch.ones(len(names), 1), names)
 
 
@@ -198,7 +202,7 @@ class Nothing(Factored):
     """
 
     def __init__(self, ids: Iterable[str]):
-        names = _names(ids)
+        names = checks.check_names(ids)
         super().__init__(torch.ones(len(names), 0), names)
 
 
@@ -211,11 +215,13 @@ def from_labels(counts: Tensor, ids: Iterable[str]) -> Factored:
     >>> from_labels(torch.tensor([[3, 0], [1, 0], [0, 2]]), ["a", "b", "c"]).degree.tolist()
     [2.0, 2.0, 1.0]
     """
-    names, counts = _table(counts, ids)
-    _valid(counts, lambda i, y: f"the count of label {y} of client {names[i]!r}", "count its labels again")
+    names, counts = checks.as_table(counts, ids)
+    checks.check_entries(
+        counts, lambda i, y: f"the count of label {y} of client {names[i]!r}", "count its labels again"
+    )
     if empty := [names[i] for i in (counts.sum(1) == 0).nonzero().flatten().tolist()]:
         raise AffinityError(
-            f"{_listed(empty)} has no labels, so no cosine similarity; "
+            f"{checks.listed(empty)} has no labels, so no cosine similarity; "
             f"leave it out until it has a training sample, or use affinity.uniform(ids)"
         )
     return Factored(torch.nn.functional.normalize(counts, dim=1), names)
@@ -230,7 +236,7 @@ def from_features(means: Tensor, ids: Iterable[str]) -> Dense:
     >>> bool(W[0, 1] > W[1, 2] > W[0, 2])
     True
     """
-    names, x = _features(means, ids)
+    names, x = checks.as_feature_table(means, ids)
     square = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square()
     scale = square[square > 0].median() if (square > 0).any() else square.new_ones(())
     return Dense((-square / (2 * scale)).exp(), names)
@@ -242,17 +248,17 @@ def from_graph(edges: Iterable[tuple[str, str] | tuple[str, str, float]], ids: I
     >>> from_graph([("a", "b"), ("b", "c", 0.5)], ["a", "b", "c"]).degree.tolist()
     [1.0, 1.5, 0.5]
     """
-    names, weight = _names(ids), dict[tuple[str, str], float]()
+    names, weight = checks.check_names(ids), dict[tuple[str, str], float]()
     for listed in edges:
         if len(listed) not in (2, 3):
             raise AffinityError(f"an edge is {listed!r}; expected (id, id) or (id, id, weight)")
         a, b, new = (*listed, 1.0)[:3]
         edge = (b, a) if (b, a) in weight else (a, b)
         if edge in weight and weight[edge] != new:
-            raise _asymmetric(a, b, new, weight[edge])
+            raise checks.asymmetric(a, b, new, weight[edge])
         weight[edge] = new
     ends = [name for edge in weight for name in edge]
-    pairs = _positions(ends, names, "check the spelling of the edges").reshape(-1, 2)
+    pairs = checks.find_rows(ends, names, "check the spelling of the edges").reshape(-1, 2)
     return Sparse(pairs, torch.tensor(list(weight.values())), names)
 
 
@@ -264,7 +270,7 @@ def nearest(features: Tensor, ids: Iterable[str], k: int, block: int = 1024) -> 
     >>> nearest(torch.tensor([[0.0], [1.0], [9.0]]), ["a", "b", "c"], k=1).degree.tolist()
     [1.0, 2.0, 1.0]
     """
-    names, x = _features(features, ids)
+    names, x = checks.as_feature_table(features, ids)
     if not 1 <= k < len(names):
         raise AffinityError(f"k is {k}, but each client has only {len(names) - 1} others; use a smaller k >= 1")
     x = x - x.mean(0)  # cdist may expand |a - b|^2, which is imprecise far from the origin
@@ -275,59 +281,3 @@ def nearest(features: Tensor, ids: Iterable[str], k: int, block: int = 1024) -> 
         edges.append(torch.stack([rows.repeat_interleave(k), near.flatten()], dim=1))
     pairs = torch.unique(torch.cat(edges).sort(1).values, dim=0)
     return Sparse(pairs, x.new_ones(len(pairs)), names)
-
-
-def _names(ids: Iterable[str]) -> ClientIds:
-    if isinstance(ids, NumberedIds):
-        return ids
-    names = tuple(ids)
-    if not names or not all(issubclass(kind, str) for kind in set(map(type, names))):
-        raise AffinityError(f"client ids are {names[:3]}; expected at least one string: use str(id) for others")
-    if len(set(names)) < len(names):
-        twice = [name for name, times in Counter(names).items() if times > 1]
-        raise AffinityError(f"client {_listed(twice)} is listed more than once; give every client its own id")
-    return names
-
-
-def _positions(names: Sequence[str], known: Sequence[str], remedy: str) -> Tensor:
-    row = dict(zip(known, range(len(known)), strict=True))
-    at = list(map(row.get, names))
-    if None in at:
-        unknown = sorted(set(names) - set(known), key=str)
-        raise AffinityError(f"affinity has no client {_listed(unknown)} among its {len(known)}; {remedy}")
-    return torch.tensor(at, dtype=torch.long)
-
-
-def _table(x: Tensor, ids: Iterable[str]) -> tuple[ClientIds, Tensor]:
-    names, x = _names(ids), torch.as_tensor(x)
-    if x.dim() != 2 or len(x) != len(names):
-        found = f"affinity has {len(x)} rows" if x.dim() == 2 else f"affinity has shape {tuple(x.shape)}"
-        raise AffinityError(f"{found} but there are {len(names)} client ids; give one row per client")
-    return names, x if x.is_floating_point() else x.to(torch.get_default_dtype())
-
-
-def _features(x: Tensor, ids: Iterable[str]) -> tuple[ClientIds, Tensor]:
-    names, x = _table(x, ids)
-    _valid(x.abs(), lambda i, d: f"feature {d} of client {names[i]!r}", "impute it or leave the column out")
-    return names, x
-
-
-def _valid(x: Tensor, name_of: Callable[..., str], remedy: str) -> None:
-    for bad, need in ((~x.isfinite(), "finite"), (x < 0, "non-negative")):
-        if bad.any():
-            at = bad.nonzero()[0].tolist()
-            raise AffinityError(f"{name_of(*at)} is {float(x[tuple(at)]):g}; it must be {need}: {remedy}")
-
-
-def _asymmetric(a: str, b: str, ab: float, ba: float) -> AffinityError:
-    found = f"{_entry(a, b)} is {ab:g} but {_entry(b, a)} is {ba:g}"
-    return AffinityError(f"{found}; W must be symmetric: use (W + W.T) / 2")
-
-
-def _entry(a: str, b: str) -> str:
-    return f"affinity[{a!r}, {b!r}]"
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(map(repr, names[:most])) or "none") + rest

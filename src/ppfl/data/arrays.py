@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
+from ppfl.core.packed_inputs import InputLayout
 from ppfl.data.inputs import Inputs, mapped_rows, scaled
 from ppfl.data.limits import check_limit
 from ppfl.data.ragged import is_ragged, pad_rows
@@ -67,6 +68,20 @@ def refuse_datasets(x: Any) -> None:
             f"this is a {type(x).__name__}, and arrays are expected here; use Federation.from_datasets, "
             f"with one dataset per client, or one dataset and clients=..."
         )
+
+
+def pack_inputs(x: Any, pad: int = 0) -> tuple[Any, InputLayout | None]:
+    """Several inputs per sample, side by side in one tensor (n, columns), and where each is; else x itself and None.
+
+    >>> packed, layout = pack_inputs({"a": [[1.5], [2.5]], "b": [3, 4]})
+    >>> tuple(packed.shape), layout.describe()
+    ((2, 2), 'a (1,), b ()')
+    """
+    parts = several_inputs(x, pad)
+    if parts is None:
+        return x, None
+    layout = InputLayout.of(parts)
+    return layout.pack(parts), layout
 
 
 def several_inputs(x: Any, pad: int = 0) -> dict[str, Tensor] | None:

@@ -1,12 +1,13 @@
-"""Checks of a federation when it is built."""
+"""Checks of a federation, and of the clients that are asked of it."""
 
+import difflib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ppfl.core.client_names import ClientIds, NumberedIds
+from ppfl.core.client_names import ClientIds, NumberedIds, positions_of
 from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
 from ppfl.data.inputs import MappedRows
@@ -49,6 +50,17 @@ def check_text(names: tuple[str, ...], what: str) -> None:
 
 def _is_unicode(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def known_positions(wanted: Sequence[str], ids: ClientIds, name: str) -> list[int]:
+    """Positions of the clients that are asked for; all must be among those of the federation with this name."""
+    where = positions_of(ids)
+    unknown = [id_ for id_ in wanted if id_ not in where]
+    if unknown:
+        close = [] if isinstance(ids, NumberedIds) else difflib.get_close_matches(unknown[0], ids, n=1)
+        example = (close or ids[:1])[0]
+        raise DataError(f"no client {quoted(unknown)} among the {len(ids)} of {name}; ids look like {example!r}")
+    return [where[id_] for id_ in wanted]
 
 
 def check_train(ids: ClientIds, sizes: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Client ids, and which rows of a table belong to each of them."""
+"""Client ids, which rows of a table belong to each of them, and which of these are held out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from ppfl.core.errors import DataError
 from ppfl.data.inputs import Inputs
 from ppfl.data.limits import check_limit
 from ppfl.data.raw_arrays import Integers, as_array, as_int64, as_text, quoted, refuse_missing
+from ppfl.data.samples import held_out
 
 
 class RowGroups(NamedTuple):
@@ -71,6 +72,37 @@ def group_rows(clients: Any, ids: Sequence[Any] | None = None) -> RowGroups:
     if bool(np.all(client_of_run[1:] >= client_of_run[:-1])):
         return RowGroups(names, None, offsets)
     return RowGroups(names, torch.from_numpy(_stable_order(np.repeat(client_of_run, lengths))), offsets)
+
+
+def split_rows(
+    rows: RowGroups,
+    test_fraction: float = 0.0,
+    validation_fraction: float = 0.0,
+    seed: int = 0,
+    is_test: Tensor | None = None,
+) -> dict[str, RowGroups]:
+    """Divide the rows of every client into "train" and, where rows are held out, "test" and "validation".
+
+    A mask `is_test` (n,), in the order of the table, replaces `test_fraction`. Validation rows are taken from the
+    training rows that remain.
+
+    >>> parts = split_rows(group_rows(["a", "b", "a", "b"]), is_test=torch.tensor([False, False, False, True]))
+    >>> {name: part.order.tolist() for name, part in parts.items()}
+    {'train': [0, 2, 1], 'test': [3]}
+    """
+    parts = {"train": rows}
+    marked = None
+    if is_test is not None:
+        marked = rows.take(is_test)
+    elif test_fraction:
+        marked = held_out(rows.sizes, rows.ids, test_fraction, seed, "test")
+    if marked is not None and bool(marked.any()):
+        parts = {"train": rows.where(~marked), "test": rows.where(marked)}
+    if validation_fraction:
+        train = parts["train"]
+        held = held_out(train.sizes, rows.ids, validation_fraction, seed, "validation")
+        parts |= {"train": train.where(~held), "validation": train.where(held)}
+    return parts
 
 
 def as_ids(clients: Any) -> np.ndarray[Any, np.dtype[np.str_]]:

@@ -1,8 +1,5 @@
 """Named clients, their samples, and what is known about them."""
 
-import difflib
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,25 +8,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ppfl.core.client_names import ClientIds, NumberedIds, as_ids, positions_of
+from ppfl.core.client_names import ClientIds, as_ids
 from ppfl.core.devices import usable_device
 from ppfl.core.errors import DataError
-from ppfl.core.losses import IGNORED
 from ppfl.core.packed_inputs import InputLayout
 from ppfl.data import checks
-from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets, several_inputs
-from ppfl.data.client_rows import RowGroups, as_weights, group_rows
+from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets, pack_inputs
+from ppfl.data.client_rows import as_weights, group_rows, split_rows
+from ppfl.data.client_summaries import count_labels, mean_features, number_classes, size_shares
 from ppfl.data.columns import column, features_of
-from ppfl.data.federation_card import federation_card, federation_line
-from ppfl.data.inputs import MappedRows, row_blocks, scaled
-from ppfl.data.lazy_samples import LazySamples
-from ppfl.data.limits import check_limit
-from ppfl.data.raw_arrays import quoted
+from ppfl.data.federation_card import describe_federation, federation_card, federation_line
+from ppfl.data.fingerprint import fingerprint_federation
 from ppfl.data.samples import Samples, held_out
 from ppfl.data.torch_datasets import read_clients, read_items
 from ppfl.data.truth import Truth
 
-_FIELDS = ("x", "y", "offsets")
 Split = Literal["train", "test", "validation"]
 
 
@@ -61,14 +54,14 @@ class Federation:
         for split, samples in self.splits.items():
             checks.check_finite(self.ids, split, samples)
         if self.classes is None and not self.train.y.is_floating_point():
-            object.__setattr__(self, "classes", _find_classes(self.splits))
+            object.__setattr__(self, "classes", number_classes(self.splits))
         checks.check_text(self.features or (), "feature")
         if self.classes is not None:
             checks.check_text(self.classes, "class")
             for split, samples in self.splits.items():
                 checks.check_labels(self.ids, split, samples, len(self.classes))
         if self.weights.numel() == 0:
-            object.__setattr__(self, "weights", _shares(self.train))
+            object.__setattr__(self, "weights", size_shares(self.train))
         checks.check_weights(self.ids, self.weights)
         if self.truth is not None:
             checks.check_truth(self.ids, self.truth)
@@ -112,9 +105,7 @@ class Federation:
             raise DataError("truth is given without ids; pass ids in the order of its rows")
         columns = getattr(x, "columns", None)
         features = tuple(str(c) for c in columns) if features is None and columns is not None else features
-        parts = several_inputs(x, pad)
-        layout = None if parts is None else InputLayout.of(parts)
-        x = x if layout is None or parts is None else layout.pack(parts)
+        x, layout = pack_inputs(x, pad)
         inputs, (targets, found) = as_features(x, tokens, pad), as_targets(y, task, classes)
         rows = group_rows(clients, ids)
         n = int(rows.offsets[-1])
@@ -122,26 +113,14 @@ class Federation:
             raise DataError(f"x has {len(inputs)} rows, y {len(targets)} and clients {n}; they must pair row by row")
         checks.check_ids(rows.ids, {})
         checks.check_train(rows.ids, rows.sizes)
-        train, test, validation = rows, None, None
-        marked = None
-        if is_test is not None:
-            marked = rows.take(as_mask(is_test, n))
-        elif test_fraction:
-            marked = held_out(rows.sizes, rows.ids, test_fraction, seed, "test")
-        if marked is not None and bool(marked.any()):
-            train, test = rows.where(~marked), rows.where(marked)
-        if validation_fraction:
-            held = held_out(train.sizes, rows.ids, validation_fraction, seed, "validation")
-            train, validation = train.where(~held), train.where(held)
-
-        def samples(part: RowGroups) -> Samples:
-            return Samples(part.take(inputs), part.take(targets), part.offsets)
-
+        marked = None if is_test is None else as_mask(is_test, n)
+        parts = split_rows(rows, test_fraction, validation_fraction, seed, marked)
+        samples = {split: Samples(part.take(inputs), part.take(targets), part.offsets) for split, part in parts.items()}
         return cls(
             ids=rows.ids,
-            train=samples(train),
-            test=None if test is None else samples(test),
-            validation=None if validation is None else samples(validation),
+            train=samples["train"],
+            test=samples.get("test"),
+            validation=samples.get("validation"),
             weights=torch.empty(0) if weights is None else as_weights(weights, rows.ids),
             truth=truth,
             name=name,
@@ -208,38 +187,16 @@ class Federation:
 
     @cached_property
     def importance(self) -> Tensor:
-        """Of each client (M,), float64, on a scale that several sites have in common: its number of samples where
-        weights are n_i / n, else its weight times n."""
+        """The importance of each client (M,), float64, on a scale that several sites have in common: its number of
+        samples n_i if the weights are n_i / n, otherwise its weight times n."""
         sizes = self.train.sizes.double().cpu()
-        by_size = torch.allclose(self.weights, _shares(self.train))
+        by_size = torch.allclose(self.weights, size_shares(self.train))
         return sizes if by_size else self.weights.double().cpu() * len(self.train)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of everything in it: data that differ in one bit, or in the name of a client, have another."""
-        drawn = {split: part for split, part in self.splits.items() if isinstance(part, LazySamples)}
-        named = {
-            f"{split} {field}": getattr(part, field)
-            for split, part in self.splits.items()
-            for field in _FIELDS
-            if split not in drawn
-        }
-        named |= {f"{split} clients": torch.as_tensor(part.clients) for split, part in drawn.items()}
-        named |= {"weights": self.weights} | ({} if self.truth is None else {"truth": self.truth.memberships})
-        layout = [] if self.inputs is None else [self.inputs]
-        ids = repr(self.ids) if isinstance(self.ids, NumberedIds) else self.ids
-        about = [ids, self.classes, self.features, *layout, *map(repr, drawn.values())]
-        digest = hashlib.sha256(json.dumps(about).encode())
-        for name in [name for name, tensor in named.items() if isinstance(tensor, MappedRows)]:
-            mapped = named.pop(name)
-            digest.update(f"{name} {mapped.dtype} {tuple(mapped.shape)}".encode())
-            for block in mapped.blocks():
-                digest.update(memoryview(mapped[block].numpy()).cast("B"))
-        for name, tensor in named.items():
-            values = tensor.detach().cpu().contiguous()
-            digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-            digest.update(memoryview(values.numpy()).cast("B"))
-        return digest.hexdigest()[:32]
+        """A digest of the data: it changes if one bit of a sample, a weight or the id of a client changes."""
+        return fingerprint_federation(self)
 
     def split(self, name: Split) -> Samples:
         """One split; an error that says how to create it if it does not exist."""
@@ -251,38 +208,15 @@ class Federation:
         """How often each client has each class (M, classes), int64."""
         if self.n_classes is None:
             raise DataError(f"{self.name} has float targets, so no labels to count; use feature_means()")
-        samples = self.split(split)
-        size = self.n_clients * self.n_classes * samples.y.itemsize
-        what = f"labels of {self.n_clients:,} clients in {self.n_classes:,} classes take {size:,} bytes to count"
-        check_limit("bytes", size, what, "use fewer classes or another affinity, or ")
-        cells = samples.client_of() * self.n_classes + samples.y.movedim(0, -1)
-        cells = cells.flatten() if samples.y.ndim == 1 else cells[samples.y.movedim(0, -1) != IGNORED]
-        return torch.bincount(cells, minlength=self.n_clients * self.n_classes).reshape(self.n_clients, -1)
+        return count_labels(self.split(split), self.n_classes)
 
     def feature_means(self) -> Tensor:
         """Mean training features of each client (M, d), features flattened."""
-        x = self.train.x
-        if not x.is_floating_point() and x.dtype != torch.uint8:
-            raise DataError(f"x is {x.dtype}, and tokens have no mean; use label_counts()")
-        total, owner = torch.zeros(0), self.train.client_of()
-        in_memory = isinstance(x, Tensor) and x.is_floating_point()
-        for block in [slice(None)] if in_memory else row_blocks(len(x)):
-            flat = scaled(x[block]).flatten(1)
-            total = total if total.numel() else flat.new_zeros(self.n_clients, flat.shape[1])
-            total.index_add_(0, owner[block], flat)
-        return total.div_(self.train.sizes[:, None])
+        return mean_features(self.train)
 
     def positions(self, ids: Sequence[str]) -> list[int]:
         """Positions of these clients in every tensor that is indexed by client."""
-        where = positions_of(self.ids)
-        unknown = [name for name in ids if name not in where]
-        if unknown:
-            numbered = isinstance(self.ids, NumberedIds)
-            close = (not numbered and difflib.get_close_matches(unknown[0], self.ids, n=1)) or self.ids[:1]
-            raise DataError(
-                f"no client {quoted(unknown)} among the {self.n_clients} of {self.name}; ids look like {close[0]!r}"
-            )
-        return [where[name] for name in ids]
+        return checks.known_positions(ids, self.ids, self.name)
 
     def client(self, id: str) -> dict[str, Samples]:
         """One client's samples by split, as views of the same memory."""
@@ -297,7 +231,7 @@ class Federation:
         return self._changed(lambda part: part.take(at), as_ids(ids), weights / weights.sum(), truth)
 
     def in_memory(self) -> "Federation":
-        """With all samples in tensors, where they are drawn when a client takes part (`lazy_population`)."""
+        """The same federation with all samples in tensors, also those that `lazy_population` draws on demand."""
         everyone = torch.arange(self.n_clients)
         return self._changed(lambda part: part.in_memory(everyone)[0], self.ids, self.weights, self.truth)
 
@@ -313,7 +247,7 @@ class Federation:
         if not bool(held.any()):
             return self
         train, part = self.train.where(~held), self.train.where(held)
-        by_size = torch.allclose(self.weights, _shares(self.train))
+        by_size = torch.allclose(self.weights, size_shares(self.train))
         weights = torch.empty(0) if by_size else self.weights
         if into == "test":
             return replace(self, train=train, test=part, weights=weights)
@@ -327,18 +261,7 @@ class Federation:
 
     def describe(self) -> str:
         """A summary in one line."""
-        counts = " / ".join(f"{len(samples)} {split}" for split, samples in self.splits.items())
-        sizes = self.train.sizes
-        kind = "real targets" if self.n_classes is None else f"{self.n_classes} classes"
-        kind = kind if self.train.y.ndim == 1 else f"y {tuple(self.train.y.shape[1:])}, {kind}"
-        shape = f"{tuple(self.train.x.shape[1:])}" if self.inputs is None else self.inputs.describe()
-        shape += " bytes scaled to 0..1" if self.train.x.dtype == torch.uint8 else ""
-        shape += " in a file" if isinstance(self.train.x, MappedRows) else ""
-        known = f", {self.truth.memberships.shape[1]} true sources" if self.truth else ""
-        return (
-            f"{self.name}: {self.n_clients} clients, {counts} samples "
-            f"({int(sizes.min())}-{int(sizes.max())} per client), x {shape}, {kind}{known}"
-        )
+        return describe_federation(self)
 
     def _changed(
         self, change: Callable[[Samples], Samples], ids: ClientIds, weights: Tensor, truth: Truth | None
@@ -346,21 +269,3 @@ class Federation:
         parts = {split: change(samples) for split, samples in self.splits.items()}
         train, test, validation = parts["train"], parts.get("test"), parts.get("validation")
         return replace(self, ids=ids, train=train, test=test, validation=validation, weights=weights, truth=truth)
-
-
-def _shares(train: Samples) -> Tensor:
-    shares: Tensor = train.sizes.double() / len(train)
-    return shares.float()
-
-
-def _find_classes(splits: Mapping[str, Samples]) -> tuple[str, ...]:
-    ranges = [part.label_range() for part in splits.values() if len(part)]
-    lowest, highest = min(low for low, _ in ranges), max(high for _, high in ranges)
-    advice = 'number the classes from 0, use task = "regression", or '
-    check_limit("classes", highest + 1, f"labels go up to {highest:,}, so there are {highest + 1:,} classes", advice)
-    if lowest == highest:
-        raise DataError(
-            f"every label is {lowest}; classification needs two classes: check the target column, "
-            f"or give the names of all classes if other sites have the others"
-        )
-    return tuple(str(i) for i in range(highest + 1))

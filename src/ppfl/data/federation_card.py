@@ -1,11 +1,14 @@
-"""A federation in a notebook: how many clients and samples, of which kind, and the sizes of the first clients."""
+"""A federation in one line, and as a card in a notebook: clients, samples, their kind, sizes of the first clients."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from ppfl.core.card import Card, count_of, small_table
 from ppfl.core.text import visible
+from ppfl.data.inputs import MappedRows
 
 if TYPE_CHECKING:
     from ppfl.data.federation import Federation
@@ -37,8 +40,25 @@ def federation_card(federation: Federation) -> Card:
     return Card(f"Federation {_short(federation.name)}", facts, (small_table(["client", *splits], rows, note),))
 
 
+def describe_federation(federation: Federation) -> str:
+    """Name, clients, samples and their kind in one line."""
+    train, n_classes = federation.train, federation.n_classes
+    counts = " / ".join(f"{len(samples)} {split}" for split, samples in federation.splits.items())
+    sizes = train.sizes
+    kind = "real targets" if n_classes is None else f"{n_classes} classes"
+    kind = kind if train.y.ndim == 1 else f"y {tuple(train.y.shape[1:])}, {kind}"
+    shape = f"{tuple(train.x.shape[1:])}" if federation.inputs is None else federation.inputs.describe()
+    shape += " bytes scaled to 0..1" if train.x.dtype == torch.uint8 else ""
+    shape += " in a file" if isinstance(train.x, MappedRows) else ""
+    known = f", {federation.truth.memberships.shape[1]} true sources" if federation.truth else ""
+    return (
+        f"{federation.name}: {federation.n_clients} clients, {counts} samples "
+        f"({int(sizes.min())}-{int(sizes.max())} per client), x {shape}, {kind}{known}"
+    )
+
+
 def federation_line(federation: Federation) -> str:
-    """The facts in one line."""
+    """The repr of a federation: its description, with the type of x."""
     facts = federation.describe().removeprefix(federation.name)
     return visible(f"<Federation {_short(federation.name)}{facts}, {_dtype(federation.train.x.dtype)}>")
 

@@ -17,8 +17,8 @@ from ..core.errors import SettingError
 from .client_ids import Array
 from .families import Family, QuasiPoissonFamily
 
-if TYPE_CHECKING:  # that module calls this one
-    from .regression import TableEstimator
+if TYPE_CHECKING:
+    from .table_estimator import TableEstimator
 
 _MAX_FITS = 6
 _ENOUGH = 0.02  # a relative change of the dispersion that no longer matters: standard errors change by half of it

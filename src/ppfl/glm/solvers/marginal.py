@@ -2,11 +2,12 @@
 
 F = - sum_i log sum_g w_ig exp(l_i(theta, p_ig)) / n + ridge
 
-where l_i is the client's log-likelihood, and p_i1, ..., p_iG are its memberships with weights w_ig, with which the sum
-is an integral over Dirichlet(alpha). Mixed models do the same with normal random effects. It also determines the
-canonical models: with mixed weights, any larger simplex around the clients' coefficients fits as well, but it spreads
-the same clients over a larger volume, where each is less likely. So the likelihood prefers the smallest simplex that
-contains them.
+where l_i is the client's log-likelihood. The points p_i1, ..., p_iG are memberships, and w_ig are their weights: with
+them the sum approximates the integral over Dirichlet(alpha). Mixed models do the same with normal random effects.
+
+The marginal likelihood also determines the canonical models. With mixed weights, any larger simplex around the clients'
+coefficients fits as well, but it spreads the same clients over a larger volume, where each is less likely. So the
+likelihood prefers the smallest simplex that contains them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from torch import Tensor
 from ..client_memberships import SampledMemberships
 from ..gaussian_moments import NO_CLIENTS
 from ..likelihoods import Coefficients, Likelihood
-from ..proposals import MembershipSample, Proposals, ScoreMoments, log_beta
+from ..proposals import Proposals, ScoreMoments, log_beta
 from ..stick_breaking import StickBreaking
-from .adaptation import INFLATION, adapt_proposals, choose_sets, draw_sample, sample_size
+from .adaptation import INFLATION, adapt_proposals, draw_sample, sample_size
+from .client_points import ClientPoints, points_of_population
 from .newton import membership_deviations
 from .parameters import (
     ParameterShape,
@@ -34,26 +36,11 @@ from .parameters import (
     concentration_derivatives,
 )
 
-_NEGLIGIBLE = math.log(1e-20)  # smaller weights are raised to this, because subnormal numbers are slow
-_TURNS = 4
+_TURNS = 4  # sets of points that are used one after the other
 _MANY_CLIENTS = 2000
-_NARROW = 0.05
+_NARROW = 0.05  # the width of a membership that a client's data determine well
 _MAX_NEWTON = 300  # parameters
 _ALPHA_PRECISION = 1.0  # log alpha ~ N(0, 1), because a few clients say little about it
-
-
-class _Part(NamedTuple):
-    """Some clients, with their data and memberships."""
-
-    clients: Tensor
-    position: Tensor  # (M,), of the clients' sets of points
-    data: Likelihood
-    proposals: Proposals | None  # None if all clients have the same points
-    sample: MembershipSample
-
-    def moments(self, weights: Tensor) -> ScoreMoments | None:
-        """Of the clients' memberships, from the weights of their points given the data."""
-        return None if self.proposals is None else ScoreMoments.of(self.sample.scores, weights)
 
 
 class Evaluated(NamedTuple):
@@ -78,7 +65,7 @@ class Marginal:
         shape: ParameterShape,
         regularization: Regularization,
         count: int,
-        parts: list[_Part],
+        parts: list[ClientPoints],
         client_weight: Tensor | None = None,
         turn: int = 0,  # which of several sets of points these are
     ) -> None:
@@ -90,18 +77,7 @@ class Marginal:
     def of(cls, data: Likelihood, shape: ParameterShape, regularization: Regularization, count: int = 0) -> Self:
         """The same points for all clients, those of the population with alpha = 0.3."""
         count = count or sample_size(shape.k, data.n_clients)
-        alpha = torch.full((shape.k,), 0.3, dtype=torch.float64)
-        position = torch.zeros(1, dtype=torch.long)
-        breaking = StickBreaking.of(alpha)
-        places = choose_sets(data, shape)
-        sample = draw_sample(Proposals.prior(1, shape.k), breaking, position, count)
-        return cls(
-            data, shape, regularization, count,
-            [
-                _Part(chunk.clients, places[chunk.clients], chunk.data, None, sample)
-                for chunk in data.chunks(len(sample.log_weight[0]))
-            ],
-        )  # fmt: skip
+        return cls(data, shape, regularization, count, points_of_population(data, shape, count))
 
     def __call__(self, vector: Vector) -> tuple[float, Vector]:
         found = self.evaluate(vector)
@@ -118,7 +94,7 @@ class Marginal:
             coefficients, log_alpha = self.shape.unpack(at)
             alpha = concentration(log_alpha)
             found = part.data.evaluate(coefficients, part.sample.memberships)
-            weights, log_integral, tempering = self._weigh(part, found.logs, alpha.detach())
+            weights, log_integral, tempering = part.weigh(found.logs, alpha.detach(), self.client_weight)
             value -= log_integral
             moments.append(part.moments(weights))
             expected = found.expectation(weights if tempering is None else weights * tempering)
@@ -159,7 +135,7 @@ class Marginal:
         for part in self.parts:
             c = part.sample.memberships
             found = part.data.scores(coefficients, c)
-            weights, log_integral, tempering = self._weigh(part, found.logs, alpha)
+            weights, log_integral, tempering = part.weigh(found.logs, alpha, self.client_weight)
             value -= log_integral
             moments.append(part.moments(weights))
             of_alpha = (part.sample.logs - expected_log[:, None]) * chain[:, None] if k > 1 else c[:, :0]
@@ -175,15 +151,6 @@ class Marginal:
                 hessian[size:, size:] += m * chain[:, None] * trigamma * chain - (slope * bend).diag()
         n = self._n_samples
         return Evaluated(value / n, gradient.numpy() / n, hessian.numpy() / n, moments, apart.numpy() / n)
-
-    def _weigh(self, part: _Part, logs: Tensor, alpha: Tensor) -> tuple[Tensor, float, Tensor | None]:
-        """Weights (M, G) of the points given the data, the sum of all log integrals, and the clients' weights."""
-        tempering = None if self.client_weight is None else self.client_weight[part.clients, None]
-        joint = (logs if tempering is None else logs * tempering) + part.sample.log_weights(alpha)
-        top = joint.amax(1, keepdim=True)
-        relative = joint.sub_(top).clamp_(min=_NEGLIGIBLE).exp_()
-        total = relative.sum(1, keepdim=True)
-        return relative.div_(total), float((top + total.log()).sum()), tempering
 
     def adapted(self, vector: Vector) -> Marginal:
         """The same objective, with points that follow each client's membership for these parameters."""
@@ -225,17 +192,7 @@ class Marginal:
             return self
         some = torch.linspace(0, self.data.n_clients - 1, count, dtype=torch.float64).long()
         regularization = self.regularization.scaled(count / self.data.n_clients)
-        parts = []
-        for part in self.parts:
-            chosen = torch.isin(part.clients, some).nonzero()[:, 0]
-            if len(chosen):
-                proposals = None if part.proposals is None else part.proposals.subset(chosen)
-                sample = part.sample if proposals is None else part.sample.subset(chosen)
-                for chunk in part.data.subset(chosen).chunks(sample.log_weight.shape[1]):
-                    own = None if proposals is None else proposals.subset(chunk.clients)
-                    points = sample if own is None else sample.subset(chunk.clients)
-                    place = part.position[chosen][chunk.clients]
-                    parts.append(_Part(chunk.clients, place, chunk.data, own, points))
+        parts = [own for part in self.parts for own in part.subset(some)]
         return Marginal(self.data.subset(some), self.shape, regularization, self.count, parts)
 
     def weights_for_common_points(self, vector: Vector) -> Tensor:
@@ -250,7 +207,10 @@ class Marginal:
         """With memberships integrated out over these points, and without regularization."""
         coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
         alpha = concentration(log_alpha)
-        return sum(float(torch.logsumexp(self._log_joint(part, coefficients, alpha), 1).sum()) for part in self.parts)
+        return sum(
+            float(torch.logsumexp(part.log_joint(coefficients, alpha, self.client_weight), 1).sum())
+            for part in self.parts
+        )
 
     def predictive_log_likelihoods(self, vector: Vector, test: Likelihood, wider: float = 0.0) -> Tensor:
         """The log-likelihood (M,) of each client's rows in other data, given its rows in these data.
@@ -264,7 +224,7 @@ class Marginal:
         for_test = coefficients._replace(nuisance=nuisance)
         found = torch.zeros(self.data.n_clients, dtype=torch.float64)
         for part in self.parts:
-            log_weights = torch.log_softmax(self._log_joint(part, coefficients, alpha), 1)
+            log_weights = torch.log_softmax(part.log_joint(coefficients, alpha, self.client_weight), 1)
             # the chunks of the two data sets differ where their rows do
             order = torch.argsort(part.clients)
             logs = log_weights.new_empty(log_weights.shape)
@@ -282,7 +242,9 @@ class Marginal:
             objective = Marginal.of(data, self.shape, self.regularization, self.count).adapted(vector)
         coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
         alpha = concentration(log_alpha)
-        weights = [torch.softmax(self._log_joint(part, coefficients, alpha), 1) for part in objective.parts]
+        weights = [
+            torch.softmax(part.log_joint(coefficients, alpha, self.client_weight), 1) for part in objective.parts
+        ]
         order = torch.argsort(torch.cat([part.clients for part in objective.parts]))
         position = torch.cat([part.position for part in objective.parts])[order]
         proposals = Proposals.prior(data.n_clients, self.shape.k)
@@ -307,10 +269,3 @@ class Marginal:
     def _at(self, vector: Vector) -> tuple[Coefficients, StickBreaking]:
         coefficients, log_alpha = self.shape.unpack(torch.from_numpy(vector))
         return coefficients, StickBreaking.of(concentration(log_alpha))
-
-    def _log_joint(self, part: _Part, coefficients: Coefficients, alpha: Tensor) -> Tensor:
-        """Log-likelihood plus log weight of every client and point, (M, G)."""
-        logs = part.data.client_log_likelihoods(coefficients, part.sample.memberships)
-        if self.client_weight is not None:
-            logs = logs * self.client_weight[part.clients, None]
-        return logs + part.sample.log_weights(alpha)
