@@ -87,6 +87,24 @@ def test_lazy_data_and_states_on_disk_give_the_same_bits_and_are_resumed(make_ex
     assert_same(tmp_path / "stopped" / "seed-0", tmp_path / "whole" / "seed-0")
 
 
+def test_no_more_than_the_states_of_clients_is_left_in_the_file_of_a_checkpoint(make_experiment, tmp_path, monkeypatch):
+    experiment = make_experiment(**CASES["random blocks, best output"])
+    with pytest.raises(StopError):
+        run(experiment, tmp_path, checkpoint_every=2, on_round_end=stop_after(3))
+    left: list[str] = []
+
+    def read(path: Path, mapped: tuple[str, ...] = ()):
+        tensors, about = read_tensors(path, mapped=mapped)
+        if path.name == "checkpoint.safetensors":
+            left.extend(name for name in tensors if name.startswith(mapped))
+            assert left == [name for name in tensors if ".clients." in name]
+        return tensors, about
+
+    monkeypatch.setattr(sys.modules["ppfl.runs.folder"], "read_tensors", read)
+    run(experiment, tmp_path, resume=True)
+    assert left
+
+
 def test_a_run_may_be_stopped_many_times(make_experiment, tmp_path):
     experiment = make_experiment(**CASES["random blocks, best output"])
     run(experiment, tmp_path / "whole")

@@ -62,7 +62,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
     path = tmp_path / "tree.safetensors"
     save_tree(path, make_tree(), {})
     whole = path.read_bytes()
-    for length in {0, 1, 7, 8, 9, len(whole) // 4, len(whole) // 2, len(whole) - 1}:
+    for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match="tree.safetensors cannot be read"):
             read_tensors(path)

@@ -89,6 +89,16 @@ def test_states_restored_from_names_take_space_for_those_that_differ_from_the_fi
     assert int((again._records._uses > 0).sum()) == 3
 
 
+def test_restored_states_do_not_change_with_what_they_were_restored_from() -> None:
+    everyone = torch.arange(CLIENTS)
+    for table in (MappedTable(first_states, CLIENTS), InMemoryTable(first_states(everyone))):
+        saved = states_after(everyone, 5)
+        again = table.restored(saved)
+        for leaf in saved.values():
+            leaf.zero_()
+        assert_same(again.rows(everyone), states_after(everyone, 5), atol=0, rtol=0)
+
+
 def test_a_file_is_filled_from_its_beginning_and_its_slots_are_used_again() -> None:
     table = MappedTable(first_states, 1000)
     assert table.bytes_on_disk == 0

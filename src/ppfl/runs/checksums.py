@@ -65,14 +65,57 @@ def _checksum(text: bytes, place: slice, salt: int) -> bytes:
 
 
 def checksum_of_tensors(tensors: Mapping[str, Tensor], about: str) -> str:
-    """Of names, types, shapes and every bit of tensors on the CPU, and of a text about them."""
+    """Of names, types, shapes and every bit of contiguous tensors on the CPU, and of a text about them."""
+    parts = {name: (zlib.crc32(memory_of(tensor)), tensor.nbytes) for name, tensor in tensors.items()}
+    return checksum_of_parts(tensors, parts, about)
+
+
+def checksum_of_parts(tensors: Mapping[str, Any], parts: Mapping[str, tuple[int, int]], about: str) -> str:
+    """The same from the CRC-32 and the length in bytes of each tensor's memory; `tensors` have a type and a shape.
+
+    >>> checksum_of_parts({"a": torch.zeros(2)}, {"a": (zlib.crc32(bytes(8)), 8)}, "")
+    '14dbd945'
+    """
     shapes = [(name, str(tensors[name].dtype), tuple(tensors[name].shape)) for name in sorted(tensors)]
     found = zlib.crc32(f"{about} {shapes}".encode("utf-8", "backslashreplace"))
     for name, _, _ in shapes:
-        found = zlib.crc32(memory_of(tensors[name]), found)
+        found = joined(found, *parts[name])
     return f"{found:08x}"
+
+
+def joined(first: int, second: int, length: int) -> int:
+    """The CRC-32 of two texts one after the other, from those of each and the length of the second in bytes.
+
+    >>> joined(zlib.crc32(b"ab"), zlib.crc32(b"cde"), 3) == zlib.crc32(b"abcde")
+    True
+    """
+    # A CRC is a polynomial modulo another. A text after it multiplies it by x to the power of the text's bits, here by
+    # repeated squaring.
+    power = _X8
+    while length:
+        if length & 1:
+            first = _product(first, power)
+        power, length = _product(power, power), length >> 1
+    return first ^ second
+
+
+_POLYNOMIAL = 0xEDB88320  # of CRC-32; the highest bit belongs to x^0
+_X8 = 1 << 23  # x^8, one byte
+
+
+def _product(a: int, b: int) -> int:
+    """Of two polynomials, modulo that of CRC-32."""
+    found = 0
+    for bit in range(31, -1, -1):  # a term of a, and b times its power of x
+        if a >> bit & 1:
+            found ^= b
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return found
 
 
 def memory_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.detach().reshape(-1)
+    if flat.stride(0) != 1:  # at most one number, which counts as contiguous whatever its stride is
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().data

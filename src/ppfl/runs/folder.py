@@ -362,7 +362,8 @@ class RunFolder:
             raise damaged(self.checkpoint_file, "does not say of which round it is") from None
 
     def _load_checkpoint(self, start: dict[str, Any]) -> Checkpoint:
-        tensors, about = read_tensors(self.checkpoint_file)
+        # the clients' states stay in the file: sites copy them, to memory or to files of their own
+        tensors, about = read_tensors(self.checkpoint_file, mapped=("state.clients.", "kept.clients."))
         self.identity.refuse_other(self.checkpoint_file, about.get("run"))
         numbers = self._numbers(about)
         parts = ["state", "kept"] if numbers.has_kept else ["state"]

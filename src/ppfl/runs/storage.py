@@ -9,27 +9,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.errors import CheckpointError, ModelError, WriteError
 from ..core.simplex import check
 from ..core.trees import Tree, named_leaves, with_leaves
 from .checksums import ChecksumError, checked_json, checksum_of_tensors, parse_checked_json
+from .tensor_file import blocks_of, split_header, write_tensors
 
 Metadata = dict[str, Any]
 
 PARTIAL = ".partial"
 _ON_SIMPLEX = ("membership", "memberships")  # leaves whose rows must be on the simplex
-_HEADER = "ppfl"  # the one key of a safetensors file's metadata: with two, their order would differ by process
-_ZEROS = "0" * 8  # where the checksum goes; a space and the metadata as JSON follow
 
 
 @contextmanager
@@ -69,23 +66,9 @@ def make_folder(path: Path) -> None:
 
 def save_tree(path: Path, tree: Tree, metadata: Metadata) -> None:
     """Write a tree and its metadata to `path`, whole or not at all."""
-    tensors, about = _storable(named_leaves(tree)), json.dumps(metadata)
-    with beside(path) as partial, ThreadPoolExecutor(1) as other:
-        checksum = other.submit(checksum_of_tensors, tensors, about)  # takes no time while the disk is written to
-        save_file(tensors, partial, {_HEADER: f"{_ZEROS} {about}"})
-        _fill_in(partial, checksum.result().encode())
-        partial.chmod(
-            path.parent.stat().st_mode & 0o666
-        )  # safetensors keeps files to their owner; a folder knows better
-
-
-def _fill_in(path: Path, checksum: bytes) -> None:
-    """Put the checksum into the header of a safetensors file: its length in 8 bytes, then JSON."""
-    with path.open("r+b") as file:
-        header = file.read(8 + int.from_bytes(file.read(8), "little"))
-        start = f'"{_HEADER}":"'.encode()
-        file.seek(8 + header.index(start + _ZEROS.encode()) + len(start))
-        file.write(checksum)
+    with beside(path) as partial, partial.open("wb") as file:
+        write_tensors(file, named_leaves(tree), json.dumps(metadata))
+        partial.chmod(path.parent.stat().st_mode & 0o666)  # a folder knows who may read what is in it
 
 
 def restore(path: Path, tensors: Mapping[str, Tensor], template: Tree) -> Tree:
@@ -104,25 +87,28 @@ def restore(path: Path, tensors: Mapping[str, Tensor], template: Tree) -> Tree:
     return with_leaves(template, {name: tensors[name].to(leaf.device) for name, leaf in expected.items()})
 
 
-def read_tensors(path: Path, unchecked: str | None = None) -> tuple[dict[str, Tensor], Metadata]:
+def read_tensors(
+    path: Path, unchecked: str | None = None, mapped: tuple[str, ...] = ()
+) -> tuple[dict[str, Tensor], Metadata]:
     """All tensors of a file and its metadata; finite, and memberships on the simplex, but for names that begin with
-    `unchecked`."""
+    `unchecked`. Tensors whose names begin with one of `mapped` stay in the file: copy them before it can change."""
     try:
         with safe_open(path, framework="pt") as file:
-            found, about = _split_header(file.metadata())
+            checksum, about = split_header(file.metadata())
             metadata = json.loads(about)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             # memory of torch's own: aligned as in a run that never stopped, and no longer tied to the file
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            tensors |= {name: leaf.clone() for name, leaf in tensors.items() if not name.startswith(mapped)}
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}; check the folder") from None
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from None
-    if found != (expected := checksum_of_tensors(tensors, about)):
-        raise damaged(path, f"has changed since it was written: its checksum is {found} but its content has {expected}")
+    if checksum != (found := checksum_of_tensors(tensors, about)):
+        raise damaged(path, f"has changed since it was written: its checksum is {checksum} but its content has {found}")
     for name, tensor in tensors.items():
         if unchecked is not None and name.startswith(unchecked):
             continue
-        if not bool(tensor.isfinite().all()):
+        if not all(bool(block.isfinite().all()) for block in blocks_of(tensor)):
             raise damaged(path, f"has values in {name!r} that are not finite")
         if name.rpartition(".")[2] in _ON_SIMPLEX:
             try:
@@ -132,17 +118,11 @@ def read_tensors(path: Path, unchecked: str | None = None) -> tuple[dict[str, Te
     return tensors, metadata
 
 
-def _split_header(metadata: Mapping[str, str] | None) -> tuple[str, str]:
-    """The checksum, and the metadata as JSON."""
-    checksum, _, about = (metadata or {})[_HEADER].partition(" ")
-    return checksum, about
-
-
 def read_metadata(path: Path) -> Metadata:
     """The metadata of a file alone, without its tensors and unchecked."""
     try:
         with safe_open(path, framework="pt") as file:
-            return dict(json.loads(_split_header(file.metadata())[1]))
+            return dict(json.loads(split_header(file.metadata())[1]))
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise damaged(path, f"cannot be read ({' '.join(str(error).split())})") from None
 
@@ -150,7 +130,7 @@ def read_metadata(path: Path) -> Metadata:
 def read_checksum(path: Path) -> str:
     """The checksum that a file of tensors carries."""
     with safe_open(path, framework="pt") as file:
-        return _split_header(file.metadata())[0]
+        return split_header(file.metadata())[0]
 
 
 def damaged(path: Path, fault: str) -> CheckpointError:
@@ -208,15 +188,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
     return [_without_none(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _storable(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous on the CPU, and no two in the same memory: a round may pass on what the one before it held."""
-    stored: dict[str, Tensor] = {}
-    held: set[int] = set()
-    for name, leaf in named.items():
-        tensor = leaf.detach().cpu().contiguous()
-        memory = tensor.untyped_storage().data_ptr()
-        stored[name] = tensor.clone() if memory in held else tensor
-        held.add(memory)
-    return stored

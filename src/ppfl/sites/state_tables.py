@@ -49,7 +49,7 @@ class StateTable(Protocol):
         """The states of all clients by name, leaves (M, ...)."""
 
     def restored(self, named: Mapping[str, Tensor]) -> Self:
-        """A table with these states, which are not written to before it is copied."""
+        """A table with a copy of these states, which may be in a file; they are not written to before it is copied."""
 
 
 class InMemoryTable:
@@ -88,7 +88,7 @@ class InMemoryTable:
         return named_leaves(self.tree)
 
     def restored(self, named: Mapping[str, Tensor]) -> InMemoryTable:
-        leaves = {name: named[name].to(leaf) for name, leaf in self.named().items()}
+        leaves = {name: named[name].to(leaf, copy=True) for name, leaf in self.named().items()}
         return InMemoryTable(with_leaves(self.tree, leaves))
 
 
