@@ -87,8 +87,12 @@ def blocks_of(tensor: Tensor) -> Iterator[Tensor]:
     if tensor.is_contiguous():
         tensor = tensor.reshape(-1)
     rows = BLOCK * len(tensor) // tensor.nbytes  # that fit into a block
-    for part in tensor.split(rows) if rows else tensor.unbind():
-        yield from blocks_of(part)
+    if not rows:
+        for row in tensor:
+            yield from blocks_of(row)
+    else:
+        for at in range(0, len(tensor), rows):
+            yield from blocks_of(tensor[at : at + rows])
 
 
 def _blocks_of(leaf: Stored) -> Iterator[Tensor]:
