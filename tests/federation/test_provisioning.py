@@ -114,7 +114,8 @@ def test_the_server_has_its_certificate_and_the_experiment(out: Path, file: Path
     )
     certificate.verify_directly_issued_by(authority)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org"]
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
     key = load_pem_private_key((server / "server.key").read_bytes(), None)
     assert key.public_key() == certificate.public_key()
     signer = load_pem_private_key((out / "authority" / "authority.key").read_bytes(), None)

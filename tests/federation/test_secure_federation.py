@@ -82,7 +82,7 @@ def test_a_server_without_secure_sums_gets_none(tmp_path):
 
 
 def test_a_method_with_rows_is_refused(tmp_path):
-    with pytest.raises(SettingError, match="secure sums are on, and ppfl shows"):
+    with pytest.raises(SettingError, match="share_memberships = false and penalty = 0"):
         secure_run(make_experiment("ppfl-random", rounds=1, **SUMS_ALONE), tmp_path)
 
 

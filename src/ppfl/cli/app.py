@@ -60,6 +60,9 @@ def run_command_line(arguments: Sequence[str] | None) -> None:
             path = error.filename if isinstance(error.filename, str) else "a file"
             say(f"error: {path[:200]} cannot be used ({error.strerror or error}); check the path", error=True)
             sys.exit(2)
+        except UnicodeEncodeError as error:  # click asks for a file of that name, and no file can have it
+            say(f"error: {str(error.object)[:200]!r} cannot be the name of a file; check the path", error=True)
+            sys.exit(2)
 
 
 def _print_version(wanted: bool) -> None:
