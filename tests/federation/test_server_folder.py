@@ -20,6 +20,7 @@ from ppfl.federation.site_mail import Patience
 from ppfl.runs import run
 from ppfl.runs.storage import write_toml
 
+pytestmark = pytest.mark.xdist_group("flower")  # one federation at a time on a machine
 SITES = ("north", "south")
 
 
@@ -42,7 +43,7 @@ def test_folders_of_init_train_with_secure_sums_and_revoked_keys_are_taken_out(t
             config = out / "sites" / name / "site.toml"
             command = [sys.executable, "-m", "ppfl", "federation", "site", str(config), "--end-with-parent"]
             processes.start(name, command, {"PYTHONPATH": os.pathsep.join(sys.path)})
-        patience = Patience(deadline=300, resend=30, at_least=2)
+        patience = Patience(deadline=120, resend=30, at_least=2)
         (there,) = run_server(out / "server", tmp_path / "runs", host=LOOPBACK, secure=True, patience=patience)
     (here,) = run(experiment, tmp_path / "alone")
     assert_same_run(here, there, experiment)
