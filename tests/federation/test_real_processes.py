@@ -23,13 +23,12 @@ from ppfl.federation.local_federation import local_federation
 from ppfl.federation.site_mail import Patience
 from ppfl.runs import run
 
-pytestmark = pytest.mark.xdist_group("flower")  # one federation at a time on a machine
-PATIENCE = Patience(deadline=120, resend=30, at_least=3)
+PATIENCE = Patience(deadline=300, resend=30, at_least=3)
 SHORT = {"watch": {"every": 5}}  # a message costs seconds, so scores are asked for at the end alone
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory):
+def running(tmp_path_factory, our_turn):
     folder = tmp_path_factory.mktemp("federation")
     with local_federation(folder, make_experiment("fedavg"), folder, 3) as federation:
         yield federation

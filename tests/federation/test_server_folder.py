@@ -20,7 +20,6 @@ from ppfl.federation.site_mail import Patience
 from ppfl.runs import run
 from ppfl.runs.storage import write_toml
 
-pytestmark = pytest.mark.xdist_group("flower")  # one federation at a time on a machine
 SITES = ("north", "south")
 
 
@@ -35,7 +34,7 @@ def make_folders(folder: Path, experiment) -> Path:
     return out
 
 
-def test_folders_of_init_train_with_secure_sums_and_revoked_keys_are_taken_out(tmp_path):
+def test_folders_of_init_train_with_secure_sums_and_revoked_keys_are_taken_out(tmp_path, our_turn):
     experiment = make_experiment("fedavg", rounds=2, watch={"every": 2, "report_clients": False})
     out = make_folders(tmp_path, experiment)
     with Processes(tmp_path / "logs") as processes:
@@ -43,7 +42,7 @@ def test_folders_of_init_train_with_secure_sums_and_revoked_keys_are_taken_out(t
             config = out / "sites" / name / "site.toml"
             command = [sys.executable, "-m", "ppfl", "federation", "site", str(config), "--end-with-parent"]
             processes.start(name, command, {"PYTHONPATH": os.pathsep.join(sys.path)})
-        patience = Patience(deadline=120, resend=30, at_least=2)
+        patience = Patience(deadline=300, resend=30, at_least=2)
         (there,) = run_server(out / "server", tmp_path / "runs", host=LOOPBACK, secure=True, patience=patience)
     (here,) = run(experiment, tmp_path / "alone")
     assert_same_run(here, there, experiment)
