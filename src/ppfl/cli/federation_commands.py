@@ -48,18 +48,8 @@ def up_command(
     experiment = load_experiment(file, settings or ())
     place = Path("runs") / experiment.name if out is None else out
     changes = [part for setting in settings or () for part in ("--set", setting)]
-    command = [
-        program(),
-        "federation",
-        "up",
-        str(file),
-        "--sites",
-        str(sites),
-        *changes,
-        "--out",
-        str(place),
-        "--resume",
-    ]
+    over = [part for config in configs or () for part in ("--site", str(config))] or ["--sites", str(sites)]
+    command = [program(), "federation", "up", str(file), *over, *changes, "--out", str(place), "--resume"]
     with resumable(command), show_progress(experiment, quiet=quiet) as on_round_end:
         records = run_local_federation(
             experiment, place, file.parent.resolve(), configs or sites, resume=resume, on_round_end=on_round_end,
@@ -94,7 +84,8 @@ def server_command(
         say(f"waiting for the sites {', '.join(names)}; stop with Ctrl-C")
         if secure:
             say(load_secure_sums(folder / "secure_sums.toml").settings.describe(len(names)))
-    command = [program(), "federation", "server", str(folder), "--out", str(place), "--resume"]
+    command = [program(), "federation", "server", str(folder), "--host", host, "--out", str(place), "--resume"]
+    command += ["--secure-sums"] if secure else []
     with resumable(command), show_progress(experiment, quiet=quiet) as on_round_end:
         records = run_server(
             folder, place, host=host, secure=secure, resume=resume, on_round_end=on_round_end,

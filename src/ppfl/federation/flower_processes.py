@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -114,16 +113,6 @@ def free_port() -> int:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def write_secret(file: Path) -> bytes:
-    """A new secret in a file that nobody else can read."""
-    secret = secrets.token_bytes(32)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    file.touch(mode=0o600)
-    file.write_bytes(secret)
-    return secret
 
 
 def start_superlink(

@@ -26,8 +26,8 @@ from .flower_processes import (
     Processes,
     flower_environment,
     start_superlink,
-    write_secret,
 )
+from .private_files import write_private_file, write_secret
 from .site_mail import Patience
 from .site_settings import load_site
 
@@ -125,7 +125,7 @@ def _write_server_files(folder: Path) -> LinkFiles:
     server = create_certificate(authority, [LOOPBACK, "localhost"])
     files = LinkFiles(folder / "server.pem", folder / "server.key", folder / "authority.pem", folder / "secret")
     files.certificate.write_bytes(server.certificate)
-    _write_private(files.private_key, server.private_key)
+    write_private_file(files.private_key, server.private_key)
     files.authority.write_bytes(authority.certificate)
     write_secret(files.secret)
     return files
@@ -150,7 +150,7 @@ def _write_sites(
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
         keys = create_key_pair()
-        _write_private(place / "site.key", keys.private_key)
+        write_private_file(place / "site.key", keys.private_key)
         (place / "site.pub").write_bytes(keys.public_key)
         shutil.copyfile(authority, place / "authority.pem")
         reached = {"superlink": link.address, "root_certificate": "authority.pem", "private_key": "site.key"}
@@ -177,9 +177,3 @@ def _absolute_paths(data: dict[str, Any], base: Path) -> dict[str, Any]:
     names = [name for name in ("file", "folder") if isinstance(data.get(name), str)]
     near = {name: base / str(data[name]) for name in names}
     return data | {name: str(path.resolve()) for name, path in near.items() if path.exists()}
-
-
-def _write_private(file: Path, content: bytes) -> None:
-    file.unlink(missing_ok=True)
-    file.touch(mode=0o600)
-    file.write_bytes(content)

@@ -17,7 +17,6 @@ No secret is in two files. A site's private key goes with its folder and is dele
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import shutil
@@ -36,6 +35,7 @@ from ..runs.names import same_folder_key
 from ..runs.storage import PARTIAL, write_bytes, write_text, write_toml, writing
 from .certificates import create_authority, create_certificate, create_key_pair
 from .federation_errors import FederationError
+from .private_files import write_private_file, write_secret
 from .secure_sums.key_agreement import PublicKeys
 from .secure_sums.secure_settings import SecureSettings
 
@@ -168,9 +168,9 @@ def _write_server(out: Path, file: Path, host: str, port: int) -> None:
     certificate = create_certificate(authority, [host, *own])
     for folder in (out / "authority", server / "sites", server / "revoked"):
         folder.mkdir(parents=True, mode=0o700)
-    write_secret_file(out / "authority" / "authority.key", authority.private_key)
-    write_secret_file(server / "server.key", certificate.private_key)
-    write_secret_file(server / "secret", secrets.token_bytes(32))
+    write_private_file(out / "authority" / "authority.key", authority.private_key)
+    write_private_file(server / "server.key", certificate.private_key)
+    write_secret(server / "secret")
     write_bytes(server / "server.pem", certificate.certificate)
     write_bytes(server / "authority.pem", authority.certificate)
     text = file.read_text(encoding="utf-8")
@@ -183,7 +183,7 @@ def _write_site(out: Path, name: str, experiment: Experiment, superlink: str) ->
     """The key that lets it connect comes last: what is left of a try that failed opens nothing."""
     folder, pair = out / "sites" / name, create_key_pair()
     folder.mkdir(parents=True, mode=0o700)
-    write_secret_file(folder / "site.key", pair.private_key)
+    write_private_file(folder / "site.key", pair.private_key)
     write_bytes(folder / "authority.pem", (out / "server" / "authority.pem").read_bytes())
     write_text(folder / "site.toml", _site_toml(name, experiment, superlink))
     write_text(folder / "start.txt", _START)
@@ -204,11 +204,3 @@ def _write_secure_sums(out: Path, settings: SecureSettings) -> None:
     for folder in (out / "server", *(out / "sites" / name for name in keys)):
         if folder.is_dir():  # a site's folder may have been handed over
             write_toml(folder / "secure_sums.toml", content)
-
-
-def write_secret_file(file: Path, content: bytes) -> None:
-    """A new file that nobody else can read, not even for an instant."""
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .federation_errors import FederationError
-from .flower_processes import Processes, start_supernode, write_secret
+from .flower_processes import Processes, start_supernode
 from .flower_site import POLL_SECONDS, SiteConnection, SuperNodeMessages, last_node_id, sign_off
+from .private_files import write_secret
 from .site_service import SiteService
 from .site_settings import SiteSettings
 
