@@ -145,7 +145,20 @@ def test_a_round_says_where_its_seconds_went(tmp_path):
         assert one["seconds_sites"] > 0
 
 
-@pytest.mark.parametrize("changes", [{"newcomers": 0.2}, {"start": {"run": "elsewhere"}}])
+@pytest.mark.parametrize("method", ["ppfl-outputs", "ditto"])
+def test_a_run_that_starts_from_another_run_is_the_one_in_one_process(method, tmp_path):
+    run(make_experiment("fedavg", rounds=2), tmp_path / "first")
+    experiment = make_experiment(method, rounds=3, start={"run": str(tmp_path / "first")})
+    (there,) = run_over_sites(experiment, tmp_path / "federated")
+    (here,) = run(experiment, tmp_path / "alone")
+    assert_same_run(here, there, experiment)
+    (fresh,) = run(make_experiment(method, rounds=3), tmp_path / "fresh")
+    assert abs(there.metrics[0]["loss"] - fresh.metrics[0]["loss"]) > 1e-3
+    one, other = (RunFolder(record.folder).read_start() for record in (here, there))
+    assert one.about == other.about
+
+
+@pytest.mark.parametrize("changes", [{"newcomers": 0.2}, {"start": {"run": "elsewhere", "frozen": ["body"]}}])
 def test_what_is_not_possible_over_sites_is_said_before_anything_is_sent(changes, tmp_path):
     experiment = make_experiment("fedavg", **changes)
     with pytest.raises(SettingError, match="federation"):

@@ -14,6 +14,7 @@ from ppfl.federation.provisioning import SecureSumsFile
 from ppfl.federation.secure_sums import SecureSettings
 from ppfl.runs import run
 from ppfl.runs.storage import write_toml
+from ppfl.sites.messages import Unmask
 from ppfl.sites.wire import decode
 
 SECURE = SecureSumsFile(SecureSettings(), {name: PUBLIC_KEYS[name] for name in SITES})
@@ -58,6 +59,18 @@ def test_the_ledger_has_no_sum_of_a_site_but_its_description(tmp_path):
     assert {"int64"} in types and all(found <= {"int64"} for found in types[1:])
 
 
+def test_a_site_is_sent_the_shares_that_are_for_it(tmp_path):
+    """All of them together grow with the third power of the number of sites."""
+    experiment, clock = make_experiment("fedavg", rounds=2, **SUMS_ALONE), FakeClock()
+    carrier = FakeCarrier(secure_services(tmp_path / "sites", experiment), clock)
+    run_over_sites(experiment, tmp_path, carrier=carrier, clock=clock, secure=SECURE)
+    sent = [(to, request) for to, message in carrier.pushed for request in decode(unseal(message).payload)]
+    packets = [(to, one.packets) for to, one in sent if isinstance(one, Unmask)]
+    assert packets
+    for to, by_site in packets:
+        assert {*by_site} == {*SITES} and all({*texts} == {to} for texts in by_site.values())
+
+
 def test_sums_that_are_lost_cost_one_exchange(tmp_path):
     """The site is left out of it, and takes part in the next."""
     experiment = make_experiment("fedavg", rounds=4, **SUMS_ALONE)
@@ -73,6 +86,24 @@ def test_sums_that_are_lost_cost_one_exchange(tmp_path):
     (there,) = secure_run(experiment, tmp_path, {"b": [lose_the_second]})
     counted = [one["participants"] for one in there.metrics]
     assert there.finished and counted[1] < counted[0] == counted[2] == counted[3]
+    assert [one.get("lost", 0) for one in there.metrics] == [counted[0] - one for one in counted]
+
+
+def test_a_site_that_joins_late_takes_part(tmp_path):
+    """In the exchange in which it has no keys yet its clients are lost; then all sites agree on new ones."""
+    experiment, clock = make_experiment("fedavg", rounds=5, **SUMS_ALONE), FakeClock()
+    carrier = FakeCarrier(secure_services(tmp_path / "sites", experiment), clock)
+    carrier.since["c"] = None
+
+    def arrive(seed, end):
+        if end.state.round == 2:
+            carrier.since["c"] = "now"
+
+    options = {"sites": ("a", "b"), "on_round_end": arrive, "secure": SECURE}
+    (there,) = run_over_sites(experiment, tmp_path, carrier=carrier, clock=clock, **options)
+    counted, new = [one["participants"] for one in there.metrics], len(carrier.services["c"].federation.ids)
+    assert there.finished and len(there.ids) == counted[0] + new
+    assert counted == [counted[0]] * 3 + [len(there.ids)] * 2 and there.metrics[2]["lost"] == new
 
 
 def test_a_server_without_secure_sums_gets_none(tmp_path):

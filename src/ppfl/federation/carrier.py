@@ -17,8 +17,8 @@ class Delivery(NamedTuple):
     """What came back for a message."""
 
     message: str  # the one it answers
-    data: bytes | None  # None: the carrier gave up
-    reason: str = ""  # then, why
+    data: bytes | None  # None: the carrier gave up, and it may be sent again
+    reason: str = ""  # then, why; with data: why these are not to be used
 
 
 class Carrier(Protocol):

@@ -9,39 +9,39 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor
-
 from ..algorithms.contract import Method, Problem
 from ..core.affinity import Affinity, nothing
 from ..core.errors import PPFLError, SettingError
+from ..core.population import Population
 from ..core.trees import tree_map
 from ..data import Federation
 from ..data.sample_kind import SampleKind
 from ..runs.experiment import Experiment
-from ..runs.folder import Checkpoint, RunFolder, method_of
+from ..runs.folder import Checkpoint, RunFolder, StartNetwork, method_of
 from ..runs.lock import locked
 from ..runs.provenance import describe_environment
 from ..runs.record import RunRecord, load_run
 from ..runs.run import Interrupted, OnRoundEnd
+from ..runs.start_from_run import load_start, start_population_from
 from ..runs.storage import read_json
 from ..server import Kept, Measurement, RoundEnd, ServerState, begin, choose_lr, measure, train_and_measure
-from ..server.loop import MAIN, in_roster_order
+from ..server.loop import MAIN
 from ..sites import Setup
+from .asked_federation import AskedFederation
 from .carrier import Carrier
-from .federation_errors import FederationError
 from .flower_transport import FlowerTransport
 from .ledger import Ledger
 from .provisioning import SecureSumsFile
+from .round_clock import RoundClock
 from .secure_flower import SecureFlowerTransport
 from .server_notes import ServerNotes
 from .site_mail import Patience, SiteMail
-from .site_requests import ClientTable, OpenRun, UseKept
+from .site_requests import OpenRun, UseKept
 
 log = logging.getLogger("ppfl.federation")
 
@@ -90,9 +90,15 @@ def run_federated(
 def refuse_unsupported(experiment: Experiment, *, secure: bool) -> None:
     """Refuse what a federation cannot do before anyone waits for sites."""
     if experiment.newcomers:
-        raise SettingError("newcomers are held out of data that a server has; leave newcomers out of a federation")
-    if experiment.start is not None:
-        raise SettingError("[start] is not possible in a federation yet; leave it out")
+        raise SettingError(
+            "newcomers are held out of all clients before a run, and a federation has no one place for that; leave "
+            "newcomers out, and let a site come later instead"
+        )
+    if experiment.start is not None and experiment.start.frozen:
+        raise SettingError(
+            "[start] with frozen parts is not possible in a federation: what is frozen is never sent, and the sites do "
+            "not have that run; leave frozen out"
+        )
     if secure and experiment.watch.report_clients:
         raise SettingError("secure sums show no scores of single clients; set report_clients = false under [watch]")
     if secure and (shown := experiment.algorithm.visible_rows):
@@ -100,27 +106,6 @@ def refuse_unsupported(experiment: Experiment, *, secure: bool) -> None:
             f"secure sums show totals alone, and {experiment.algorithm.title} sends {', '.join(shown)} of each client; "
             f"for PPFL set share_memberships = false and penalty = 0, or use another method"
         )
-
-
-class _AskedFederation:
-    """What an affinity asks of a federation, brought from the sites."""
-
-    def __init__(self, transport: FlowerTransport, kind: SampleKind) -> None:
-        self._transport = transport
-        self.ids, self.n_classes, self.n_clients = transport.roster.ids, kind.n_classes, len(transport.roster)
-        self.name = "the federation"
-
-    def label_counts(self) -> Tensor:
-        return self._table("label_counts")
-
-    def feature_means(self) -> Tensor:
-        return self._table("feature_means")
-
-    def _table(self, name: str) -> Tensor:
-        (reply,) = self._transport.ask([ClientTable(name)])
-        if len(reply.rows.ids or ()) < self.n_clients:
-            raise FederationError(f"{name} of some clients are missing; all sites must be there when a run begins")
-        return in_roster_order(reply.rows, self._transport).values[name]
 
 
 class FederatedRun:
@@ -141,6 +126,7 @@ class FederatedRun:
         self.kind = SampleKind.from_json(transport.facts)
         self.data = read_json(folder.clients_file)["data"] if self.resumes else self._data_digest()
         population = experiment.build_population(self.kind.stand_in(), self.seed, base)
+        self.start = self._load_start(population, base)
         settings = experiment.model_dump(mode="json", exclude={"data"})
         transport.ask([OpenRun(settings, self.seed)])
         self.problem = Problem(
@@ -151,10 +137,19 @@ class FederatedRun:
         self.saved = 0  # the round of the last checkpoint
         self.method = self._choose()
 
+    def _load_start(self, population: Population, base: Path | None) -> StartNetwork | None:
+        """The network that the experiment begins with; sites get it with the first message."""
+        if self.experiment.start is None:
+            return None
+        start = self.folder.read_start() if self.resumes else load_start(self.experiment, base)
+        if start is not None:
+            start_population_from(population, start)
+        return start
+
     def _affinity(self) -> Affinity:
         """Between all clients of the roster; it may need to ask the sites."""
         ids = self.transport.roster.ids
-        asked = cast(Federation, _AskedFederation(self.transport, self.kind))
+        asked = cast(Federation, AskedFederation(self.transport, self.kind))
         found = self.experiment.affinity.build(asked, self.experiment.algorithm) or nothing(ids)
         return found.check(ids).to(self.transport.device)
 
@@ -186,12 +181,12 @@ class FederatedRun:
         environment = describe_environment()
         state, kept = self._start()
         measured: Measurement | None = None
-        clock, n_sites = _RoundClock(self.transport), len(self.transport.sites)
+        clock, n_sites = RoundClock(self.transport), len(self.transport.sites)
         try:
             for end in self._rounds(state, kept):
                 end = end._replace(record=end.record | clock.lap())
                 if end.state.round == 1 and not self.folder.started:
-                    self.folder.begin(self.experiment, self.method, self.clients, environment)
+                    self.folder.begin(self.experiment, self.method, self.clients, environment, self.start)
                 elif len(self.transport.sites) != n_sites:
                     self.folder.write_clients(self.clients)
                 n_sites = len(self.transport.sites)
@@ -267,23 +262,3 @@ class FederatedRun:
             measured = measure(self.method, self.problem, self.transport, kept.state, self.watch)
         returned = {"server": kept.state.server, "clients": {}}
         self.folder.finish(returned, kept.state.round, measured.memberships, measured.record)
-
-
-class _RoundClock:
-    """How the seconds of a round split, and what went wrong in it."""
-
-    def __init__(self, transport: FlowerTransport) -> None:
-        self.mail = transport.mail
-        self.began, self.times, self.counts = time.monotonic(), self.mail.times, self.mail.counts.copy()
-
-    def lap(self) -> dict[str, Any]:
-        """Since the last lap."""
-        now, times = time.monotonic(), self.mail.times
-        waiting, work = times.waiting - self.times.waiting, times.work - self.times.work
-        found: dict[str, Any] = {
-            "seconds_sites": work, "seconds_transport": max(0.0, waiting - work),
-            "seconds_server": max(0.0, now - self.began - waiting),
-        }  # fmt: skip
-        found |= {f"sites_{name}": count for name, count in (self.mail.counts - self.counts).items()}
-        self.began, self.times, self.counts = now, times, self.mail.counts.copy()
-        return found

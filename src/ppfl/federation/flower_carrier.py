@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from .carrier import Delivery, OnlineSite
+from .envelope import MOST_BYTES
 from .federation_errors import FederationError
+from .flower_objects import IncomingMessage, LostMessageError
 
 log = logging.getLogger("ppfl.federation")
 
 FIELD = "ppfl"  # of a Flower message: our bytes
 LIFETIME = 24 * 3600.0  # seconds after which a message that nobody took is dropped
+ONE_PIECE = 4 << 20  # bytes up to which a message is not cut into pieces
 
 
 def key_bytes(public_key: bytes) -> bytes:
@@ -26,9 +30,12 @@ def key_bytes(public_key: bytes) -> bytes:
 
 
 def to_flower(data: bytes) -> Any:
-    """Bytes as the content of a Flower message; an Array, as Flower carries those in pieces where they are large."""
-    from flwr.app import Array, ArrayRecord, RecordDict
+    """Bytes as the content of a Flower message: in one piece, or, where they are many, as an Array, which Flower cuts
+    into pieces. Each piece, and each record around it, is a request of its own, and a transaction at the SuperLink."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+    if len(data) <= ONE_PIECE:
+        return RecordDict({FIELD: ConfigRecord({FIELD: data})})
     array = Array(dtype="uint8", shape=(len(data),), stype=FIELD, data=data)
     return RecordDict({FIELD: ArrayRecord({FIELD: array})})
 
@@ -36,24 +43,48 @@ def to_flower(data: bytes) -> Any:
 def from_flower(content: Any) -> bytes:
     """The bytes in a Flower message."""
     try:
-        data: bytes = content.array_records[FIELD][FIELD].data
-        return data
+        small = content.config_records.get(FIELD)
+        data = content.array_records[FIELD][FIELD].data if small is None else small[FIELD]
     except (AttributeError, KeyError):
-        raise FederationError("a message of Flower without ppfl's content; is the other side another app?") from None
+        data = None
+    if not isinstance(data, bytes):
+        raise FederationError("a message of Flower without ppfl's content; is the other side another app?")
+    return data
+
+
+@contextmanager
+def superlink_errors() -> Iterator[None]:
+    """One line for whatever a SuperLink does not do."""
+    import httpx
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+    try:
+        yield
+    except (httpx.HTTPError, ObjectPushError) as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+            raise FederationError(
+                "the SuperLink has ended this run: another server began one, or it heard nothing of this one for a "
+                "minute; resume"
+            ) from None
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        raise FederationError(f"the SuperLink does not answer ({said}); look at its log, then resume") from None
 
 
 class FlowerCarrier:
     """A Grid as a carrier. A site is known by its key: whoever reaches a SuperLink may register under any name."""
 
-    def __init__(self, grid: Any, public_keys: Mapping[str, bytes]) -> None:
+    def __init__(self, grid: Any, public_keys: Mapping[str, bytes], most_bytes: int = MOST_BYTES) -> None:
         """public_keys: of each site that may take part, in the OpenSSH format."""
-        self.grid = grid
+        self.grid, self.most_bytes = grid, most_bytes
         self._names = {key_bytes(key): name for name, key in public_keys.items()}
         self._strangers: set[int] = set()
+        self._arriving: list[IncomingMessage] = []
 
     def online(self) -> Mapping[str, OnlineSite]:
         found: dict[str, OnlineSite] = {}
-        for node in self.grid.get_nodes():
+        with superlink_errors():
+            nodes = self.grid.get_nodes()
+        for node in nodes:
             if (name := self._names.get(node.public_key)) is not None:
                 found[name] = OnlineSite(node.node_id, node.last_activated_at)
             elif node.node_id not in self._strangers:
@@ -65,18 +96,36 @@ class FlowerCarrier:
         from flwr.app import Message
 
         sent = [Message(to_flower(data), address, "query", ttl=LIFETIME) for address, data in messages.items()]
-        ids = self.grid.push_messages(sent)  # what they hold is sent piece by piece, side by side
+        with superlink_errors():
+            ids = self.grid.push_messages(sent)  # what they hold is sent piece by piece, side by side
         return {address: message for address, message in zip(messages, ids, strict=True) if message}
 
     def pull(self, messages: Sequence[str]) -> Sequence[Delivery]:
-        return [_delivery(message) for message in self.grid.pull_messages(list(messages))]
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+        client, run_id = self.grid._runtime_client, self.grid.run.run_id
+        with superlink_errors():
+            found = client.PullMessages(PullAppMessagesRequest(message_ids=messages))
+            self._arriving += [
+                IncomingMessage(client, self.grid.node.node_id, run_id, proto, tree, self.most_bytes)
+                for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True)
+            ]
+            seen = [(one, _receive(one)) for one in self._arriving]
+        self._arriving = [one for one, delivery in seen if delivery is None]
+        return [delivery for _, delivery in seen if delivery is not None]
 
 
-def _delivery(message: Any) -> Delivery:
-    answered = message.metadata.reply_to_message_id
-    if message.has_error():
-        return Delivery(answered, None, f"{message.error.reason} (code {message.error.code})")
+def _receive(one: IncomingMessage) -> Delivery | None:
+    """What a message says; None where parts of it are still on their way."""
     try:
-        return Delivery(answered, from_flower(message.content))
+        message = one.receive()
+        if message is None:
+            return None
+        if message.has_error():
+            return Delivery(one.answers, None, f"{message.error.reason} (code {message.error.code})")
+        return Delivery(one.answers, from_flower(message.content))
+    except LostMessageError as error:
+        return Delivery(one.answers, None, str(error))
     except FederationError as error:
-        return Delivery(answered, None, str(error))
+        one.drop()
+        return Delivery(one.answers, b"", str(error))

@@ -8,32 +8,19 @@ that Flower wants for a run is empty (`app_bundle`): sites run what is installed
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from .federation_errors import FederationError
 from .flower_carrier import key_bytes
+from .flower_client import Heartbeat, SuperLinkAddress, TaskQueue, runtime_client
 
 APP_PUBLISHER, APP_NAME, APP_VERSION = "ppfl", "ppfl-federation", "1.0.0"
-HEARTBEAT_SECONDS = 10.0  # a task that is silent for a minute is taken to be dead
 CONNECT_SECONDS = 60.0
-
-
-class SuperLinkAddress(NamedTuple):
-    """Where a SuperLink is, and what proves that we may use it."""
-
-    address: str  # host:port
-    root_certificate: bytes | None  # PEM; None: without TLS
-    secret: bytes  # of --superexec-auth-secret-file
-
-    @property
-    def insecure(self) -> bool:
-        return self.root_certificate is None
 
 
 def app_bundle() -> bytes:
@@ -64,70 +51,6 @@ publisher = "{APP_PUBLISHER}"
 def app_hash() -> str:
     """What a site compares the app of a message with."""
     return hashlib.sha256(app_bundle()).hexdigest()
-
-
-def runtime_client(link: SuperLinkAddress, interceptors: Iterable[Any], *, retry: bool = True) -> Any:
-    """A client of the Runtime API of a SuperLink or a SuperNode. retry: whether it tries again by itself."""
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.retry import make_simple_http_retry_invoker
-    from flwr.supercore.runtime import RuntimeHttpClient
-
-    return RuntimeHttpClient.from_server_address(
-        server_address=link.address,
-        insecure=link.insecure,
-        root_certificates=link.root_certificate,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="ppfl"), *interceptors],
-        retry_invoker=make_simple_http_retry_invoker() if retry else None,
-    )
-
-
-class TaskQueue:
-    """Takes the tasks that a SuperLink or a SuperNode has for us."""
-
-    def __init__(self, link: SuperLinkAddress, kind: str) -> None:
-        from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
-
-        protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-        signed = SuperExecAuthHttpInterceptor(master_secret=link.secret, protected_methods=protected)
-        self._client, self._kind = runtime_client(link, [signed], retry=False), kind
-
-    def take(self) -> tuple[Any, str] | None:
-        """The oldest task and the token that opens it; None where there is none."""
-        from flwr.proto.runtime_pb2 import AcquireTaskRequest
-
-        found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=[self._kind]))
-        return (found.task, found.token) if found.HasField("task") and found.token else None
-
-    def close(self) -> None:
-        self._client.close()
-
-
-class Heartbeat:
-    """Tells Flower from time to time that a task is being worked on."""
-
-    def __init__(self, client: Any, seconds: float = HEARTBEAT_SECONDS) -> None:
-        self._client, self._seconds, self._stop = client, seconds, threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _beat(self) -> None:
-        import httpx
-        from flwr.proto.runtime_pb2 import SendTaskHeartbeatRequest
-
-        while not self._stop.wait(self._seconds):
-            try:
-                self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            except httpx.HTTPError:
-                continue  # it is tried again, and whoever pulls or pushes notices that nobody answers
 
 
 def control_client(link: SuperLinkAddress) -> Any:
@@ -191,6 +114,19 @@ def register_only(link: SuperLinkAddress, public_keys: Mapping[str, bytes]) -> N
             register_site(link, name, key)
 
 
+def _stop_runs_of_dead_servers(control: Any) -> None:
+    """A SuperLink serves one server at a time. One that was killed may have left a message that was not sent to its
+    end: SuperNodes wait for the rest of it, and look at nothing else, until its run ends."""
+    import httpx
+    from flwr.common.constant import Status
+    from flwr.proto.control_pb2 import ListRunsRequest, StopRunRequest
+
+    for run_id, run in control.ListRuns(ListRunsRequest()).run_dict.items():
+        if run.status.status != Status.FINISHED:
+            with suppress(httpx.HTTPStatusError):  # it has just ended by itself
+                control.StopRun(StopRunRequest(run_id=run_id))
+
+
 class FlowerRun:
     """A run at a SuperLink that this process works on; use it as a context."""
 
@@ -203,11 +139,13 @@ class FlowerRun:
         from flwr.proto.runtime_pb2 import PullTaskInputRequest
         from flwr.supercore.constant import TaskType
         from flwr.supercore.fab import Fab
+        from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
         from flwr.supercore.task_identity import TaskIdentity
         from flwr.superlink.grid import HttpGrid
 
         control, queue = control_client(self.link), TaskQueue(self.link, TaskType.SERVER_APP)
         try:
+            _stop_runs_of_dead_servers(control)
             started = control.StartRun(StartRunRequest(fab=fab_to_proto(Fab(app_hash(), app_bundle(), {}))))
             self.run_id: int = started.run_id
 
@@ -220,9 +158,11 @@ class FlowerRun:
             control.close()
             queue.close()
         grid = HttpGrid(self.link.address, self.link.insecure, self.link.root_certificate, token=token)
-        self._client = grid._runtime_client
+        opened = [RuntimeTokenHttpInterceptor(token)]
+        grid._client = runtime_client(self.link, opened)
+        self._client = runtime_client(self.link, opened, retry=False)  # nobody waits for a heartbeat or a last word
         self._heartbeat = Heartbeat(self._client).__enter__()
-        task = self._client.PullTaskInput(PullTaskInputRequest())
+        task = grid._client.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id  # messages take them from there
         TaskIdentity.node_id = task.context.node_id
         grid.set_run(run_from_proto(task.run))
@@ -240,4 +180,5 @@ class FlowerRun:
         status = SubStatus.COMPLETED if kind is None else SubStatus.STOPPED
         with suppress(httpx.HTTPError):  # the SuperLink notices by itself
             self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+        self._client.close()
         self.grid.close()

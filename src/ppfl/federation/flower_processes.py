@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from .federation_errors import FederationError
-from .flower_link import SuperLinkAddress
+from .flower_client import SuperLinkAddress
 
 END_SECONDS = 10.0  # after which a process that was asked to end is killed
 LOOPBACK = "127.0.0.1"

@@ -14,10 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .federation_errors import FederationError
 from .flower_carrier import from_flower, to_flower
-from .flower_link import Heartbeat, SuperLinkAddress, TaskQueue, app_hash, runtime_client
+from .flower_client import Heartbeat, SuperLinkAddress, TaskQueue, runtime_client
+from .flower_link import app_hash
+from .flower_objects import IncomingMessage, LostMessageError
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.1
 
 
 class SiteConnection(NamedTuple):
@@ -55,6 +58,10 @@ def sign_off(connection: SiteConnection, node_id: int) -> None:
         client.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
 
 
+class StuckSuperNodeError(FederationError):
+    """A SuperNode that waits for a reply which will not come; it must be started again."""
+
+
 class SuperNodeMessages:
     """Takes messages from a SuperNode and answers them."""
 
@@ -63,35 +70,78 @@ class SuperNodeMessages:
 
         self.node, self.answer, self.accepted = node, answer, app_hash()
         self._queue = TaskQueue(node, TaskType.CLIENT_APP)
-
-    def serve(self, stop: Callable[[], bool]) -> None:
-        """Answer messages until `stop`."""
-        while not stop():
-            if not self.serve_one():
-                time.sleep(POLL_SECONDS)
+        self._next: tuple[Any, str] | None = None  # a task that was taken and not begun
+        self.answered = False  # the SuperNode, at least once
 
     def serve_one(self) -> bool:
         """Answer a message, if there is one."""
-        from flwr.app import Message
-        from flwr.app.error import Error
-        from flwr.common.constant import ErrorCode, SubStatus
         from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
-        from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-        found = self._queue.take()
+        found, self._next = self._next or self._queue.take(), None
+        self.answered = True
         if found is None:
             return False
-        client = runtime_client(self.node, [RuntimeTokenHttpInterceptor(found[1])])
+        client = runtime_client(self.node, [RuntimeTokenHttpInterceptor(found[1])], retry=False)
         try:
             with Heartbeat(client):
-                message, context, run, fab = pull_task_input(client)
-                if fab.hash_str != self.accepted or run.fab_hash != self.accepted:
-                    said = f"the app {fab.hash_str[:12]} is not the one this site accepts ({self.accepted[:12]})"
-                    reply = Message(Error(code=ErrorCode.INVALID_FAB, reason=said), reply_to=message)
-                else:
-                    reply = Message(to_flower(self.answer(from_flower(message.content))), reply_to=message)
-                push_message(client, reply, context)
-                push_task_output(client, context, SubStatus.COMPLETED, "")
+                self._serve(client)
         finally:
             client.close()
         return True
+
+    def _serve(self, client: Any) -> None:
+        import httpx
+        from flwr.proto.runtime_pb2 import PullTaskInputRequest
+        from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+        from flwr.supercore.task_identity import TaskIdentity
+
+        task = None
+        try:
+            task = client.PullTaskInput(PullTaskInputRequest())
+            TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id  # replies take them from there
+            TaskIdentity.node_id = task.context.node_id
+            self._answer(client, task, self._receive(client, task))
+        except (httpx.HTTPError, ObjectPushError, FederationError) as error:
+            if task is None and isinstance(error, httpx.HTTPStatusError):
+                return  # the SuperNode has given up this task since
+            said = " ".join(str(error).split())[:300] or type(error).__name__
+            raise StuckSuperNodeError(f"a message of the SuperNode was not answered: {said}") from error
+
+    def _answer(self, client: Any, task: Any, message: Any | None) -> None:
+        from flwr.app import Message
+        from flwr.app.error import Error
+        from flwr.common.constant import ErrorCode, SubStatus
+        from flwr.common.serde import context_from_proto
+        from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
+
+        context = context_from_proto(task.context)
+        if message is None:
+            push_task_output(client, context, SubStatus.FAILED, "the message was not sent to its end")
+            return
+        if {task.fab.hash_str, task.run.fab_hash} != {self.accepted}:
+            said = f"the app {task.fab.hash_str[:12]} is not the one this site accepts ({self.accepted[:12]})"
+            reply = Message(Error(code=ErrorCode.INVALID_FAB, reason=said), reply_to=message)
+        else:
+            reply = Message(to_flower(self.answer(from_flower(message.content))), reply_to=message)
+        push_message(client, reply, context)
+        push_task_output(client, context, SubStatus.COMPLETED, "")
+
+    def _receive(self, client: Any, task: Any) -> Any | None:
+        """The message of a task; None where it never comes whole: its sender was killed while it was sent."""
+        from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+
+        found = client.PullMessages(PullAppMessagesRequest())
+        if not found.messages_list:
+            return None
+        proto, tree = found.messages_list[0], found.message_object_trees[0]
+        one = IncomingMessage(client, task.context.node_id, task.run.run_id, proto, tree)
+        try:
+            while (message := one.receive()) is None:
+                # a SuperNode receives one message at a time: with another task it has given up this one
+                if (newer := self._queue.take()) is not None:
+                    self._next = newer
+                    return None
+                time.sleep(POLL_SECONDS)
+        except LostMessageError:
+            return None
+        return message

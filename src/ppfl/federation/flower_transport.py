@@ -7,14 +7,13 @@ merged last, so that it undoes what the server does not know.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..algorithms.contract import Roster, Rows
-from ..core.client_names import ClientIds
+from ..algorithms.contract import Roster, Rows, Share
 from ..core.errors import DataError
 from ..server.transports import make_roster, named_rows, route
 from ..sites import Close, Evaluate, Keep, Reply, Request, Setup, Train
@@ -22,25 +21,11 @@ from ..sites.messages import combine
 from .federation_errors import FederationError
 from .reply_checks import ReplyChecks
 from .site_mail import SiteMail
+from .site_records import SiteRecord, check_description, refuse_different_data
 from .site_requests import DescribeData, OpenRun
 
 CONNECT_SECONDS = 180.0
 WITHOUT_ANSWER = OpenRun | Setup | Keep | Close  # the reply to them is empty
-
-
-class SiteRecord:
-    """What the server knows of a site."""
-
-    def __init__(self, name: str, described: Reply) -> None:
-        self.name, self.described = name, described
-        self.ids: ClientIds = described.rows.ids or ()
-        self.importance = float(described.metrics["importance"])
-        self.merged: dict[str, int] = {}  # the last exchange of each session whose reply was counted
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What all sites must agree on."""
-        return dict(self.described.facts["agreed"])
 
 
 class FlowerTransport:
@@ -94,7 +79,7 @@ class FlowerTransport:
 
     def add_sites(self, names: Sequence[str], known: Mapping[str, Reply] | None = None) -> None:
         """Describe sites and take them into the roster, after those that are there."""
-        found = self.mail.exchange({name: [DescribeData()] for name in names}, _check_description, lambda name: [])
+        found = self.mail.exchange({name: [DescribeData()] for name in names}, check_description, lambda name: [])
         for name in names if known is None else known:
             before = None if known is None else known[name]
             if name not in found and before is None:
@@ -164,7 +149,7 @@ class FlowerTransport:
         return [self._combined(request, replies) for request, replies in zip(requests, by_request, strict=True)]
 
     def _routed(self, request: Request, site: SiteRecord) -> Request:
-        mine = route(request, self.roster, site.ids)
+        mine = route(request, self.roster, site.ids, site.name)
         if isinstance(mine, Train) and mine.keep_states:
             mine = mine._replace(merged=min(mine.merged, site.merged.get(mine.session, 0)))
         return mine
@@ -196,13 +181,20 @@ class FlowerTransport:
         named = [named_rows(reply, self.sites[name].ids, self.roster) for name, reply in replies.items()]
         whole = combine(named, list(replies))
         absent = [client for name, site in self.sites.items() if name not in replies for client in site.ids]
-        if isinstance(request, Train) and absent:
-            lost = torch.tensor(float(len(absent)), dtype=torch.float64)
-            counts = {name: whole.metrics.get(name, torch.zeros_like(lost)) + lost for name in ("asked", "lost")}
-            whole = whole._replace(metrics=whole.metrics | counts)
+        if isinstance(request, Train):
+            whole = self._count_lost(request, whole, replies)
         if isinstance(request, Evaluate) and whole.rows.values:
             whole = whole._replace(rows=self._with_absent(whole.rows, absent))
         return whole
+
+    def _count_lost(self, request: Train, whole: Reply, answered: Container[str]) -> Reply:
+        """With the clients that were asked and are at sites that did not answer."""
+        absent = [client for name, site in self.sites.items() if name not in answered for client in site.ids]
+        if not isinstance(request.who, Share):
+            absent = list({*absent} & {*request.who})
+        lost = torch.tensor(float(len(absent)), dtype=torch.float64)
+        counts = {name: whole.metrics.get(name, torch.zeros_like(lost)) + lost for name in ("asked", "lost")}
+        return whole._replace(metrics=whole.metrics | counts) if absent else whole
 
     def _with_absent(self, rows: Rows, absent: Sequence[str]) -> Rows:
         """Scores of no samples for clients that are not there, and their memberships as last reported."""
@@ -220,37 +212,3 @@ class FlowerTransport:
             return torch.cat([leaf, leaf.new_full((len(absent), *leaf.shape[1:]), nothing)])
 
         return Rows((*ids, *absent), {name: filled(name, leaf) for name, leaf in rows.values.items()})
-
-
-def _check_description(name: str, requests: Sequence[Any], replies: Any) -> None:
-    try:
-        (reply,) = replies
-        facts, ids = reply.facts["agreed"], reply.rows.ids
-        sound = isinstance(facts, dict) and len(set(ids)) == len(ids) > 0 and float(reply.metrics["importance"]) > 0
-    except (TypeError, ValueError, KeyError, AttributeError):
-        sound = False
-    if not sound:
-        raise FederationError("it does not describe its data; install the same ppfl there")
-
-
-def refuse_different_data(one: SiteRecord, other: SiteRecord) -> None:
-    """Refuse two sites whose data do not fit together; the difference is named."""
-    for key, here in one.facts.items():
-        there = other.facts.get(key)
-        if here != there:
-            raise DataError(
-                f"site {other.name!r} does not fit: {_difference(key, here, there, one.name)}; change the data or the "
-                f"config of one of them"
-            )
-
-
-def _difference(key: str, here: Any, there: Any, first: str) -> str:
-    if isinstance(here, list) and isinstance(there, list):
-        parts = [f"it lacks {one!r}" for one in here if one not in there][:1]
-        parts += [f"it has {one!r}" for one in there if one not in here][:1]
-        if parts:
-            return f"{key} differ from those of site {first!r}: {' and '.join(parts)}"
-    if isinstance(here, dict) and isinstance(there, dict):
-        odd = next(name for name in {**here, **there} if here.get(name) != there.get(name))
-        return f"{key} of {odd!r} is {there.get(odd)!r}, at site {first!r} it is {here.get(odd)!r}"
-    return f"{key} is {there!r}, at site {first!r} it is {here!r}"

@@ -19,7 +19,8 @@ from .carrier import OnlineSite
 from .certificates import create_authority, create_certificate, create_key_pair
 from .federated_run import run_federated
 from .flower_carrier import FlowerCarrier
-from .flower_link import FlowerRun, SuperLinkAddress, register_site, wait_for
+from .flower_client import SuperLinkAddress
+from .flower_link import FlowerRun, register_site, wait_for
 from .flower_processes import (
     LOOPBACK,
     LinkFiles,
@@ -44,6 +45,15 @@ class LocalFederation(NamedTuple):
     def public_keys(self) -> dict[str, bytes]:
         """Of each site."""
         return {name: (self.folder / name / "site.pub").read_bytes() for name in self.sites}
+
+    def last_lines(self, each: int = 15) -> str:
+        """The end of every log, to find out what went wrong."""
+        logs = [self.folder / "logs" / f"{name}.log" for name in ("superlink", *self.sites)]
+        logs += [self.folder / name / f"{name}.run" / "supernode.log" for name in self.sites]
+        there = [file for file in logs if file.is_file()]
+        return "\n".join(
+            line for file in there for line in (f"== {file}", *file.read_text(errors="replace").splitlines()[-each:])
+        )
 
     def start_site(self, name: str) -> None:
         """Start the process of a site: the first time, or again after it ended."""

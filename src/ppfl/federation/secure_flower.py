@@ -10,10 +10,11 @@ import torch
 from ..algorithms.contract import Roster
 from ..sites import Reply, Request, Train
 from ..sites.messages import Masked, MaskedNote
-from .flower_transport import FlowerTransport, SiteRecord
+from .flower_transport import FlowerTransport
 from .provisioning import SecureSumsFile
 from .secure_sums import SecureSums
 from .site_mail import SiteMail
+from .site_records import SiteRecord
 
 
 class SecureFlowerTransport(FlowerTransport):
@@ -21,20 +22,25 @@ class SecureFlowerTransport(FlowerTransport):
 
     def __init__(self, mail: SiteMail, device: str, secure: SecureSumsFile, run: str) -> None:
         super().__init__(mail, device)
+        self._answered: set[str] = set()  # the sites whose sums are in the last total of a round
         self.secure = SecureSums(_MaskedExchange(self), secure.settings, secure.public_keys, run)
 
     def ask(self, requests: Sequence[Any]) -> list[Reply]:
-        return self.secure.ask(requests)
+        replies = self.secure.ask(requests)
+        return [
+            self._count_lost(request, reply, self._answered) if isinstance(request, Train) else reply
+            for request, reply in zip(requests, replies, strict=True)
+        ]
 
     def exchange(self, requests: Sequence[Any]) -> list[Reply]:
         """Carry requests that are masked already."""
         replies = super().ask(requests)
         for request, reply in zip(requests, replies, strict=True):
             work = request.request if isinstance(request, Masked) else None
-            if isinstance(work, Train) and work.keep_states:
-                for name, note in reply.by_site.items():
-                    if isinstance(note, MaskedNote):
-                        self.sites[name].merged[work.session] = work.exchange
+            if isinstance(work, Train):
+                self._answered = {name for name, note in reply.by_site.items() if isinstance(note, MaskedNote)}
+                for name in self._answered if work.keep_states else ():
+                    self.sites[name].merged[work.session] = work.exchange
         return replies
 
     def _routed(self, request: Request, site: SiteRecord) -> Request:

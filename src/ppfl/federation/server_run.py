@@ -12,7 +12,8 @@ from ..runs.run import OnRoundEnd
 from .federated_run import refuse_unsupported, run_federated
 from .federation_errors import FederationError
 from .flower_carrier import FlowerCarrier
-from .flower_link import FlowerRun, SuperLinkAddress, register_only, wait_for
+from .flower_client import SuperLinkAddress
+from .flower_link import FlowerRun, register_only, wait_for
 from .flower_processes import LinkFiles, Processes, flower_environment, start_superlink
 from .local_federation import WatchedCarrier
 from .provisioning import load_secure_sums, registered_sites

@@ -24,6 +24,7 @@ from .ledger import Ledger
 from .site_service import NOT_OPEN
 
 log = logging.getLogger("ppfl.federation")
+FIRST_POLL = 0.05  # seconds
 
 Requests = list[Any]
 Check = Callable[[str, Requests, Any], None]  # of a site's replies to requests; raises PPFLError with the reason
@@ -39,7 +40,7 @@ class Patience(Settings):
     deadline: float = 600.0  # seconds for one exchange
     at_least: Count = 1  # sites that must answer, or the run stops; it can be resumed
     resend: float = 30.0  # seconds after which a message is sent again; twice as long each time
-    poll: float = 0.5  # seconds between looks at what came back
+    poll: float = 0.5  # most seconds between looks at what came back
     look_around: float = 3.0  # seconds between looks at who is online
 
 
@@ -121,7 +122,7 @@ class SiteMail:
             if len(found) >= self.patience.at_least and not (to_send.keys() - found.keys() - refused) & online.keys():
                 break  # the SuperLink says that the others are gone
             if waiting - found.keys() - refused:
-                self.sleep(self.patience.poll)
+                self.sleep(min(self.patience.poll, FIRST_POLL + (self.now() - began) / 20))  # seldom after a long time
         for name in sorted(to_send.keys() - found.keys() - refused):
             self.counts["lost"] += 1
             log.warning("site %r did not answer in %.0f s; the round goes on without it", name, self.now() - began)
@@ -191,6 +192,8 @@ class SiteMail:
         one.messages.pop(delivery.message, None)
         if delivery.data is None:
             raise _NotDeliveredError(delivery.reason)
+        if delivery.reason:
+            raise FederationError(delivery.reason)
         envelope = unseal(delivery.data, self.most_bytes)
         self.bytes_carried += len(envelope.payload)
         if (envelope.run, envelope.site, envelope.order) != (self.run, name, (self.start, self.number)):
