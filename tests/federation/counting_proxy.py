@@ -29,11 +29,19 @@ class CountingProxy:
         with suppress(OSError):
             while True:
                 here, _ = self._listening.accept()
-                host, _, port = self.target.rpartition(":")
-                there = socket.create_connection((host, int(port)))
-                self._open += [here, there]
-                for source, sink in ((here, there), (there, here)):
-                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+                self._open.append(here)
+                self._connect(here)
+
+    def _connect(self, here):
+        host, _, port = self.target.rpartition(":")
+        try:
+            there = socket.create_connection((host, int(port)))
+        except OSError:
+            here.close()
+            return
+        self._open.append(there)
+        for source, sink in ((here, there), (there, here)):
+            threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
 
     def _pass_on(self, source, sink):
         with suppress(OSError):

@@ -1,7 +1,8 @@
 """A program of Flower that ends with the process that started it: `python -m ppfl.federation.flower_child NAME ...`.
 
 A SuperNode looks for messages every 3 seconds, and no option changes that; most of a round would be spent waiting. So
-its pauses are cut short here, to a fifth of the time since it last had something to do; a look costs about 1 kB. Where
+its pauses are cut short here, to a third of the time since it last had something to do. They are at least four times as
+long as a look takes, because looks of many sites would keep the SuperLink from its work; a look costs about 1 kB. Where
 another version of Flower pauses in another way, it just is as slow as ever. And a SuperNode goes on after the thread
 that says it is alive has ended, so that nobody sends it anything any more; here it ends, and the site starts it again.
 """
@@ -33,16 +34,17 @@ class ShortPauses:
     """What a SuperNode's loop has instead of the module `time`."""
 
     def __init__(self) -> None:
-        self._last_busy = time.monotonic()
+        self._last_busy = self._woke = time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Pauses of a second and more are those without a message, shorter ones are for a reply of this site."""
+        now = time.monotonic()
         if seconds < 1:
-            self._last_busy = time.monotonic()
+            self._last_busy = now
             time.sleep(min(seconds, SHORTEST_PAUSE))
         else:
-            idle = time.monotonic() - self._last_busy
-            time.sleep(min(seconds, SHORTEST_PAUSE + idle / 5))
+            time.sleep(min(seconds, max(SHORTEST_PAUSE + (now - self._last_busy) / 3, 4 * (now - self._woke))))
+        self._woke = time.monotonic()
 
 
 def _end_after_error(args: Any) -> None:

@@ -40,6 +40,7 @@ class LocalFederation(NamedTuple):
     link: SuperLinkAddress
     sites: tuple[str, ...]
     processes: Processes
+    modules: tuple[Path, ...] = ()  # folders in which functions are that the configs of sites name
 
     @property
     def public_keys(self) -> dict[str, bytes]:
@@ -59,7 +60,8 @@ class LocalFederation(NamedTuple):
         """Start the process of a site: the first time, or again after it ended."""
         config = self.folder / name / "site.toml"
         command = [sys.executable, "-m", "ppfl", "federation", "site", str(config), "--end-with-parent"]
-        self.processes.start(name, command)
+        path = os.pathsep.join([*map(str, self.modules), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.processes.start(name, command, {"PYTHONPATH": path})
 
 
 @contextmanager
@@ -88,7 +90,9 @@ def local_federation(
         wait_for(register_first, "the SuperLink")
         for name, public_key in list(configs.items())[1:]:
             register_site(link, name, public_key)
-        running = LocalFederation(folder, link, tuple(configs), processes)
+        near = [base] if isinstance(sites, int) else [config.parent for config in sites]
+        modules = tuple(dict.fromkeys(one.resolve() for one in near))
+        running = LocalFederation(folder, link, tuple(configs), processes, modules)
         for name in configs:
             running.start_site(name)
         yield running

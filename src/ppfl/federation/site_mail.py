@@ -40,7 +40,7 @@ class Patience(Settings):
     deadline: float = 600.0  # seconds for one exchange
     at_least: Count = 1  # sites that must answer, or the run stops; it can be resumed
     resend: float = 30.0  # seconds after which a message is sent again; twice as long each time
-    poll: float = 0.5  # most seconds between looks at what came back
+    poll: float = 1.0  # most seconds between looks at what came back
     look_around: float = 3.0  # seconds between looks at who is online
 
 
@@ -104,6 +104,7 @@ class SiteMail:
             if self.now() >= look_again:
                 online, look_again = self.carrier.online(), self.now() + self.patience.look_around
             self._send({name: to_send[name] for name in sorted(waiting & online.keys())}, pending, online)
+            looked = self.now()
             for name, delivery in self._deliveries(pending):
                 if name in found or name in refused:
                     self.counts["duplicate"] += 1
@@ -122,7 +123,9 @@ class SiteMail:
             if len(found) >= self.patience.at_least and not (to_send.keys() - found.keys() - refused) & online.keys():
                 break  # the SuperLink says that the others are gone
             if waiting - found.keys() - refused:
-                self.sleep(min(self.patience.poll, FIRST_POLL + (self.now() - began) / 20))  # seldom after a long time
+                # seldom after a long time, and where a look takes long, as looks keep the SuperLink from its work
+                pause = max(FIRST_POLL + (self.now() - began) / 10, 4 * (self.now() - looked))
+                self.sleep(min(self.patience.poll, pause))
         for name in sorted(to_send.keys() - found.keys() - refused):
             self.counts["lost"] += 1
             log.warning("site %r did not answer in %.0f s; the round goes on without it", name, self.now() - began)
