@@ -175,7 +175,7 @@ def test_a_missing_library_is_an_error_that_says_what_to_install(name, monkeypat
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ppfl-outputs"])
-def test_a_round_is_one_message_for_training_and_one_for_scores(method, tmp_path):
+def test_a_round_is_one_message_with_the_scores_of_the_one_before(method, tmp_path):
     experiment, clock = make_experiment(method, rounds=4), FakeClock()
     data = experiment.model_dump(mode="json")["data"]
     carrier = FakeCarrier(make_services(tmp_path / "sites", SITES, data), clock)
@@ -184,4 +184,4 @@ def test_a_round_is_one_message_for_training_and_one_for_scores(method, tmp_path
         sent = [decode(unseal(message).payload) for to, message in carrier.pushed if to == site]
         kinds = [[type(request).__name__ for request in requests] for requests in sent]
         assert kinds[0] == ["DescribeData"] and "OpenRun" in kinds[1]
-        assert kinds[-6:] == [["Train"], ["Evaluate"]] * 3  # the first round of PPFL finds its start
+        assert kinds[-4:] == [["Evaluate", "Train"]] * 3 + [["Evaluate"]]  # the first round of PPFL finds its start

@@ -170,15 +170,15 @@ def test_a_transaction_is_whole_or_not_at_all(tmp_path):
     store.close()
 
 
-def test_states_of_the_round_before_are_kept_until_the_next_round_begins(tmp_path):
+def test_states_are_kept_as_long_as_a_server_may_go_back_to_them(tmp_path):
     store = StateStore(tmp_path / "s.sqlite")
     store.begin_session("run", "main", b"", Snapshot(0, {"a": torch.tensor([0.0])}))
-    for round, exchange in [(0, 1), (0, 2), (1, 3), (1, 4)]:
-        store.begin_exchange("run", "main", round, exchange - 1)
+    for exchange, saved in [(1, 0), (2, 0), (3, 0), (4, 2)]:
+        store.begin_exchange("run", "main", exchange - 1, saved)
         store.save_states("run", "main", Snapshot(exchange, {"a": torch.tensor([float(exchange)])}))
     known = {e for e in range(5) if (found := store.states_at("run", "main", e)) and found.exchange == e}
-    assert known == {2, 3, 4}  # a server that resumes is after exchange 2 at least: round 0 is over
-    store.begin_exchange("run", "main", 1, 2)  # it was killed, and does round 1 again
+    assert known == {2, 3, 4}  # a server that resumes is after exchange 2 at least
+    store.begin_exchange("run", "main", 2, 2)  # it was killed, and goes on from there
     assert float(store.states_at("run", "main", 99).states["a"]) == 2
     store.close()
 

@@ -30,7 +30,7 @@ from ..runs.run import Interrupted, OnRoundEnd
 from ..runs.start_from_run import load_start, start_population_from
 from ..runs.storage import read_json
 from ..server import Kept, Measurement, RoundEnd, ServerState, begin, choose_lr, measure, train_and_measure
-from ..server.loop import MAIN
+from ..server.loop import MAIN, next_request
 from ..sites import Setup
 from .asked_federation import AskedFederation
 from .carrier import Carrier
@@ -203,12 +203,20 @@ class FederatedRun:
     def _rounds(self, state: ServerState, kept: Kept | None) -> Iterator[RoundEnd]:
         """Rounds to the last one. Sites that come online on the way take part from the next round on."""
         while state.round < self.problem.rounds:
-            for end in train_and_measure(self.method, self.problem, self.transport, self.watch, state, kept):
+            for end in train_and_measure(
+                self.method, self.problem, self.transport, self.watch, state, kept, self._look_ahead
+            ):
                 yield end
                 state, kept = end.state, end.kept
                 if state.round < self.problem.rounds and (names := self.transport.newcomers()):
                     state, kept = self._take_in(names, state, kept)
                     break
+
+    def _look_ahead(self, state: ServerState) -> None:
+        """Scores of a round travel with the next round's training, as a message costs seconds. Where client states of
+        another round than the last may be returned, training must wait until it is known which."""
+        if self.watch.output == "last" and not self.watch.stationarity:
+            self.transport.look_ahead(next_request(self.method, self.problem, state))
 
     def _take_in(self, names: list[str], state: ServerState, kept: Kept) -> tuple[ServerState, Kept]:
         """Onboard sites: their clients get the models as they are, and whatever a client begins with."""
@@ -233,7 +241,7 @@ class FederatedRun:
         found = self._checkpoint() if self.resumes else None
         if found is None:
             return begin(self.method, self.problem, self.transport, dropout=self.experiment.dropout), None
-        self.saved = found.state.round
+        self.saved, self.transport.saved[MAIN] = found.state.round, found.state.exchange
         problem = self.problem
         setup = Setup(
             MAIN, self.method, problem.population.initial_network(), problem.seed, problem.importance,
@@ -252,7 +260,7 @@ class FederatedRun:
     def _save(self, state: ServerState, kept: Kept) -> None:
         self.notes.save_sites(state.exchange, self.transport)
         self.folder.save_checkpoint(Checkpoint(state, {}, kept, {}))
-        self.saved = state.round
+        self.saved, self.transport.saved[MAIN] = state.round, state.exchange
 
     def _finish(self, last: ServerState, kept: Kept, measured: Measurement | None) -> None:
         if kept.state.round != last.round:

@@ -7,8 +7,9 @@ merged last, so that it undoes what the server does not know.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +29,14 @@ CONNECT_SECONDS = 180.0
 WITHOUT_ANSWER = OpenRun | Setup | Keep | Close  # the reply to them is empty
 
 
+class _Ahead(NamedTuple):
+    """What travelled with an evaluation."""
+
+    request: Train
+    reply: Reply
+    counts: Counter[str]  # of what had gone wrong before
+
+
 class FlowerTransport:
     """Sites that a carrier reaches. First `connect`, then it is a `Transport`."""
 
@@ -41,6 +50,9 @@ class FlowerTransport:
         self._queued: list[Any] = []  # requests that travel with the next ones, as a message costs seconds
         self._setups: dict[str, Setup] = {}
         self._memberships: dict[str, Tensor] = {}  # as last reported, by client
+        self.saved: dict[str, int] = {}  # of each session, the exchange of the last checkpoint
+        self._next: Train | None = None  # what is to travel with the next evaluation
+        self._ahead: _Ahead | None = None  # what has travelled with the last one
 
     @property
     def bytes_carried(self) -> int:
@@ -79,6 +91,7 @@ class FlowerTransport:
 
     def add_sites(self, names: Sequence[str], known: Mapping[str, Reply] | None = None) -> None:
         """Describe sites and take them into the roster, after those that are there."""
+        self.look_ahead(None)  # what the others have done ahead is done again, with all
         found = self.mail.exchange({name: [DescribeData()] for name in names}, check_description, lambda name: [])
         for name in names if known is None else known:
             before = None if known is None else known[name]
@@ -124,7 +137,35 @@ class FlowerTransport:
 
     # ------------------------------------------------------------------ exchanges
 
+    def look_ahead(self, request: Train | None) -> None:
+        """Say what is asked after the next evaluation: the two then travel in one message."""
+        self._next, self._ahead = request, None
+
     def ask(self, requests: Sequence[Any]) -> list[Reply]:
+        if (found := self._found_ahead(requests)) is not None:
+            return [found]
+        if self._next is None or not all(isinstance(request, Evaluate) for request in requests):
+            return self._ask_now(requests)
+        following, self._next, before = self._next, None, self.mail.counts.copy()
+        *replies, last = self._ask_now([*requests, following])
+        self._ahead = _Ahead(following, last, before)
+        return replies
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What went wrong in the rounds that are done; what did so ahead is part of the next one."""
+        return self.mail.counts if self._ahead is None else self._ahead.counts
+
+    def _found_ahead(self, requests: Sequence[Any]) -> Reply | None:
+        """The reply that came with the last evaluation, where this is what was asked then."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or len(requests) != 1 or not isinstance(request := requests[0], Train):
+            return None
+        asked = ahead.request
+        same = (request.session, request.exchange, request.who) == (asked.session, asked.exchange, asked.who)
+        return ahead.reply if same else None
+
+    def _ask_now(self, requests: Sequence[Any]) -> list[Reply]:
         for request in requests:
             if isinstance(request, OpenRun):
                 self._open = request
@@ -151,7 +192,8 @@ class FlowerTransport:
     def _routed(self, request: Request, site: SiteRecord) -> Request:
         mine = route(request, self.roster, site.ids, site.name)
         if isinstance(mine, Train) and mine.keep_states:
-            mine = mine._replace(merged=min(mine.merged, site.merged.get(mine.session, 0)))
+            merged = min(mine.merged, site.merged.get(mine.session, 0))
+            mine = mine._replace(merged=merged, saved=self.saved.get(mine.session, 0))
         return mine
 
     def _opening(self, name: str) -> list[Any]:

@@ -12,17 +12,21 @@ class RoundClock:
     """How the seconds of a round split, and what went wrong in it."""
 
     def __init__(self, transport: FlowerTransport) -> None:
-        self.mail = transport.mail
-        self.began, self.times, self.counts = time.monotonic(), self.mail.times, self.mail.counts.copy()
+        self.transport, self.mail = transport, transport.mail
+        self.began, self.times, self.counts = time.monotonic(), self.mail.times, transport.counts.copy()
+        self.carried = self.mail.bytes_carried
 
     def lap(self) -> dict[str, Any]:
-        """Since the last lap."""
+        """Since the last lap. A round's training travels with the scores of the one before, so that seconds and bytes
+        are those of a whole round."""
         now, times = time.monotonic(), self.mail.times
         waiting, work = times.waiting - self.times.waiting, times.work - self.times.work
         found: dict[str, Any] = {
+            "seconds": now - self.began, "bytes_carried": self.mail.bytes_carried - self.carried,
             "seconds_sites": work, "seconds_transport": max(0.0, waiting - work),
             "seconds_server": max(0.0, now - self.began - waiting),
         }  # fmt: skip
-        found |= {f"sites_{name}": count for name, count in (self.mail.counts - self.counts).items()}
-        self.began, self.times, self.counts = now, times, self.mail.counts.copy()
+        found |= {f"sites_{name}": count for name, count in (self.transport.counts - self.counts).items()}
+        self.began, self.times, self.counts = now, times, self.transport.counts.copy()
+        self.carried = self.mail.bytes_carried
         return found

@@ -25,7 +25,7 @@ class SecureFlowerTransport(FlowerTransport):
         self._answered: set[str] = set()  # the sites whose sums are in the last total of a round
         self.secure = SecureSums(_MaskedExchange(self), secure.settings, secure.public_keys, run)
 
-    def ask(self, requests: Sequence[Any]) -> list[Reply]:
+    def _ask_now(self, requests: Sequence[Any]) -> list[Reply]:
         replies = self.secure.ask(requests)
         return [
             self._count_lost(request, reply, self._answered) if isinstance(request, Train) else reply
@@ -34,7 +34,7 @@ class SecureFlowerTransport(FlowerTransport):
 
     def exchange(self, requests: Sequence[Any]) -> list[Reply]:
         """Carry requests that are masked already."""
-        replies = super().ask(requests)
+        replies = super()._ask_now(requests)
         for request, reply in zip(requests, replies, strict=True):
             work = request.request if isinstance(request, Masked) else None
             if isinstance(work, Train):

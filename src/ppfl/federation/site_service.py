@@ -229,7 +229,7 @@ class SiteService:
                     f"{states.exchange}; start the run anew"
                 )
             states.restore("now", found.states, found.exchange)
-        self.store.begin_exchange(run, request.session, request.round, request.merged)
+        self.store.begin_exchange(run, request.session, request.merged, request.saved)
 
     def _evaluate(self, run: str, request: Evaluate) -> Reply:
         site = self._site_with(run, request.session)

@@ -1,7 +1,7 @@
 """A site's durable memory: one SQLite file, written in one transaction per message.
 
-It holds, for every run, how it was opened, its sessions, the client states after each exchange of the last round (and
-before it), the kept ones, and the last reply. So a site that is killed at any instant goes on where it was, and a
+It holds, for every run, how it was opened, its sessions, the client states after each exchange since the server's last
+checkpoint, the kept ones, and the last reply. So a site that is killed at any instant goes on where it was, and a
 message that comes again is answered with the same bytes.
 """
 
@@ -23,7 +23,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
     run TEXT PRIMARY KEY, opened BLOB, start INTEGER, number INTEGER, digest TEXT, reply BLOB);
 CREATE TABLE IF NOT EXISTS sessions (
-    run TEXT, session TEXT, setup BLOB, round INTEGER, PRIMARY KEY (run, session));
+    run TEXT, session TEXT, setup BLOB, PRIMARY KEY (run, session));
 CREATE TABLE IF NOT EXISTS states (
     run TEXT, session TEXT, kept INTEGER, exchange INTEGER, tensors BLOB, PRIMARY KEY (run, session, kept, exchange));
 """
@@ -100,7 +100,7 @@ class StateStore:
     def begin_session(self, run: str, session: str, setup: bytes, states: Snapshot) -> None:
         """A session with fresh states; one of the same name is replaced."""
         self.end_session(run, session)
-        self._database.execute("INSERT INTO sessions VALUES (?, ?, ?, -1)", (run, session, setup))
+        self._database.execute("INSERT INTO sessions (run, session, setup) VALUES (?, ?, ?)", (run, session, setup))
         self.save_states(run, session, states)
 
     def end_session(self, run: str, session: str) -> None:
@@ -111,16 +111,14 @@ class StateStore:
         """The setup of each."""
         return dict(self._database.execute("SELECT session, setup FROM sessions WHERE run = ?", (run,)).fetchall())
 
-    def begin_exchange(self, run: str, session: str, round: int, merged: int) -> None:
-        """Forget states after `merged`, which the server does not know, and in a new round those before it too."""
-        found = self.states_at(run, session, merged)
-        last = self._one("SELECT round FROM sessions WHERE run = ? AND session = ?", run, session)
-        keep_from = found.exchange if found is not None and last != round else 0
+    def begin_exchange(self, run: str, session: str, merged: int, saved: int) -> None:
+        """Forget states after `merged`, which the server does not know, and before `saved`, to which no server goes
+        back."""
+        found = self.states_at(run, session, min(merged, saved))
         self._database.execute(
             "DELETE FROM states WHERE run = ? AND session = ? AND kept = 0 AND (exchange > ? OR exchange < ?)",
-            (run, session, merged, keep_from),
+            (run, session, merged, 0 if found is None else found.exchange),
         )
-        self._database.execute("UPDATE sessions SET round = ? WHERE run = ? AND session = ?", (round, run, session))
 
     def save_states(self, run: str, session: str, snapshot: Snapshot, *, kept: bool = False) -> None:
         if kept:

@@ -135,13 +135,36 @@ def ask_clients(
     keep_states: bool = True,
 ) -> Reply:
     """One exchange: what the clients of a plan are sent, and the reply of all of them together."""
-    ids = None if isinstance(plan.who, Share) else plan.who
-    shared, own = method.send(problem, server, ids, plan.task)
-    request = Train(session, round, exchange, exchange - 1, plan.who, plan.task, shared, own, keep_states)
+    request = make_request(method, problem, server, plan, round, exchange, session, keep_states=keep_states)
     (reply,) = transport.ask([request])
-    sent = bytes_of(shared), bytes_of(own) // max(1, len(next(iter(own.values()), ())))
+    sent = bytes_of(request.shared), bytes_of(request.own) // max(1, len(next(iter(request.own.values()), ())))
     down = torch.tensor(number(reply, "asked") * sum(sent), dtype=torch.float64)
     return reply._replace(metrics={**reply.metrics, "bytes_down": down})
+
+
+def make_request(
+    method: Method,
+    problem: Problem,
+    server: Tree,
+    plan: Plan,
+    round: int,
+    exchange: int,
+    session: str = MAIN,
+    *,
+    keep_states: bool = True,
+) -> Train:
+    """What the clients of a plan are sent."""
+    ids = None if isinstance(plan.who, Share) else plan.who
+    shared, own = method.send(problem, server, ids, plan.task)
+    return Train(session, round, exchange, exchange - 1, plan.who, plan.task, shared, own, keep_states)
+
+
+def next_request(method: Method, problem: Problem, state: ServerState) -> Train | None:
+    """What `train` asks first from this state on; None after the last round."""
+    if state.round >= problem.rounds:
+        return None
+    plan = method.plan(problem, state.server, state.round)
+    return make_request(method, problem, state.server, plan, state.round, state.exchange + 1)
 
 
 def client_states(transport: Transport, state: ServerState, snapshot: Snapshot = "now", session: str = MAIN) -> Rows:

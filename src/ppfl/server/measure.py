@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -78,6 +78,7 @@ def train_and_measure(
     watch: Watch,
     state: ServerState,
     kept: Kept | None = None,
+    before_measuring: Callable[[ServerState], None] | None = None,
 ) -> Iterator[RoundEnd]:
     """Train from `state`, measuring; the same records wherever it is stopped and resumed."""
     drawn = _drawn_round(method, problem, watch)
@@ -85,6 +86,8 @@ def train_and_measure(
         record: Record = {k: v for k, v in report._asdict().items() if v or k not in ("lost", "refused", "refusals")}
         measured = None
         if now.round == problem.rounds or now.round % watch.every == 0:
+            if before_measuring is not None:
+                before_measuring(now)
             measured = measure(method, problem, transport, now, watch)
             record |= measured.record
         chosen = keep(watch.output, kept, now, _criterion(record), drawn)

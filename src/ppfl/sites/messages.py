@@ -54,6 +54,7 @@ class Train(NamedTuple):
     shared: Tree  # for all of them
     own: dict[str, Tensor]  # one row for each of `who`, or for all clients of the site where it draws them itself
     keep_states: bool = True  # False: client states stay as they are, a measurement
+    saved: int = 0  # the exchange of the server's last checkpoint: states before it are not needed any more
 
 
 @message
