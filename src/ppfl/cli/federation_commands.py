@@ -107,14 +107,17 @@ def _show(records: list[RunRecord], place: Path, name: str, *, quiet: bool) -> N
 
 
 def _time_split(metrics: list[dict[str, float]]) -> str:
-    """Where the seconds of a round went."""
-    rounds = max(1, len(metrics))
+    """Where the seconds of a round went; the first is apart, as it may be many exchanges that find a start."""
+    rounds = metrics[1:] or metrics
     sites, carried, server = (
-        sum(one.get(f"seconds_{part}") or 0.0 for one in metrics) / rounds for part in ("sites", "transport", "server")
+        sum(one.get(f"seconds_{part}") or 0.0 for one in rounds) / max(1, len(rounds))
+        for part in ("sites", "transport", "server")
     )
+    whole = sites + carried + server
     return (
-        f"a round took {sites + carried + server:.1f} s: {sites:.2f} s work at the slowest site, {carried:.1f} s "
-        f"transport (Flower's polling), {server:.2f} s at the server"
+        f"a round took {whole:.1f} s: {sites:.2f} s work at the slowest site, {carried:.1f} s "
+        f"({carried / max(whole, 1e-9):.0%}) transport by Flower, {server:.2f} s at the server; the first round took "
+        f"{sum(metrics[0].get(f'seconds_{part}') or 0.0 for part in ('sites', 'transport', 'server')):.1f} s"
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from ..algorithms.contract import Method, Problem
 from ..core.affinity import Affinity, nothing
-from ..core.errors import PPFLError, SettingError
+from ..core.errors import PPFLError
 from ..core.population import Population
 from ..core.trees import tree_map
 from ..data import Federation
@@ -42,6 +42,7 @@ from .secure_flower import SecureFlowerTransport
 from .server_notes import ServerNotes
 from .site_mail import Patience, SiteMail
 from .site_requests import OpenRun, UseKept
+from .unsupported import refuse_unsupported
 
 log = logging.getLogger("ppfl.federation")
 
@@ -85,27 +86,6 @@ def run_federated(
                 transport.connect(sites, None if exchange is None else notes.read_sites(exchange))
                 FederatedRun(experiment.for_seed(seed), folder, notes, transport, base).go(on_round_end)
     return [load_run(folder.path) for folder in folders.values()]
-
-
-def refuse_unsupported(experiment: Experiment, *, secure: bool) -> None:
-    """Refuse what a federation cannot do before anyone waits for sites."""
-    if experiment.newcomers:
-        raise SettingError(
-            "newcomers are held out of all clients before a run, and a federation has no one place for that; leave "
-            "newcomers out, and let a site come later instead"
-        )
-    if experiment.start is not None and experiment.start.frozen:
-        raise SettingError(
-            "[start] with frozen parts is not possible in a federation: what is frozen is never sent, and the sites do "
-            "not have that run; leave frozen out"
-        )
-    if secure and experiment.watch.report_clients:
-        raise SettingError("secure sums show no scores of single clients; set report_clients = false under [watch]")
-    if secure and (shown := experiment.algorithm.visible_rows):
-        raise SettingError(
-            f"secure sums show totals alone, and {experiment.algorithm.title} sends {', '.join(shown)} of each client; "
-            f"for PPFL set share_memberships = false and penalty = 0, or use another method"
-        )
 
 
 class FederatedRun:

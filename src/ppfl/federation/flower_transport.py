@@ -12,14 +12,14 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
 
-from ..algorithms.contract import Roster, Rows, Share
+from ..algorithms.contract import Roster, Share
 from ..core.errors import DataError
 from ..server.transports import make_roster, named_rows, route
 from ..sites import Close, Evaluate, Keep, Reply, Request, Setup, Train
 from ..sites.messages import combine
 from .federation_errors import FederationError
+from .last_memberships import LastMemberships
 from .reply_checks import ReplyChecks
 from .site_mail import SiteMail
 from .site_records import SiteRecord, check_description, refuse_different_data
@@ -49,7 +49,7 @@ class FlowerTransport:
         self._open: OpenRun | None = None
         self._queued: list[Any] = []  # requests that travel with the next ones, as a message costs seconds
         self._setups: dict[str, Setup] = {}
-        self._memberships: dict[str, Tensor] = {}  # as last reported, by client
+        self._memberships = LastMemberships()
         self.saved: dict[str, int] = {}  # of each session, the exchange of the last checkpoint
         self._next: Train | None = None  # what is to travel with the next evaluation
         self._ahead: _Ahead | None = None  # what has travelled with the last one
@@ -226,7 +226,7 @@ class FlowerTransport:
         if isinstance(request, Train):
             whole = self._count_lost(request, whole, replies)
         if isinstance(request, Evaluate) and whole.rows.values:
-            whole = whole._replace(rows=self._with_absent(whole.rows, absent))
+            whole = whole._replace(rows=self._memberships.with_absent(whole.rows, self.roster.ids, absent))
         return whole
 
     def _count_lost(self, request: Train, whole: Reply, answered: Container[str]) -> Reply:
@@ -237,20 +237,3 @@ class FlowerTransport:
         lost = torch.tensor(float(len(absent)), dtype=torch.float64)
         counts = {name: whole.metrics.get(name, torch.zeros_like(lost)) + lost for name in ("asked", "lost")}
         return whole._replace(metrics=whole.metrics | counts) if absent else whole
-
-    def _with_absent(self, rows: Rows, absent: Sequence[str]) -> Rows:
-        """Scores of no samples for clients that are not there, and their memberships as last reported."""
-        ids = self.roster.ids if rows.ids is None else rows.ids
-        if (c := rows.values.get("membership")) is not None:
-            self._memberships |= dict(zip(ids, c, strict=True))
-        if not absent:
-            return rows
-
-        def filled(name: str, leaf: Tensor) -> Tensor:
-            if name == "membership":
-                even = torch.full_like(leaf[0], 1 / leaf.shape[1])
-                return torch.cat([leaf, torch.stack([self._memberships.get(client, even) for client in absent])])
-            nothing = 0 if name.endswith(".samples") or not leaf.is_floating_point() else float("nan")
-            return torch.cat([leaf, leaf.new_full((len(absent), *leaf.shape[1:]), nothing)])
-
-        return Rows((*ids, *absent), {name: filled(name, leaf) for name, leaf in rows.values.items()})

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..runs import load_experiment
 from ..runs.record import RunRecord
 from ..runs.run import OnRoundEnd
-from .federated_run import refuse_unsupported, run_federated
+from .federated_run import run_federated
 from .federation_errors import FederationError
 from .flower_carrier import FlowerCarrier
 from .flower_client import SuperLinkAddress
@@ -18,6 +18,7 @@ from .flower_processes import LinkFiles, Processes, flower_environment, start_su
 from .local_federation import WatchedCarrier
 from .provisioning import load_secure_sums, registered_sites
 from .site_mail import Patience
+from .unsupported import refuse_unsupported
 
 EVERY_ADDRESS = "0.0.0.0"
 

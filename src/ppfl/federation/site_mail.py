@@ -40,7 +40,7 @@ class Patience(Settings):
     deadline: float = 600.0  # seconds for one exchange
     at_least: Count = 1  # sites that must answer, or the run stops; it can be resumed
     resend: float = 30.0  # seconds after which a message is sent again; twice as long each time
-    poll: float = 1.0  # most seconds between looks at what came back
+    poll: float = 0.5  # most seconds between looks at what came back
     look_around: float = 3.0  # seconds between looks at who is online
 
 
@@ -124,7 +124,7 @@ class SiteMail:
                 break  # the SuperLink says that the others are gone
             if waiting - found.keys() - refused:
                 # seldom after a long time, and where a look takes long, as looks keep the SuperLink from its work
-                pause = max(FIRST_POLL + (self.now() - began) / 10, 4 * (self.now() - looked))
+                pause = max(FIRST_POLL + (self.now() - began) / 10, 2 * (self.now() - looked))
                 self.sleep(min(self.patience.poll, pause))
         for name in sorted(to_send.keys() - found.keys() - refused):
             self.counts["lost"] += 1
