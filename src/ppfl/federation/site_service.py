@@ -18,7 +18,7 @@ from ..algorithms.contract import Rows
 from ..core.errors import CheckpointError, PPFLError, SettingError
 from ..data import Federation
 from ..data.sample_kind import SampleKind
-from ..runs.experiment import Experiment
+from ..server.loop import MAIN
 from ..sites import Close, Describe, Evaluate, Keep, Reply, Setup, Site, Train
 from ..sites.client_round import Session
 from ..sites.messages import AcceptKeys, Masked, OfferKey, Unmask
@@ -26,11 +26,13 @@ from ..sites.wire import decode, encode
 from .envelope import ERROR, REPLIES, REQUESTS, Envelope, seal, unseal
 from .federation_errors import FederationError
 from .ledger import Ledger
+from .opened_run import experiment_of
 from .provisioning import load_secure_sums
+from .run_clients import RunClients, without_clients
 from .secure_sums import MaskedSite
 from .site_requests import ClientTable, DescribeData, OpenRun, UseKept
 from .site_settings import SiteSettings
-from .state_store import LastReply, Snapshot, StateStore
+from .state_store import Described, LastReply, Snapshot, StateStore
 
 NOT_OPEN = "not open"  # how an error begins that the server answers by opening the run and its sessions again
 TABLES: dict[str, Callable[[Federation], torch.Tensor]] = {
@@ -65,8 +67,9 @@ class SiteService:
         """Relative paths and modules of factories start at `base`."""
         self.settings, self.base = settings, base
         folder = Path() if base is None else base
-        self.federation, self.importance = settings.build_data(base)
         self.store = StateStore(folder / settings.state)
+        self._forgotten = self.store.forgotten()
+        self.federation, self.importance = without_clients(*settings.build_data(base), self._forgotten)
         self.ledger = Ledger(folder / settings.ledger)
         self._opened: _OpenedRun | None = None
         self._below = _Unmasked(self)
@@ -106,6 +109,8 @@ class SiteService:
         digest, last = hashlib.sha256(envelope.payload).hexdigest(), self.store.last_reply(envelope.run)
         if last is not None and envelope.order <= last.order:
             if envelope.order == last.order and digest == last.digest:
+                if not last.reply:
+                    raise FederationError(f"the reply to message {envelope.order} was deleted with a client's state")
                 return last.reply
             raise FederationError(f"message {envelope.order} came after {last.order}; it is late, and is not done")
         requests = decode(envelope.payload)
@@ -113,6 +118,7 @@ class SiteService:
             raise FederationError("a message with requests that this site does not answer; client states stay here")
         self.ledger.write("to site", envelope, requests)
         with self.store.transaction():
+            self._leave_out_forgotten()
             replies = [self._do(envelope.run, request) for request in requests]
             seconds = time.perf_counter() - began
             answer = envelope._replace(kind=REPLIES, payload=encode(replies), seconds=seconds)
@@ -120,6 +126,12 @@ class SiteService:
             self.store.remember_reply(envelope.run, LastReply(envelope.order, digest, reply))
         self.ledger.write("to server", answer, replies)
         return reply
+
+    def _leave_out_forgotten(self) -> None:
+        """The owner may have forgotten a client since the last message; within a transaction nobody else does."""
+        if (forgotten := self.store.forgotten()) != self._forgotten:
+            self.federation, self.importance = without_clients(self.federation, self.importance, forgotten)
+            self._forgotten, self._opened = forgotten, None
 
     def _answers(self, request: Any) -> bool:
         masked = isinstance(request, OfferKey | AcceptKeys | Masked | Unmask)
@@ -138,6 +150,13 @@ class SiteService:
     # ------------------------------------------------------------------ before the first round
 
     def _describe(self, run: str, request: DescribeData) -> Reply:
+        found = self.store.description(run)
+        if found is not None and found.present == self.federation.ids and self._clients(run).left:
+            reply: Reply = decode(found.reply)  # the server goes on with the clients it knows
+            return reply
+        return self._new_description(run)
+
+    def _new_description(self, run: str) -> Reply:
         federation = self.federation
         sums = {"importance": self.importance.sum()} | {
             f"samples.{split}": torch.tensor(float(len(part)), dtype=torch.float64)
@@ -150,11 +169,23 @@ class SiteService:
             "splits": sorted(federation.splits),
         }
         # the digest is the site's own: it tells whether data changed since a run began
-        return Reply(
+        reply = Reply(
             metrics=sums, rows=Rows(federation.ids, {}), facts={"agreed": facts, "data": federation.fingerprint}
         )
+        if not self.store.sessions(run):  # else states of the clients that were described are there
+            self.store.save_description(run, Described(encode(reply), tuple(federation.ids)))
+        return reply
+
+    def _clients(self, run: str) -> RunClients:
+        """Those that the server knows, and those that take part."""
+        described = self.store.description(run)
+        if described is None:
+            return RunClients(self.federation.ids, self.federation.ids)
+        return RunClients(decode(described.reply).rows.ids, described.present)
 
     def _open(self, run: str, request: OpenRun) -> Reply:
+        if self.store.description(run) is None:
+            self._new_description(run)
         self.store.open_run(run, encode(request))
         self._opened = None
         self._site(run)
@@ -163,7 +194,8 @@ class SiteService:
     def _table(self, run: str, request: ClientTable) -> Reply:
         if request.name not in TABLES:
             raise SettingError(f"there is no table {request.name!r:.40} of clients; use one of {', '.join(TABLES)}")
-        return Reply(rows=Rows(self.federation.ids, {request.name: TABLES[request.name](self.federation)}))
+        rows = Rows(self.federation.ids, {request.name: TABLES[request.name](self.federation)})
+        return Reply(rows=self._clients(run).table(rows))
 
     def _site(self, run: str) -> Site:
         """The site of a run: the one in memory, or made again from what the store has."""
@@ -171,6 +203,10 @@ class SiteService:
             opened = self.store.opened(run)
             if opened is None:
                 raise CheckpointError(f"{NOT_OPEN}: site {self.settings.name!r} does not know the run {run!r:.80}")
+            if self.store.sessions(run) and self._clients(run).present != self.federation.ids:
+                raise CheckpointError(
+                    f"the clients of site {self.settings.name!r} are not those of the run any more; bring the data back"
+                )
             self._opened = _OpenedRun(run, self._make_site(decode(opened)))
             for session, setup in self.store.sessions(run).items():
                 self._opened.site.setup(decode(setup))
@@ -178,20 +214,7 @@ class SiteService:
         return self._opened.site
 
     def _make_site(self, request: OpenRun) -> Site:
-        settings = {**request.settings, "data": self.settings.data.model_dump(mode="json"), "device": "cpu"}
-        named = [settings.get("model", {}).get("factory"), *settings.get("watch", {}).get("metrics", ())]
-        for name in named:
-            if name is not None and name not in self.settings.allow:
-                raise SettingError(
-                    f"the server names the function {name!r:.80}, and site {self.settings.name!r} allows "
-                    f"{', '.join(self.settings.allow) or 'none'}; its owner may add it to `allow` in site.toml"
-                )
-        try:
-            experiment = Experiment.model_validate(settings)
-        except ValueError as error:
-            raise SettingError(
-                f"the server's experiment cannot be used here ({' '.join(str(error).split())})"
-            ) from None
+        experiment = experiment_of(request, self.settings)
         population = experiment.build_population(self.federation, request.seed, self.base)
         metrics = experiment.watch.build(self.base).known_metrics
         return Site(
@@ -209,14 +232,14 @@ class SiteService:
         return Reply()
 
     def _train(self, run: str, request: Train) -> Reply:
-        site = self._site_with(run, request.session)
+        site, clients = self._site_with(run, request.session), self._clients(run)
         if request.keep_states:
             self._go_back(run, site, request)
-        reply = site.train(request)
+        reply = site.train(clients.for_present(request))
         if request.keep_states:
             states = site.sessions[request.session].states.named("now")
             self.store.save_states(run, request.session, Snapshot(request.exchange, states))
-        return reply
+        return clients.trained(request, reply)
 
     def _go_back(self, run: str, site: Site, request: Train) -> None:
         """To the states after the exchange that the server merged last."""
@@ -232,9 +255,13 @@ class SiteService:
         self.store.begin_exchange(run, request.session, request.round, request.merged)
 
     def _evaluate(self, run: str, request: Evaluate) -> Reply:
-        site = self._site_with(run, request.session)
-        reply = site.evaluate(request)
-        shown = site.sessions[request.session].method.visible_rows
+        site, clients = self._site_with(run, request.session), self._clients(run)
+        request = clients.for_present(request)
+        reply = clients.evaluated(site.evaluate(request))
+        session = site.sessions[request.session]
+        if request.session == MAIN:  # so that the clients' models can be used here
+            self.store.save_evaluated(run, session.states.exchange, encode(request))
+        shown = session.method.visible_rows
         if "membership" in reply.rows.values and "membership" not in shown:  # they never leave
             values = {name: leaf for name, leaf in reply.rows.values.items() if name != "membership"}
             reply = reply._replace(rows=Rows(reply.rows.ids, values))
