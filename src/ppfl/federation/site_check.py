@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+
+import torch
 
 from ..core.errors import PPFLError, SettingError
 from ..data import Federation
@@ -168,8 +171,9 @@ def _one_step(federation: Federation, settings: SiteSettings, base: Path, experi
     taken = experiment_of(OpenRun(asked, seed), allowed)
     population = taken.build_population(federation, seed, base)
     metrics = taken.watch.build(base).known_metrics
-    client = min(federation.ids, key=_size_by_client(federation))
-    transport = InProcess(Site(federation.select([client]), population, taken.build_engine(), metrics=metrics))
+    at = int(federation.train.sizes.argmin())
+    copies = _copies_of(federation, at, max(2, population.k))
+    transport = InProcess(Site(copies, population, taken.build_engine(), metrics=metrics))
     method = taken.algorithm.with_lr(FIRST) if taken.algorithm.needs_lr else taken.algorithm
     problem = make_problem(population, transport, rounds=taken.rounds, seed=seed)
     state = begin(method, problem, transport)
@@ -177,12 +181,15 @@ def _one_step(federation: Federation, settings: SiteSettings, base: Path, experi
     splits = tuple(split for split in ("test", "validation") if split in federation.splits)
     if splits:
         evaluate(method, problem, transport, state.server, splits, metrics=metrics)
-    return f"client {client}: training loss {report.loss:.4g}, {report.bytes_up:,} bytes to send"
+    return f"client {federation.ids[at]}: done, training loss {report.loss:.4g}"
 
 
-def _size_by_client(federation: Federation) -> Callable[[str], int]:
-    sizes = dict(zip(federation.ids, federation.train.sizes.tolist(), strict=True))
-    return lambda client: int(sizes[client])
+def _copies_of(federation: Federation, client: int, times: int) -> Federation:
+    """One client several times, because methods ask for at least as many clients as there are models."""
+    at = torch.full((times,), client, device=federation.train.x.device)
+    parts: dict[str, Any] = {split: part.take(at) for split, part in federation.splits.items()}
+    ids = tuple(f"copy {number}" for number in range(times))
+    return replace(federation, ids=ids, weights=torch.empty(0), truth=None, **parts)
 
 
 def _few(names: Sequence[str]) -> str:
