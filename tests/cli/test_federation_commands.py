@@ -1,6 +1,7 @@
 """The commands for the owner of a site and for a server, from folders of init to predictions."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,7 @@ def test_predictions_models_status_and_forgetting(ppfl, clinics: Path, tmp_path:
     assert done.code == 0 and "client north/p1 is deleted from 1 runs" in done.out and "cannot be undone" in done.out
     done = ppfl("federation", "status", config.parent)
     assert done.code == 0 and "forgotten clients: north/p1" in done.out
+    assert re.search(r"clients +3 ", ppfl("federation", "check", config).out)
     again = ppfl("federation", "predict", config, "--data", tmp_path / "new.csv", "--out", tmp_path / "more.csv")
     assert again.code == 2 and "no client 'p1'; it has 'north/p0'" in again.err
     run = load_run_name(config)

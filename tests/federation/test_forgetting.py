@@ -183,6 +183,34 @@ def test_a_server_resumes_with_a_client_that_was_forgotten_meanwhile(tmp_path):
     assert record.finished and record.metrics[-1]["participants"] == len(record.ids) - 1
 
 
+def test_the_rows_of_the_client_may_be_deleted_from_the_data_in_the_middle_of_a_run(tmp_path):
+    data = {"name": "csv", "file": "t.csv", "client": "who", "target": "y", "task": "classification"}
+    experiment = make_experiment("ppfl-outputs", rounds=4, data=data, algorithm={"name": "ppfl", "lr": 0.1})
+    rows = [f"p{at % 4},{at % 7},{at % 3},{at % 2}" for at in range(60)]
+
+    def write(name, rows):
+        (tmp_path / "sites" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sites" / name / "t.csv").write_text("\n".join(["who,a,b,y", *rows]))
+
+    for name in SITES:
+        write(name, rows)
+    services = make_services(tmp_path / "sites", SITES, data, part=None)
+
+    def die(seed, end):
+        if end.state.round == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        over_sites(experiment, tmp_path, services, on_round_end=die)
+    forget(services["b"], "p2")
+    write("b", [row for row in rows if not row.startswith("p2,")])
+    services["b"].close()
+    services |= make_services(tmp_path / "sites", ["b"], data, part=None)
+    record, _ = over_sites(experiment, tmp_path, services, resume=True)
+    assert [one["participants"] for one in record.metrics] == [12, 12, 11, 11]
+    assert models_of(services["b"]).ids == ("b/p0", "b/p1", "b/p3")
+
+
 def test_secure_sums_go_on_without_the_client(tmp_path):
     experiment = make_experiment("ppfl-weights", rounds=4, **SUMS_ALONE)
     services = secure_services(tmp_path / "sites", experiment)

@@ -13,6 +13,7 @@ from ..core.errors import PPFLError, SettingError
 from ..federation.flower_processes import require_flower
 from ..runs import load_experiment
 from .program import program
+from .status_command import show_time
 from .terminal import WIDE, make_console, say
 
 FORGET_SECONDS = 600.0  # to wait for a site that is in the middle of a round
@@ -64,7 +65,7 @@ def predict_command(
     models = load_site_models(settings, file.parent.resolve(), run)
     column = client_column or str(getattr(settings.data, "client", "client"))
     count = predict_table(models, data, column, out)
-    say(f"{count} predictions are in {out}; models of run {models.run}")
+    say(f"{count} predictions are in {out}; {_which(models.run, models.time)}")
 
 
 def export_command(
@@ -84,7 +85,11 @@ def export_command(
 
     models = load_site_models(load_site(file), file.parent.resolve(), run)
     written = export_models(models, out, clients or (), onnx=onnx)
-    say(f"the models of {len(written)} clients are in {out}; they are of run {models.run}")
+    say(f"the models of {len(written)} clients are in {out}; {_which(models.run, models.time)}")
+
+
+def _which(run: str, time: float) -> str:
+    return f"the models are of run {run}, evaluated {show_time(time)}"
 
 
 def forget_command(
@@ -92,7 +97,10 @@ def forget_command(
     file: Annotated[Path, typer.Option("--site", metavar="FILE", help="The config of the site.")] = Path("site.toml"),
     run: Annotated[str | None, typer.Option(help="Delete this run from the store instead.", show_default=False)] = None,
 ) -> None:
-    """At a site: delete a client's state for good, and leave it out of all rounds to come; or delete an old run."""
+    """At a site: delete a client's state for good, and leave it out of all rounds to come; or delete an old run.
+
+    In the middle of a round it waits for its end.
+    """
     require_flower()
     from ..federation.forgetting import forget_client, forget_run
     from ..federation.site_models import open_store
@@ -117,6 +125,5 @@ def forget_command(
         store.close()
     say(f"the state of client {name} is deleted from {len(runs)} runs, and it takes part in no round from now on")
     say("it cannot be undone, and what was sent stays sent: sums of earlier rounds hold its part, and the models too")
-    say(
-        "a server that reads memberships has its last one until the next round; delete its rows from your data yourself"
-    )
+    say("a server that reads memberships has its last one until the next round, and its run folder keeps earlier ones")
+    say("delete the client's rows from your data yourself, then restart the site")

@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..federation.federation_status import Traffic, server_status, site_status
+from ..federation.federation_status import SiteTraffic, server_status, site_status
 from ..federation.site_settings import load_site
 from .terminal import WIDE, make_console, say
 
@@ -55,6 +55,11 @@ def _show_site(file: Path) -> None:
         say(f"forgotten clients: {', '.join(found.forgotten)}")
 
 
+def show_time(seconds: float) -> str:
+    """A time as clocks here show it."""
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+
+
 def _table(*headings: str) -> Table:
     table = Table(box=SIMPLE_HEAD)
     for at, heading in enumerate(headings):
@@ -62,6 +67,6 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _cells(traffic: Traffic) -> tuple[str, str, str, str]:
-    last = "never" if traffic.last is None else f"{datetime.fromtimestamp(traffic.last):%Y-%m-%d %H:%M:%S}"
+def _cells(traffic: SiteTraffic) -> tuple[str, str, str, str]:
+    last = "never" if traffic.last is None else show_time(traffic.last)
     return last, f"{traffic.to_site / MB:.3g}", f"{traffic.to_server / MB:.3g}", str(traffic.refused)

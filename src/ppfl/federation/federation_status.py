@@ -23,7 +23,7 @@ from .state_store import StateStore
 NOTES = ".federation"  # ends the name of the folder that the server keeps beside a run folder
 
 
-class Traffic(NamedTuple):
+class SiteTraffic(NamedTuple):
     """Messages between the server and a site in one run, from a ledger."""
 
     last: float | None = None  # when the site last sent something
@@ -32,7 +32,7 @@ class Traffic(NamedTuple):
     refused: int = 0  # replies at the server, messages at a site
     reason: str = ""  # of the last refusal
 
-    def add(self, line: dict[str, Any]) -> Traffic:
+    def add(self, line: dict[str, Any]) -> SiteTraffic:
         """With one more line of the ledger."""
         if REFUSED in line:
             return self._replace(refused=self.refused + 1, reason=str(line[REFUSED]))
@@ -50,7 +50,7 @@ class ServerRun(NamedTuple):
     round: int  # rounds done
     rounds: int | None  # of how many; None before the first one is done
     starts: int  # of the server
-    sites: dict[str, Traffic]
+    sites: dict[str, SiteTraffic]
 
 
 class SiteRun(NamedTuple):
@@ -60,7 +60,7 @@ class SiteRun(NamedTuple):
     rounds: int  # that were begun
     stored: int  # bytes in the store
     has_models: bool  # whether predict and export can use it
-    traffic: Traffic
+    traffic: SiteTraffic
 
 
 class SiteStatus(NamedTuple):
@@ -93,7 +93,7 @@ def site_status(settings: SiteSettings, base: Path) -> SiteStatus:
     try:
         models, runs = set(store.evaluated_runs()), store.runs()
         found = [
-            SiteRun(run, rounds, size, run in models, traffic.get(run, Traffic()))
+            SiteRun(run, rounds, size, run in models, traffic.get(run, SiteTraffic()))
             for run, (rounds, size) in runs.items()
         ]
         return SiteStatus(found, store.forgotten())
@@ -111,16 +111,16 @@ def _server_run(notes: Path, registered: list[str]) -> ServerRun:
         except CheckpointError:  # it is just being written, or is damaged, which the run itself will say
             pass
     state = "finished" if finished else "running" if is_locked(folder) else "stopped"
-    traffic = dict.fromkeys(registered, Traffic()) | _read_ledger(notes / "ledger.jsonl", "site")
+    traffic = dict.fromkeys(registered, SiteTraffic()) | _read_ledger(notes / "ledger.jsonl", "site")
     return ServerRun(str(about["run"]), folder, state, done, rounds, int(about["starts"]), traffic)
 
 
-def _read_ledger(file: Path, key: str) -> dict[str, Traffic]:
+def _read_ledger(file: Path, key: str) -> dict[str, SiteTraffic]:
     """What a ledger says, by site or by run."""
-    found: dict[str, Traffic] = {}
+    found: dict[str, SiteTraffic] = {}
     for line in _lines(file):
         name = str(line.get(key, ""))
-        found[name] = found.get(name, Traffic()).add(line)
+        found[name] = found.get(name, SiteTraffic()).add(line)
     return found
 
 

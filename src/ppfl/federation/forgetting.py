@@ -67,7 +67,7 @@ def _present(store: StateStore, run: str) -> tuple[str, ...]:
     described = store.description(run)
     if described is None:
         raise CheckpointError(
-            f"run {run!r} does not say whose states it has, as it is of an older ppfl; delete it first"
+            f"run {run!r} does not say whose states it has, as it is of an older ppfl; delete it: forget --run"
         )
     return described.present
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,8 +22,10 @@ from ..sites import Site
 from .federated_run import refuse_unsupported
 from .opened_run import experiment_of, named_functions
 from .provisioning import load_secure_sums
+from .run_clients import without_clients
 from .site_requests import OpenRun
 from .site_settings import SiteSettings
+from .state_store import StateStore
 
 FEW = 8  # names that are listed
 
@@ -52,11 +54,11 @@ def check_site(settings: SiteSettings, base: Path, experiment: Experiment) -> Si
     _check_functions(settings, base, experiment, found)
     federation: Federation | None = None
     with found.noting("data"):
-        found.facts.append(("missing values", _missing_values(settings.data, base)))
-    with found.noting("data"):
-        federation, _ = settings.build_data(base)
+        federation, _ = without_clients(*settings.build_data(base), _forgotten(base / settings.state))
         found.facts.extend(_describe(federation))
         found.problems.extend(_differences(federation, experiment.data))
+    with suppress(PPFLError):  # a file that cannot be read is a problem already
+        found.facts.append(("missing values", _missing_values(settings.data, base)))
     if federation is not None:
         found.facts.append(("leaves the site", _what_leaves(federation, experiment, settings)))
         with found.noting("model"):
@@ -87,6 +89,14 @@ def _check_functions(settings: SiteSettings, base: Path, experiment: Experiment,
             found.problems.append(
                 f"allow: the experiment names {name!r}; read its code, install it, and add it to allow in site.toml"
             )
+
+
+def _forgotten(store: Path) -> tuple[str, ...]:
+    """Clients that take no part, as the site's store has it; there may be none yet."""
+    if not store.is_file():
+        return ()
+    with closing(StateStore(store)) as opened:
+        return opened.forgotten()
 
 
 def _describe(federation: Federation) -> list[tuple[str, str]]:
@@ -140,7 +150,7 @@ def _what_leaves(federation: Federation, experiment: Experiment, settings: SiteS
     """What the server can read, in words."""
     rows = list(experiment.algorithm.visible_rows)
     asked = _AskedTables(federation)
-    with SiteCheck([], []).noting("affinity"):
+    with suppress(PPFLError):  # it is to note what is asked for
         experiment.affinity.build(cast(Federation, asked), experiment.algorithm)
     rows += asked.tables
     if experiment.watch.report_clients and experiment.watch.share >= 1:

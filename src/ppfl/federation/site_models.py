@@ -116,6 +116,7 @@ def _read_models(store: StateStore, settings: SiteSettings, base: Path, run: str
     kind, experiment = SampleKind.from_json(facts), experiment_of(request, settings)
     like = kind.stand_in()
     population = experiment.build_population(like, request.seed, base)
+    population.load(begun.start)
     backend = experiment.build_engine().backend(population, like.train, like.n_classes)
     features = None if facts["features"] is None else tuple(facts["features"])
     return SiteModels(

@@ -18,8 +18,7 @@ from ..algorithms.contract import Rows
 from ..core.errors import CheckpointError, PPFLError, SettingError
 from ..data import Federation
 from ..data.sample_kind import SampleKind
-from ..server.loop import MAIN
-from ..sites import Close, Describe, Evaluate, Keep, Reply, Setup, Site, Train
+from ..sites import Describe, Reply, Site
 from ..sites.client_round import Session
 from ..sites.messages import AcceptKeys, Masked, OfferKey, Unmask
 from ..sites.wire import decode, encode
@@ -30,11 +29,11 @@ from .opened_run import experiment_of
 from .provisioning import load_secure_sums
 from .run_clients import RunClients, without_clients
 from .secure_sums import MaskedSite
-from .site_requests import ClientTable, DescribeData, OpenRun, UseKept
+from .site_requests import ClientTable, DescribeData, OpenRun
+from .site_sessions import NOT_OPEN, SiteSessions
 from .site_settings import SiteSettings
-from .state_store import Described, LastReply, Snapshot, StateStore
+from .state_store import Described, LastReply, StateStore
 
-NOT_OPEN = "not open"  # how an error begins that the server answers by opening the run and its sessions again
 TABLES: dict[str, Callable[[Federation], torch.Tensor]] = {
     "label_counts": Federation.label_counts,
     "feature_means": Federation.feature_means,
@@ -74,16 +73,12 @@ class SiteService:
         self._opened: _OpenedRun | None = None
         self._below = _Unmasked(self)
         self._masks = None if settings.secure_sums is None else self._make_masks(folder, settings.secure_sums)
+        self._sessions = SiteSessions(settings.name, self.store, self._site, self._clients)
         self._work: dict[type, Callable[[str, Any], Reply]] = {
             DescribeData: self._describe,
             OpenRun: self._open,
             ClientTable: self._table,
-            UseKept: self._use_kept,
-            Setup: self._setup,
-            Train: self._train,
-            Evaluate: self._evaluate,
-            Keep: self._keep,
-            Close: self._close,
+            **self._sessions.work,
             Describe: lambda run, request: self._site(run).answer(request),
         }
 
@@ -210,7 +205,7 @@ class SiteService:
             self._opened = _OpenedRun(run, self._make_site(decode(opened)))
             for session, setup in self.store.sessions(run).items():
                 self._opened.site.setup(decode(setup))
-                self._restore(self._opened, session)
+                self._sessions.restore(run, self._opened.site, session)
         return self._opened.site
 
     def _make_site(self, request: OpenRun) -> Site:
@@ -221,83 +216,3 @@ class SiteService:
             self.federation, population, experiment.build_engine(), name=self.settings.name, metrics=metrics,
             importance=self.importance, states_on_disk=experiment.states_on_disk,
         )  # fmt: skip
-
-    # ------------------------------------------------------------------ sessions and their states
-
-    def _setup(self, run: str, request: Setup) -> Reply:
-        site = self._site(run)
-        site.setup(request)
-        states = Snapshot(0, site.sessions[request.session].states.named("now"))
-        self.store.begin_session(run, request.session, encode(request), states)
-        return Reply()
-
-    def _train(self, run: str, request: Train) -> Reply:
-        site, clients = self._site_with(run, request.session), self._clients(run)
-        if request.keep_states:
-            self._go_back(run, site, request)
-        reply = site.train(clients.for_present(request))
-        if request.keep_states:
-            states = site.sessions[request.session].states.named("now")
-            self.store.save_states(run, request.session, Snapshot(request.exchange, states))
-        return clients.trained(request, reply)
-
-    def _go_back(self, run: str, site: Site, request: Train) -> None:
-        """To the states after the exchange that the server merged last."""
-        states = site.sessions[request.session].states
-        if request.merged < states.exchange:
-            found = self.store.states_at(run, request.session, request.merged)
-            if found is None:
-                raise CheckpointError(
-                    f"site {self.settings.name!r} has no client states of exchange {request.merged} any more, it is at "
-                    f"{states.exchange}; start the run anew"
-                )
-            states.restore("now", found.states, found.exchange)
-        self.store.begin_exchange(run, request.session, request.round, request.merged)
-
-    def _evaluate(self, run: str, request: Evaluate) -> Reply:
-        site, clients = self._site_with(run, request.session), self._clients(run)
-        request = clients.for_present(request)
-        reply = clients.evaluated(site.evaluate(request))
-        session = site.sessions[request.session]
-        if request.session == MAIN:  # so that the clients' models can be used here
-            self.store.save_evaluated(run, session.states.exchange, encode(request))
-        shown = session.method.visible_rows
-        if "membership" in reply.rows.values and "membership" not in shown:  # they never leave
-            values = {name: leaf for name, leaf in reply.rows.values.items() if name != "membership"}
-            reply = reply._replace(rows=Rows(reply.rows.ids, values))
-        return reply
-
-    def _keep(self, run: str, request: Keep) -> Reply:
-        site = self._site_with(run, request.session)
-        site.keep(request)
-        states = site.sessions[request.session].states
-        snapshot = Snapshot(states.exchange, states.named("kept"))
-        self.store.save_states(run, request.session, snapshot, kept=True)
-        return Reply()
-
-    def _use_kept(self, run: str, request: UseKept) -> Reply:
-        states = self._site_with(run, request.session).sessions[request.session].states
-        kept = self.store.kept_states(run, request.session)
-        if kept is None:
-            raise CheckpointError(f"site {self.settings.name!r} has kept no client states; they are to be kept first")
-        states.restore("now", kept.states, kept.exchange)
-        return Reply()
-
-    def _close(self, run: str, request: Close) -> Reply:
-        self.store.end_session(run, request.session)
-        return self._site(run).close(request)
-
-    def _site_with(self, run: str, session: str) -> Site:
-        site = self._site(run)
-        if session not in site.sessions:
-            raise CheckpointError(f"{NOT_OPEN}: site {self.settings.name!r} has no session {session!r:.80}")
-        return site
-
-    def _restore(self, opened: _OpenedRun, session: str) -> None:
-        states, last = opened.site.sessions[session].states, 2**62
-        found = self.store.states_at(opened.run, session, last)
-        kept = self.store.kept_states(opened.run, session)
-        if found is not None:
-            states.restore("now", found.states, found.exchange)
-        if kept is not None:
-            states.restore("kept", kept.states, kept.exchange)

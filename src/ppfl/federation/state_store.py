@@ -58,7 +58,7 @@ class Described(NamedTuple):
     present: tuple[str, ...]  # whose states are here: one row for each of them
 
 
-class Evaluated(NamedTuple):
+class LastEvaluation(NamedTuple):
     """The last evaluation of a run: it brings the models of the server's state."""
 
     time: float
@@ -189,14 +189,14 @@ class StateStore:
         row = (run, time.time(), exchange, request)
         self.database.execute("INSERT OR REPLACE INTO evaluated VALUES (?, ?, ?, ?)", row)
 
-    def evaluated(self, run: str, session: str) -> Evaluated | None:
+    def evaluated(self, run: str, session: str) -> LastEvaluation | None:
         """The last evaluation of a session; None where there was none."""
         row = self.database.execute(
             "SELECT time, request, tensors FROM evaluated JOIN states USING (run, exchange) "
             "WHERE run = ? AND session = ? ORDER BY kept LIMIT 1",
             (run, session),
         ).fetchone()
-        return None if row is None else Evaluated(row[0], row[1], unpack(row[2]))
+        return None if row is None else LastEvaluation(row[0], row[1], unpack(row[2]))
 
     def runs(self) -> dict[str, tuple[int, int]]:
         """Of each run, in the order they came, the rounds that were begun and the bytes that it takes here."""
