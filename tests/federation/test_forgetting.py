@@ -100,6 +100,20 @@ def test_a_run_is_deleted_whole_and_other_runs_stay(tmp_path):
         forget_run(service.store, "old")
 
 
+def test_a_run_that_is_deleted_while_it_goes_on_is_set_up_again_at_the_site(tmp_path):
+    experiment = make_experiment("fedavg", rounds=3)
+    services = make_services(tmp_path / "sites", SITES, experiment.model_dump(mode="json")["data"])
+
+    def delete(seed, end):
+        if end.state.round == 1:
+            store = services["a"].store
+            forget_run(store, next(iter(store.runs())))
+
+    record, _ = over_sites(experiment, tmp_path, services, on_round_end=delete)
+    assert record.finished and {one["participants"] for one in record.metrics} == {len(record.ids)}
+    assert models_of(services["a"]).ids == services["a"].federation.ids
+
+
 # ---------------------------------------------------------------------- the run
 
 

@@ -43,6 +43,7 @@ TABLES: dict[str, Callable[[Federation], torch.Tensor]] = {
 class _OpenedRun(NamedTuple):
     run: str
     site: Site
+    clients: RunClients
 
 
 class _Unmasked:
@@ -73,7 +74,7 @@ class SiteService:
         self._opened: _OpenedRun | None = None
         self._below = _Unmasked(self)
         self._masks = None if settings.secure_sums is None else self._make_masks(folder, settings.secure_sums)
-        self._sessions = SiteSessions(settings.name, self.store, self._site, self._clients)
+        self._sessions = SiteSessions(settings.name, self.store, self._open_run)
         self._work: dict[type, Callable[[str, Any], Reply]] = {
             DescribeData: self._describe,
             OpenRun: self._open,
@@ -193,20 +194,24 @@ class SiteService:
         return Reply(rows=self._clients(run).table(rows))
 
     def _site(self, run: str) -> Site:
-        """The site of a run: the one in memory, or made again from what the store has."""
+        return self._open_run(run)[0]
+
+    def _open_run(self, run: str) -> tuple[Site, RunClients]:
+        """The site of a run and its clients: those in memory, or made again from what the store has."""
+        opened = self.store.opened(run)
+        if opened is None:  # it may also have been deleted meanwhile
+            raise CheckpointError(f"{NOT_OPEN}: site {self.settings.name!r} does not know the run {run!r:.80}")
         if self._opened is None or self._opened.run != run:
-            opened = self.store.opened(run)
-            if opened is None:
-                raise CheckpointError(f"{NOT_OPEN}: site {self.settings.name!r} does not know the run {run!r:.80}")
-            if self.store.sessions(run) and self._clients(run).present != self.federation.ids:
+            sessions, clients = self.store.sessions(run), self._clients(run)
+            if sessions and clients.present != self.federation.ids:
                 raise CheckpointError(
                     f"the clients of site {self.settings.name!r} are not those of the run any more; bring the data back"
                 )
-            self._opened = _OpenedRun(run, self._make_site(decode(opened)))
-            for session, setup in self.store.sessions(run).items():
+            self._opened = _OpenedRun(run, self._make_site(decode(opened)), clients)
+            for session, setup in sessions.items():
                 self._opened.site.setup(decode(setup))
                 self._sessions.restore(run, self._opened.site, session)
-        return self._opened.site
+        return self._opened.site, self._opened.clients
 
     def _make_site(self, request: OpenRun) -> Site:
         experiment = experiment_of(request, self.settings)

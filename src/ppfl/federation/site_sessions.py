@@ -24,15 +24,9 @@ NOT_OPEN = "not open"  # how an error begins that the server answers by opening 
 class SiteSessions:
     """Answers the requests of a session, each for the site of its run."""
 
-    def __init__(
-        self,
-        name: str,
-        store: StateStore,
-        site_of: Callable[[str], Site],
-        clients_of: Callable[[str], RunClients],
-    ) -> None:
-        """name: of the site. site_of, clients_of: what belongs to a run."""
-        self.store, self._name, self._site_of, self._clients_of = store, name, site_of, clients_of
+    def __init__(self, name: str, store: StateStore, open_run: Callable[[str], tuple[Site, RunClients]]) -> None:
+        """name: of the site. open_run: the site of a run, and its clients."""
+        self.store, self._name, self._open_run = store, name, open_run
         self.work: dict[type, Callable[[str, Any], Reply]] = {
             UseKept: self._use_kept,
             Setup: self._setup,
@@ -43,14 +37,14 @@ class SiteSessions:
         }
 
     def _setup(self, run: str, request: Setup) -> Reply:
-        site = self._site_of(run)
+        site = self._open_run(run)[0]
         site.setup(request)
         states = Snapshot(0, site.sessions[request.session].states.named("now"))
         self.store.begin_session(run, request.session, encode(request), states)
         return Reply()
 
     def _train(self, run: str, request: Train) -> Reply:
-        site, clients = self._site_with(run, request.session), self._clients_of(run)
+        site, clients = self._open_session(run, request.session)
         if request.keep_states:
             self._go_back(run, site, request)
         reply = site.train(clients.for_present(request))
@@ -73,7 +67,7 @@ class SiteSessions:
         self.store.begin_exchange(run, request.session, request.round, request.merged)
 
     def _evaluate(self, run: str, request: Evaluate) -> Reply:
-        site, clients = self._site_with(run, request.session), self._clients_of(run)
+        site, clients = self._open_session(run, request.session)
         request = clients.for_present(request)
         reply = clients.evaluated(site.evaluate(request))
         session = site.sessions[request.session]
@@ -86,7 +80,7 @@ class SiteSessions:
         return reply
 
     def _keep(self, run: str, request: Keep) -> Reply:
-        site = self._site_with(run, request.session)
+        site, _ = self._open_session(run, request.session)
         site.keep(request)
         states = site.sessions[request.session].states
         snapshot = Snapshot(states.exchange, states.named("kept"))
@@ -94,7 +88,8 @@ class SiteSessions:
         return Reply()
 
     def _use_kept(self, run: str, request: UseKept) -> Reply:
-        states = self._site_with(run, request.session).sessions[request.session].states
+        site, _ = self._open_session(run, request.session)
+        states = site.sessions[request.session].states
         kept = self.store.kept_states(run, request.session)
         if kept is None:
             raise CheckpointError(f"site {self._name!r} has kept no client states; they are to be kept first")
@@ -103,13 +98,13 @@ class SiteSessions:
 
     def _close(self, run: str, request: Close) -> Reply:
         self.store.end_session(run, request.session)
-        return self._site_of(run).close(request)
+        return self._open_run(run)[0].close(request)
 
-    def _site_with(self, run: str, session: str) -> Site:
-        site = self._site_of(run)
+    def _open_session(self, run: str, session: str) -> tuple[Site, RunClients]:
+        site, clients = self._open_run(run)
         if session not in site.sessions:
             raise CheckpointError(f"{NOT_OPEN}: site {self._name!r} has no session {session!r:.80}")
-        return site
+        return site, clients
 
     def restore(self, run: str, site: Site, session: str) -> None:
         """Give a site that was made anew the states that the store has."""
