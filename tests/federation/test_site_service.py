@@ -174,11 +174,11 @@ def test_states_are_kept_as_long_as_a_server_may_go_back_to_them(tmp_path):
     store = StateStore(tmp_path / "s.sqlite")
     store.begin_session("run", "main", b"", Snapshot(0, {"a": torch.tensor([0.0])}))
     for exchange, saved in [(1, 0), (2, 0), (3, 0), (4, 2)]:
-        store.begin_exchange("run", "main", exchange - 1, saved)
+        store.begin_exchange("run", "main", (exchange - 1) // 2, exchange - 1, saved)
         store.save_states("run", "main", Snapshot(exchange, {"a": torch.tensor([float(exchange)])}))
     known = {e for e in range(5) if (found := store.states_at("run", "main", e)) and found.exchange == e}
     assert known == {2, 3, 4}  # a server that resumes is after exchange 2 at least
-    store.begin_exchange("run", "main", 2, 2)  # it was killed, and goes on from there
+    store.begin_exchange("run", "main", 1, 2, 2)  # it was killed, and goes on from there
     assert float(store.states_at("run", "main", 99).states["a"]) == 2
     store.close()
 
