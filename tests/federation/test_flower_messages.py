@@ -41,7 +41,7 @@ class FakeFlower:
 
     def __init__(self):
         self.waiting, self.tasks, self.objects, self.confirmed = [], [], {}, []
-        self.replies, self.outputs, self.pushed = [], [], {}
+        self.replies, self.outputs, self.pushed, self.asked = [], [], {}, []
 
     def add(self, data, *, whole=True, answers=""):
         message = Message(to_flower(data), NODE, "query")
@@ -65,6 +65,7 @@ class FakeFlower:
         )
 
     def PullMessages(self, request):
+        self.asked.append(list(request.message_ids))
         one, self.waiting = self.waiting[:1], self.waiting[1:]
         return PullAppMessagesResponse(
             messages_list=[proto for proto, _ in one], message_object_trees=[tree for _, tree in one]
@@ -161,6 +162,7 @@ def test_a_reply_on_its_way_does_not_hold_up_another():
     assert [(one.message, one.data) for one in carrier.pull(["one", "two"])] == [("two", b"early")]
     flower.objects |= late
     assert [(one.message, one.data) for one in carrier.pull(["one"])] == [("one", b"late")]
+    assert flower.asked == [["one", "two"], ["two"]]  # a SuperLink hands out a message once
 
 
 def test_a_reply_that_is_too_large_is_dropped_and_a_lost_one_may_be_asked_for_again():

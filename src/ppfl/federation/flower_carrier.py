@@ -104,12 +104,16 @@ class FlowerCarrier:
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
         client, run_id = self.grid._runtime_client, self.grid.run.run_id
+        on_their_way = {one.answers for one in self._arriving}
+        # a SuperLink hands out a message once: asked again, it says that there is none
+        asked = [message for message in messages if message not in on_their_way]
         with superlink_errors():
-            found = client.PullMessages(PullAppMessagesRequest(message_ids=messages))
-            self._arriving += [
-                IncomingMessage(client, self.grid.node.node_id, run_id, proto, tree, self.most_bytes)
-                for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True)
-            ]
+            if asked:
+                found = client.PullMessages(PullAppMessagesRequest(message_ids=asked))
+                self._arriving += [
+                    IncomingMessage(client, self.grid.node.node_id, run_id, proto, tree, self.most_bytes)
+                    for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True)
+                ]
             seen = [(one, _receive(one)) for one in self._arriving]
         self._arriving = [one for one, delivery in seen if delivery is None]
         return [delivery for _, delivery in seen if delivery is not None]
