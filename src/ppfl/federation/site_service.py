@@ -17,18 +17,19 @@ import torch
 from ..algorithms.contract import Rows
 from ..core.errors import CheckpointError, PPFLError, SettingError
 from ..data import Federation
-from ..data.sample_kind import SampleKind
 from ..runs.experiment import Experiment
 from ..sites import Close, Describe, Evaluate, Keep, Reply, Setup, Site, Train
 from ..sites.client_round import Session
 from ..sites.messages import AcceptKeys, Masked, OfferKey, Unmask
 from ..sites.wire import decode, encode
+from .column_agreement import center_from_json, plan_from_json
 from .envelope import ERROR, REPLIES, REQUESTS, Envelope, seal, unseal
 from .federation_errors import FederationError
 from .ledger import Ledger
 from .provisioning import load_secure_sums
 from .secure_sums import MaskedSite
-from .site_requests import ClientTable, DescribeData, OpenRun, UseKept
+from .site_data import SiteData
+from .site_requests import ClientTable, DescribeData, OpenRun, SumColumns, UseKept
 from .site_settings import SiteSettings
 from .state_store import LastReply, Snapshot, StateStore
 
@@ -65,7 +66,7 @@ class SiteService:
         """Relative paths and modules of factories start at `base`."""
         self.settings, self.base = settings, base
         folder = Path() if base is None else base
-        self.federation, self.importance = settings.build_data(base)
+        self.data = SiteData(settings, base)
         self.store = StateStore(folder / settings.state)
         self.ledger = Ledger(folder / settings.ledger)
         self._opened: _OpenedRun | None = None
@@ -74,6 +75,7 @@ class SiteService:
         self._work: dict[type, Callable[[str, Any], Reply]] = {
             DescribeData: self._describe,
             OpenRun: self._open,
+            SumColumns: self._sum_columns,
             ClientTable: self._table,
             UseKept: self._use_kept,
             Setup: self._setup,
@@ -83,6 +85,11 @@ class SiteService:
             Close: self._close,
             Describe: lambda run, request: self._site(run).answer(request),
         }
+
+    @property
+    def federation(self) -> Federation:
+        """The site's clients, with their data as they are."""
+        return self.data.plain()[0]
 
     def close(self) -> None:
         self.store.close()
@@ -138,21 +145,18 @@ class SiteService:
     # ------------------------------------------------------------------ before the first round
 
     def _describe(self, run: str, request: DescribeData) -> Reply:
-        federation = self.federation
-        sums = {"importance": self.importance.sum()} | {
+        federation, importance, facts = self.data.describe(request.preparation)
+        sums = {"importance": importance.sum()} | {
             f"samples.{split}": torch.tensor(float(len(part)), dtype=torch.float64)
             for split, part in federation.splits.items()
         }
-        facts = {
-            **SampleKind.of(federation).to_json(),
-            "features": None if federation.features is None else list(federation.features),
-            "units": dict(sorted(self.settings.units.items())),
-            "splits": sorted(federation.splits),
-        }
-        # the digest is the site's own: it tells whether data changed since a run began
-        return Reply(
-            metrics=sums, rows=Rows(federation.ids, {}), facts={"agreed": facts, "data": federation.fingerprint}
-        )
+        agreed = {**facts["agreed"], "units": dict(sorted(self.settings.units.items()))}
+        # the digest of the data is the site's own: it tells whether they changed since a run began
+        return Reply(metrics=sums, rows=Rows(federation.ids, {}), facts={**facts, "agreed": agreed})
+
+    def _sum_columns(self, run: str, request: SumColumns) -> Reply:
+        rows = self.data.rows(request.preparation)
+        return Reply(metrics=rows.sums(plan_from_json(request.plan), center_from_json(request.center)))
 
     def _open(self, run: str, request: OpenRun) -> Reply:
         self.store.open_run(run, encode(request))
@@ -163,7 +167,8 @@ class SiteService:
     def _table(self, run: str, request: ClientTable) -> Reply:
         if request.name not in TABLES:
             raise SettingError(f"there is no table {request.name!r:.40} of clients; use one of {', '.join(TABLES)}")
-        return Reply(rows=Rows(self.federation.ids, {request.name: TABLES[request.name](self.federation)}))
+        federation = self._site(run).federation
+        return Reply(rows=Rows(federation.ids, {request.name: TABLES[request.name](federation)}))
 
     def _site(self, run: str) -> Site:
         """The site of a run: the one in memory, or made again from what the store has."""
@@ -192,11 +197,12 @@ class SiteService:
             raise SettingError(
                 f"the server's experiment cannot be used here ({' '.join(str(error).split())})"
             ) from None
-        population = experiment.build_population(self.federation, request.seed, self.base)
+        federation, importance = self.data.prepared(request.settings.get("preparation"), request.preparation)
+        population = experiment.build_population(federation, request.seed, self.base)
         metrics = experiment.watch.build(self.base).known_metrics
         return Site(
-            self.federation, population, experiment.build_engine(), name=self.settings.name, metrics=metrics,
-            importance=self.importance, states_on_disk=experiment.states_on_disk,
+            federation, population, experiment.build_engine(), name=self.settings.name, metrics=metrics,
+            importance=importance, states_on_disk=experiment.states_on_disk,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ sessions and their states
