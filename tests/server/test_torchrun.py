@@ -38,6 +38,7 @@ def test_two_processes_do_what_one_does_and_report_what_they_carry() -> None:
         assert reported == counted > 0
         assert "2 processes but 1 clients; start at most 1 processes" in one["too_many"]
         assert one["answer"] == ["the first's", None]  # what the first decides holds for all
+        assert not [name for name in one["threads"] if "gloo" in name]  # they could abort the process as it ends
     assert first["refused"] == "SettingError('not like this')"  # and what it refuses, of which it alone says why
     assert second["refused"] == "SystemExit(2)"
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -162,10 +163,9 @@ def main() -> None:
         "answer": ranks.decide_on_first(lambda: ["the first's", None] if ranks.first else "another"),
         "refused": refused_by_the_first(),
     }
-    for rank in range(ranks.size):
-        if rank == ranks.rank:
-            print(json.dumps(said), flush=True)
-        dist.barrier()
+    dist.destroy_process_group()
+    said["threads"] = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
+    os.write(1, f"{json.dumps(said)}\n".encode())  # in one piece, because both processes write here
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -55,6 +56,9 @@ class TorchRanks(Ranks):
     def __init__(self, device: str = "cpu", timeout: timedelta = timedelta(minutes=30)) -> None:
         if not dist.is_initialized():
             end_with_parent()
+            # Its functions have the group as a default value: imported later (torch does so on its own), it would keep
+            # the group's threads alive, and these can abort the process as it ends.
+            import_module("torch.distributed.nn.functional")
             dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=timeout)
             atexit.register(_leave)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()

@@ -16,6 +16,7 @@ from ..errors import ModelError
 from ..params import Params
 from ..trees import tree_map
 from .passes import Passes, blocks_of, in_bfloat16, names_in_blocks, with_passes
+from .pooling import pool_before_relu
 
 PLAIN = Passes()
 CONVOLUTIONS = (
@@ -27,7 +28,7 @@ class FunctionalNetwork:
     """One copy of `net` per thread: functional_call puts its values into the module for a while."""
 
     def __init__(self, net: nn.Module, device: torch.device, passes: Passes = PLAIN) -> None:
-        self.net, self.passes = copy.deepcopy(net).to(device), passes
+        self.net, self.passes = pool_before_relu(copy.deepcopy(net).to(device)), passes
         self._copies: dict[int, nn.Module] = {}
         self._blocks = blocks_of(net) if passes.checkpoint_activations else []
         self._copied = self.net if passes.plain else with_passes(copy.deepcopy(self.net), passes)
