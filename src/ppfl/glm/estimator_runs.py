@@ -35,7 +35,21 @@ _SHARED = "server.shared."
 
 
 def estimator_from_run(folder: str | Path) -> Any:
-    """Fitted, with canonical models, memberships and a summary; like a loaded one it has no rows of the fit."""
+    """Fitted, with canonical models, memberships and a summary; like a loaded one it has no rows of the fit.
+
+    >>> import tempfile, warnings
+    >>> import pandas as pd
+    >>> from ppfl.runs import Experiment, run
+    >>> table = pd.DataFrame({"shop": ["a", "b", "c", "d"] * 6, "price": np.arange(24.0) % 7})
+    >>> table["sold"] = np.where(table["shop"] < "c", 2.0, -2.0) * table["price"] + np.sin(np.arange(24))
+    >>> data = {"name": "csv", "file": "table.csv", "client": "shop", "target": "sold", "test_fraction": 0}
+    >>> settings = {"name": "shops", "rounds": 3, "data": data, "estimator": {"kind": "regressor", "k": 2}}
+    >>> with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
+    ...     table.to_csv(f"{folder}/table.csv", index=False)
+    ...     (record,) = run(Experiment.model_validate(settings), f"{folder}/out", base=Path(folder))
+    ...     estimator_from_run(record.folder).canonical_coef_.shape
+    (2, 1)
+    """
     record, place = load_run(folder), RunFolder(Path(folder))
     asked = record.experiment.get("estimator")
     if asked is None:
