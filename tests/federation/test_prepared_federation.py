@@ -197,3 +197,30 @@ def test_the_report_shows_how_columns_were_prepared(tmp_path):
     (record,), _ = run_prepared(tmp_path, make_experiment(), with_gaps(make_table()))
     page, _ = render([record], "prepared")
     assert "How the columns were prepared" in page and "only-east" in page and "one value" in page
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_site_that_joins_later_uses_the_preparation_as_it_is_or_is_turned_away(fits, tmp_path):
+    frame, clock = make_table(), FakeClock()
+    services = make_sites(tmp_path / "sites", frame)
+    if not fits:
+        file = tmp_path / "sites" / "c" / "table.csv"
+        pd.read_csv(file).assign(age="old").to_csv(file, index=False)
+        services["c"] = SiteService(services["c"].settings, tmp_path / "sites" / "c")
+    carrier = FakeCarrier(services, clock)
+    carrier.since["c"] = ""
+
+    def come_online(seed, end):
+        carrier.since["c"] = "later"
+
+    experiment = make_experiment(rounds=4)
+    options = {"carrier": carrier, "clock": clock, "sites": ("a", "b"), "on_round_end": come_online}
+    (record,) = run_over_sites(experiment, tmp_path, **options)
+    assert record.finished and any(client.startswith("c/") for client in record.ids) == fits
+    agreed = preparation_of(tmp_path)
+    assert agreed["rows"] == sum(len(services[name]._opened.site.federation.train) for name in ("a", "b"))
+    if fits:
+        assert services["c"]._opened.site.federation.preparation.to_json() == agreed
+    else:
+        ledger = (tmp_path / "out" / "seed-0.federation" / "ledger.jsonl").read_text()
+        assert "column 'age' has text, expected numbers" in ledger

@@ -1,6 +1,9 @@
 """A population GLM over sites is the fit of the federated solver in one process."""
 
+import re
+import tomllib
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -155,6 +158,13 @@ def test_a_wrong_key_is_named_in_its_table(line, message, tmp_path):
     file.write_text(f'rounds = 2\n[data]\nname = "digits"\n[estimator]\n{line}\n')
     with pytest.raises(SettingError, match=message):
         load_experiment(file)
+
+
+def test_the_example_of_the_guide_is_an_experiment():
+    text = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
+    (example,) = [block for block in re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL) if "[estimator]" in block]
+    experiment = Experiment.model_validate(tomllib.loads(example))
+    assert experiment.estimator is not None and experiment.preparation.missing == "drop"
 
 
 def test_a_run_without_an_estimator_says_so(tmp_path):
