@@ -17,7 +17,9 @@ from ..core.network_parts import freeze
 from ..core.population import Population
 from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
 from ..data import DataSettings, Federation
+from ..data.dataset_settings import build_data
 from ..data.factories import PythonName
+from ..data.preparation_settings import PreparationSettings
 from ..server import OutputRule, Watch
 from ..sites import ENGINES, Engine, Stacked
 from .affinity_settings import AffinitySettings, AutoAffinity
@@ -100,6 +102,7 @@ class Experiment(Settings):
     # of the clients asked in a round, lost in it: they got the model, and nothing of theirs comes back
     dropout: Share = 0.0
     data: DataSettings
+    preparation: PreparationSettings | None = None  # of a table; None: it has numbers alone, which stay as they are
     model: ModelSettings
     population: PopulationSettings = PopulationSettings()
     algorithm: Annotated[Method, MethodByName()]
@@ -119,6 +122,10 @@ class Experiment(Settings):
     def for_seed(self, seed: int) -> Experiment:
         """The same experiment with one seed."""
         return self.model_copy(update={"seeds": (seed,)})
+
+    def build_data(self, base: Path | None = None) -> Federation:
+        """The clients and their data, prepared; relative paths start at `base`."""
+        return build_data(self.data, self.preparation, base)
 
     def build_engine(self) -> Engine:
         """Where clients work."""

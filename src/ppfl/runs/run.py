@@ -66,7 +66,7 @@ class Interrupted(KeyboardInterrupt):
 
 def read_data(experiment: Experiment, base: Path | None) -> Federation:
     """From its files, or drawn anew."""
-    return experiment.data.build(base)
+    return experiment.build_data(base)
 
 
 def run(
