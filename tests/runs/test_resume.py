@@ -262,7 +262,7 @@ def test_what_a_run_chose_it_keeps(make_experiment, tmp_path, monkeypatch):
     assert json.loads((whole.folder / "experiment.json").read_text())["algorithm"]["lr"] == "auto"
     with pytest.raises(StopError):
         run(experiment, tmp_path / "out", checkpoint_every=1, on_round_end=stop_after(3))
-    monkeypatch.setattr(sys.modules["ppfl.runs.run"], "choose_lr", None)  # a second choice would fail
+    monkeypatch.setattr(sys.modules["ppfl.runs.seed_run"], "choose_lr", None)  # a second choice would fail
     run(experiment, tmp_path / "out", resume=True)
     assert_same(tmp_path / "out" / "seed-0", whole.folder)
     chosen = tmp_path / "out" / "seed-0" / "chosen.json"

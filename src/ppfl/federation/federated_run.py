@@ -23,12 +23,13 @@ from ..core.errors import PPFLError, SettingError
 from ..core.trees import tree_map
 from ..data import Federation
 from ..data.sample_kind import SampleKind
+from ..runs.checkpoint import Checkpoint
 from ..runs.experiment import Experiment
-from ..runs.folder import Checkpoint, RunFolder, method_of
+from ..runs.folder import RunFolder, method_of
 from ..runs.lock import locked
 from ..runs.provenance import describe_environment
 from ..runs.record import RunRecord, load_run
-from ..runs.run import Interrupted, OnRoundEnd
+from ..runs.seed_run import Interrupted, OnRoundEnd
 from ..runs.storage import read_json
 from ..server import Kept, Measurement, RoundEnd, ServerState, begin, choose_lr, measure, train_and_measure
 from ..server.loop import MAIN, in_roster_order
@@ -213,7 +214,7 @@ class FederatedRun:
                 elif len(self.transport.sites) != n_sites:
                     self.folder.write_clients(self.clients)
                 n_sites = len(self.transport.sites)
-                self.folder.append(end.record, None if end.measured is None else end.measured.memberships)
+                self.folder.log.append(end.record, None if end.measured is None else end.measured.memberships)
                 state, kept, measured = end.state, end.kept, end.measured
                 self._save(state, kept)
                 if on_round_end is not None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..runs.experiment import Experiment
 from ..runs.record import RunRecord
-from ..runs.run import OnRoundEnd
+from ..runs.seed_run import OnRoundEnd
 from ..runs.storage import write_toml
 from .carrier import OnlineSite
 from .certificates import create_authority, create_certificate, create_key_pair

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..runs import load_experiment
 from ..runs.record import RunRecord
-from ..runs.run import OnRoundEnd
+from ..runs.seed_run import OnRoundEnd
 from .federated_run import refuse_unsupported, run_federated
 from .federation_errors import FederationError
 from .flower_carrier import FlowerCarrier

@@ -7,7 +7,8 @@ from .folder import RunFolder
 from .load import load_experiment
 from .provenance import package_version
 from .record import RunRecord, find_runs, load_run, mean_and_sd, metric_name
-from .run import Interrupted, OnRoundEnd, run
+from .run import run
+from .seed_run import Interrupted, OnRoundEnd
 
 __all__ = [
     "Agreement",

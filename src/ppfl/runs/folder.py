@@ -17,17 +17,12 @@ cannot be mixed up.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import os
 import shutil
-import zlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, NonNegativeInt, ValidationError
+from pydantic import ValidationError
 from torch import Tensor
 
 from ..algorithms.contract import Method
@@ -35,11 +30,11 @@ from ..core.errors import CheckpointError
 from ..core.params import Params
 from ..data.federation import Federation
 from ..data.sample_kind import SampleKind
-from ..server import Kept, ServerState
-from .checksums import ChecksumError, checked_json, parse_checked_json
+from .checkpoint import Checkpoint, CheckpointNumbers
 from .experiment import Experiment
-from .membership_log import membership_record, read_membership_log
+from .identity import Identity
 from .provenance import describe_environment, package_version
+from .round_log import Record, RoundLog, plain
 from .storage import (
     PARTIAL,
     damaged,
@@ -49,48 +44,9 @@ from .storage import (
     read_tensors,
     restore,
     save_tree,
-    write_bytes,
     write_json,
     writing,
 )  # fmt: skip
-
-Record = dict[str, Any]
-_LOG_LENGTH = "memberships_bytes"  # in a line of the metrics: how long memberships.log was after that round
-
-
-class Identity(NamedTuple):
-    """Which run a file is of."""
-
-    seed: int
-    settings: str  # digest of all settings
-    data: str  # fingerprint of the data
-    version: str  # of ppfl
-
-    @classmethod
-    def of(cls, settings: Record, clients: Record, version: str = "") -> Identity:
-        """From what was written before the first round."""
-        text = json.dumps(settings, sort_keys=True)
-        return cls(settings["seeds"][0], hashlib.sha256(text.encode()).hexdigest()[:16], clients["data"], version)
-
-    @property
-    def salt(self) -> int:
-        """Where the checksums of this run's files begin."""
-        return zlib.crc32(f"{self.seed} {self.settings} {self.data}".encode())
-
-    def refuse_other(self, file: Path, found: Any) -> None:
-        """Refuse a file that says it is of another run."""
-        found = found if isinstance(found, dict) else {}
-        for name, expected in self._asdict().items():
-            if found.get(name) != expected:
-                raise damaged(file, f"is of another run: {name} is {found.get(name)!r}, in this run {expected!r}")
-
-
-class Rounds(NamedTuple):
-    """What is recorded of the rounds so far."""
-
-    lines: list[bytes]
-    metrics: list[Record]
-    log_length: int  # of memberships.log, in bytes
 
 
 class StartNetwork(NamedTuple):
@@ -98,55 +54,6 @@ class StartNetwork(NamedTuple):
 
     values: Params
     about: Record
-
-
-class Checkpoint(NamedTuple):
-    """Where a run can be resumed: after the last round that is recorded in full."""
-
-    state: ServerState
-    clients: dict[str, Tensor]  # their states by name, leaves (M, ...) in the order of clients.json
-    kept: Kept  # the state to return so far
-    kept_clients: dict[str, Tensor]
-
-    @property
-    def numbers(self) -> CheckpointNumbers:
-        """All but the tensors."""
-        state, kept = self.state, self.kept.state
-        return CheckpointNumbers(
-            round=state.round, exchange=state.exchange, kept_round=kept.round, kept_exchange=kept.exchange,
-            criterion=self.kept.criterion,
-        )  # fmt: skip
-
-    @classmethod
-    def of(cls, numbers: CheckpointNumbers, tensors: dict[str, Any]) -> Checkpoint:
-        """Put together again, from `tensors` as `tensors` has them."""
-        now, kept = tensors["state"], tensors.get("kept", tensors["state"])
-        state = ServerState(numbers.round, numbers.exchange, now["server"])
-        kept_state = ServerState(numbers.kept_round, numbers.kept_exchange, kept["server"])
-        return cls(state, now["clients"], Kept(kept_state, numbers.criterion), kept["clients"])
-
-    @property
-    def tensors(self) -> dict[str, Any]:
-        """As a tree; the kept state only where it is another one."""
-        parts = {"state": {"server": self.state.server, "clients": self.clients}}
-        if self.numbers.has_kept:
-            parts["kept"] = {"server": self.kept.state.server, "clients": self.kept_clients}
-        return parts
-
-
-class CheckpointNumbers(BaseModel):
-    """What a checkpoint says of itself."""
-
-    round: NonNegativeInt
-    exchange: NonNegativeInt
-    kept_round: NonNegativeInt
-    kept_exchange: NonNegativeInt
-    criterion: float
-
-    @property
-    def has_kept(self) -> bool:
-        """Whether the kept state is another one than the last."""
-        return self.kept_round != self.round
 
 
 class RunFolder:
@@ -188,7 +95,7 @@ class RunFolder:
                 f"{self.path} exists with another experiment ({_difference(there, here)}); choose another --out"
             )
         if not resume:
-            done = here["rounds"] if self.finished else len(self.read_rounds().metrics)
+            done = here["rounds"] if self.finished else len(self.log.read().metrics)
             raise CheckpointError(
                 f"{self.path} exists with rounds={here['rounds']} ({done} done); choose another --out or use --resume"
             )
@@ -249,6 +156,11 @@ class RunFolder:
         except (KeyError, TypeError) as error:
             raise damaged(self.path, f"lacks {error} in one of its files") from None
 
+    @cached_property
+    def log(self) -> RoundLog:
+        """What is recorded of the rounds."""
+        return RoundLog(self.metrics_file, self.memberships_file, self.identity.salt)
+
     def read_experiment(self) -> Record:
         """All settings, as the run has them."""
         return dict(read_json(self.experiment_file) | read_json(self.chosen_file))
@@ -272,7 +184,7 @@ class RunFolder:
                 f"may not give the same result; install the older version, or choose another --out"
             )
         found = self._load_checkpoint(start) if self.checkpoint_file.exists() else None
-        self._forget_after(0 if found is None else found.state.round)
+        self.log.forget_after(0 if found is None else found.state.round, len(there["ids"]))
         versions = read_json(self.versions_file, self.identity.salt)
         resumed = [*versions.get("resumed", []), describe_environment()]
         write_json(self.versions_file, versions | {"resumed": resumed}, self.identity.salt)
@@ -280,18 +192,9 @@ class RunFolder:
 
     # ------------------------------------------------------------------ on the way
 
-    def append(self, record: Record, memberships: Tensor | None) -> None:
-        """Add a round to the record, with memberships where they are to be kept."""
-        salt = self.identity.salt
-        new = b"" if memberships is None else membership_record(record["round"], memberships, salt)
-        length = _append(self.memberships_file, new)
-        _append(self.metrics_file, checked_json(_plain(record) | {_LOG_LENGTH: length}, salt))
-
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make everything up to this state safe."""
-        for file in (self.memberships_file, self.metrics_file):
-            with writing(file):
-                flush(file)
+        self.log.flush()
         numbers = checkpoint.numbers.model_dump()
         # the criterion as text, for JSON has no infinity
         about = numbers | {"criterion": repr(numbers["criterion"]), "run": self.identity._asdict()}
@@ -300,34 +203,10 @@ class RunFolder:
     def finish(self, returned: dict[str, Any], round: int, memberships: Tensor | None, scores: Record) -> None:
         """Write the state the run returns, which ends it."""
         own = {} if memberships is None else {"memberships": memberships}
-        about = {"round": round, "scores": _plain(scores), "run": self.identity._asdict()}
+        about = {"round": round, "scores": plain(scores), "run": self.identity._asdict()}
         save_tree(self.result_file, returned | own, about)
 
     # ------------------------------------------------------------------ reading it
-
-    def read_rounds(self) -> Rounds:
-        """The rounds recorded so far: 1, 2, 3 and so on."""
-        text = self.metrics_file.read_bytes() if self.metrics_file.is_file() else b""
-        lines = text.splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):
-            del lines[-1]  # a kill cut it short
-        metrics = [self._parse(line, number) for number, line in enumerate(lines, 1)]
-        lengths = [row.pop(_LOG_LENGTH, None) for row in metrics]
-        return Rounds(lines, metrics, lengths[-1] if lengths else 0)
-
-    def _parse(self, line: bytes, number: int) -> Record:
-        try:
-            row = parse_checked_json(line, self.identity.salt)
-        except (ChecksumError, ValueError) as error:
-            raise damaged(self.metrics_file, f"has changed since it was written: line {number}: {error}") from None
-        if row.get("round") != number or _LOG_LENGTH not in row:
-            raise damaged(self.metrics_file, f"has round {row.get('round')} in line {number}")
-        return row
-
-    def read_memberships(self, log_length: int) -> dict[int, Tensor]:
-        """Memberships (M, K) by round."""
-        clients = len(read_json(self.clients_file)["ids"])
-        return read_membership_log(self.memberships_file, log_length, clients, self.identity.salt)
 
     def read_start(self) -> StartNetwork | None:
         """What the run began with; None where it began with the network's own start values."""
@@ -369,15 +248,6 @@ class RunFolder:
         parts = ["state", "kept"] if numbers.has_kept else ["state"]
         return Checkpoint.of(numbers, restore(self.checkpoint_file, tensors, dict.fromkeys(parts, start)))
 
-    def _forget_after(self, round: int) -> None:
-        rounds = self.read_rounds()
-        if len(rounds.lines) < round:
-            raise damaged(self.metrics_file, f"has {len(rounds.lines)} rounds, fewer than the checkpoint's {round}")
-        self.read_memberships(rounds.log_length)  # so that damage is noticed before anything is changed
-        write_bytes(self.metrics_file, b"".join(rounds.lines[:round]))
-        with writing(self.memberships_file):  # second: a log that is too long does no harm
-            os.truncate(self.memberships_file, self.read_rounds().log_length)
-
 
 def method_of(settings: Record, file: Path) -> Method:
     """The method of a run, from all its settings."""
@@ -385,14 +255,6 @@ def method_of(settings: Record, file: Path) -> Method:
         return Experiment.model_validate(settings).algorithm
     except ValidationError:
         raise damaged(file, "does not hold the settings of a method") from None
-
-
-def _append(file: Path, content: bytes) -> int:
-    """Add to a file, which must be there still, and return its length."""
-    with writing(file), file.open("r+b") as opened:
-        opened.seek(0, os.SEEK_END)
-        opened.write(content)
-        return opened.tell()
 
 
 def describe_clients(federation: Federation, fingerprint: str) -> Record:
@@ -405,15 +267,6 @@ def describe_clients(federation: Federation, fingerprint: str) -> Record:
         "data": fingerprint,
         "kind": SampleKind.of(federation).to_json(),
     }
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _with_defaults(settings: Record) -> Record:

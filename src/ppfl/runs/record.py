@@ -111,8 +111,8 @@ def _read(folder: RunFolder) -> RunRecord:
     ids = tuple(clients["ids"])
     experiment, finished = folder.read_experiment(), folder.finished
     safe = folder.read_checkpoint_round()  # before the metrics, as the run may go on meanwhile
-    rounds = folder.read_rounds()
-    metrics, by_round = rounds.metrics, folder.read_memberships(rounds.log_length)
+    rounds = folder.log.read()
+    metrics, by_round = rounds.metrics, folder.log.read_memberships(rounds.log_length, len(ids))
     if len(metrics) < safe or (finished and len(metrics) != experiment["rounds"]):
         expected = experiment["rounds"] if finished else safe
         raise damaged(folder.metrics_file, f"has {len(metrics)} rounds, expected {expected}")

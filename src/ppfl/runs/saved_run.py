@@ -27,7 +27,7 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
     folder = RunFolder(runs[0])
     if not folder.finished:
         raise CheckpointError(f"the run in {folder.path} is not finished; finish it with ppfl run ... --resume")
-    settings, clients, rounds = folder.read_experiment(), read_json(folder.clients_file), folder.read_rounds()
+    settings, clients, rounds = folder.read_experiment(), read_json(folder.clients_file), folder.log.read()
     tensors, about = folder.read_result()
     try:
         experiment = Experiment.model_validate(settings)
