@@ -12,8 +12,14 @@ from federation.test_federated_run import SITES, run_over_sites, server_of
 from federation.test_secure_federation import SECURE, SUMS_ALONE
 from masked_sites import PAIRS
 from ppfl.core.errors import DataError
+from ppfl.data.column_sums import make_plan
+from ppfl.data.preparation_settings import PreparationSettings
 from ppfl.data.sample_kind import SampleKind
+from ppfl.data.table_rows import TableRows
+from ppfl.federation.column_agreement import agree_on_columns, plan_to_json
 from ppfl.federation.federation_errors import FederationError
+from ppfl.federation.reply_checks import ReplyChecks
+from ppfl.federation.site_requests import SumColumns
 from ppfl.federation.site_service import SiteService
 from ppfl.federation.site_settings import SiteSettings
 from ppfl.report.page import render
@@ -21,6 +27,8 @@ from ppfl.runs import run
 from ppfl.runs.experiment import Experiment
 from ppfl.runs.run import read_data
 from ppfl.runs.storage import read_json, write_toml
+from ppfl.server import DivergedError
+from ppfl.sites import Reply
 
 TABLE = {"name": "csv", "file": "table.csv", "client": "client", "target": "y"}
 PLACES = dict(zip(SITES, ("east", "nort", "sout"), strict=True))  # how the clients of each site are called
@@ -197,3 +205,58 @@ def test_the_report_shows_how_columns_were_prepared(tmp_path):
     (record,), _ = run_prepared(tmp_path, make_experiment(), with_gaps(make_table()))
     page, _ = render([record], "prepared")
     assert "How the columns were prepared" in page and "only-east" in page and "one value" in page
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_site_that_joins_later_uses_the_preparation_as_it_is_or_is_turned_away(fits, tmp_path):
+    frame, clock = make_table(), FakeClock()
+    services = make_sites(tmp_path / "sites", frame)
+    if not fits:
+        file = tmp_path / "sites" / "c" / "table.csv"
+        pd.read_csv(file).assign(age="old").to_csv(file, index=False)
+        services["c"] = SiteService(services["c"].settings, tmp_path / "sites" / "c")
+    carrier = FakeCarrier(services, clock)
+    carrier.since["c"] = ""
+
+    def come_online(seed, end):
+        carrier.since["c"] = "later"
+
+    experiment = make_experiment(rounds=4)
+    options = {"carrier": carrier, "clock": clock, "sites": ("a", "b"), "on_round_end": come_online}
+    (record,) = run_over_sites(experiment, tmp_path, **options)
+    assert record.finished and any(client.startswith("c/") for client in record.ids) == fits
+    agreed = preparation_of(tmp_path)
+    assert agreed["rows"] == sum(len(services[name]._opened.site.federation.train) for name in ("a", "b"))
+    if fits:
+        assert services["c"]._opened.site.federation.preparation.to_json() == agreed
+    else:
+        ledger = (tmp_path / "out" / "seed-0.federation" / "ledger.jsonl").read_text()
+        assert "column 'age' has text, expected numbers" in ledger
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda sums: sums | {"sum": sums["sum"] * torch.nan}, "not finite"),
+        (lambda sums: sums | {"sum": sums["sum"][:-1]}, "expected sizes"),
+        (lambda sums: sums | {"levels": -sums["levels"]}, "levels of columns are negative"),
+        (lambda sums: sums | {"rows": 0 * sums["rows"]}, "of no rows"),
+    ],
+)
+def test_sums_of_a_site_that_make_no_sense_are_refused(change, reason):
+    rows = TableRows.of(make_table(), "client", "y", PreparationSettings())
+    plan = make_plan({"a": rows.describe()}, PreparationSettings())
+    request = SumColumns({}, plan_to_json(plan))
+    checks, good = ReplyChecks(), Reply(metrics=rows.sums(plan))
+    checks.check_alone([request], [good], (), {})
+    with pytest.raises(FederationError, match=reason):
+        checks.check_alone([request], [good._replace(metrics=change(good.metrics))], (), {})
+
+
+def test_a_sum_that_secure_sums_cannot_carry_is_one_of_a_column():
+    def too_large(requests):
+        raise DivergedError("training diverged")
+
+    described = {"a": Reply(facts=TableRows.of(make_table(), "client", "y", PreparationSettings()).describe())}
+    with pytest.raises(DataError, match="column's sum is too large.*larger unit"):
+        agree_on_columns(too_large, described, PreparationSettings())

@@ -38,8 +38,9 @@ class ColumnPlan(NamedTuple):
         if second:
             return {"sites": 1, "clients": 1, "deviation": numbers, "square": numbers}
         return {
-            "sites": 1, "clients": 1, "rows": 1, "dropped": 1, "missing": len(self.columns), "known": numbers,
-            "sum": numbers, "size": numbers, "levels": sum(map(len, self.levels.values())),
+            "sites": 1, "clients": 1, "rows": 1, "dropped": 1, "log_factorials": 1,
+            "missing": len(self.columns), "known": numbers, "sum": numbers, "size": numbers,
+            "levels": sum(map(len, self.levels.values())),
         }  # fmt: skip
 
     @property
@@ -131,7 +132,8 @@ def agree(described: Mapping[str, Any], settings: PreparationSettings, ask: Ask,
     if settings.standardise_target:
         mean, scale = measured[TARGET]
         target = mean, scale or 1.0
-    return Preparation(tuple(columns), rows, round(float(first["dropped"])), target)
+    dropped, factorials = round(float(first["dropped"])), float(first["log_factorials"])
+    return Preparation(tuple(columns), rows, dropped, target, factorials)
 
 
 def _measure(

@@ -61,6 +61,7 @@ class Preparation(NamedTuple):
     rows: int  # training rows that means and levels are of
     dropped: int  # rows that were left out, as a value was missing
     target: tuple[float, float] = (0.0, 1.0)  # mean and scale of the targets
+    log_factorials: float = 0.0  # the sum of log y! over these rows, where targets are counts
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -88,6 +89,7 @@ class Preparation(NamedTuple):
         return {
             "columns": [{**column._asdict(), **_lists(column)} for column in self.columns],
             "rows": self.rows, "dropped": self.dropped, "target": list(self.target),
+            "log_factorials": self.log_factorials,
         }  # fmt: skip
 
     @classmethod
@@ -96,11 +98,13 @@ class Preparation(NamedTuple):
         try:
             columns = tuple(_column(one) for one in found["columns"])
             shift, scale = (float(value) for value in found["target"])
-            made = cls(columns, int(found["rows"]), int(found["dropped"]), (shift, scale))
+            made = cls(
+                columns, int(found["rows"]), int(found["dropped"]), (shift, scale), float(found["log_factorials"])
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"this is no preparation of a table ({error}); use the same ppfl everywhere") from None
         numbers = [value for column in columns for value in (*column.mean, *column.scale, column.fill or 0.0)]
-        if not columns or not all(map(math.isfinite, (*numbers, shift, scale))) or not scale > 0:
+        if not columns or not all(map(math.isfinite, (*numbers, shift, scale, made.log_factorials))) or not scale > 0:
             raise DataError("a preparation of a table has no columns or numbers that are not finite; agree on it anew")
         return made
 

@@ -103,7 +103,8 @@ class TableRows:
         filled = np.where(known, numbers, 0.0)
         return flat_sums({
             **about, "rows": float(len(self.federation.train)), "dropped": float(self.left_out.sum()),
-            "missing": self.gaps.sum(0), "known": known.sum(1), "sum": filled.sum(1), "size": np.abs(filled).sum(1),
+            "log_factorials": self._log_factorials(), "missing": self.gaps.sum(0),
+            "known": known.sum(1), "sum": filled.sum(1), "size": np.abs(filled).sum(1),
             "levels": [count for name, levels in plan.levels.items() for count in self._counts(name, levels)],
         })  # fmt: skip
 
@@ -134,6 +135,15 @@ class TableRows:
         if self.targets is None:
             raise DataError("standardise_target is for a target that is a number; leave it out for classes")
         return self.targets[self._train]
+
+    def _log_factorials(self) -> float:
+        """The sum of log y!, 0 unless targets are counts."""
+        if not self.settings.count_target:
+            return 0.0
+        counts = None if self.targets is None else self.targets[self._train]
+        if counts is None or (counts < 0).any():
+            raise DataError("targets are not counts: expected numbers from 0 on, with task = 'regression' under [data]")
+        return float(torch.lgamma(torch.from_numpy(counts) + 1).sum())
 
     def _text(self, name: str) -> Any:
         """Of the training rows."""

@@ -15,6 +15,7 @@ from ..core.errors import DataError
 from ..data.column_sums import Center, ColumnPlan, agree
 from ..data.preparation import Preparation
 from ..data.preparation_settings import PreparationSettings
+from ..server import DivergedError
 from ..sites import Reply
 from .federation_errors import FederationError
 from .site_requests import SumColumns
@@ -36,7 +37,12 @@ def agree_on_columns(
 
     def ask(plan: ColumnPlan, center: Center | None) -> dict[str, Tensor]:
         about = {} if center is None else {name: list(part) for name, part in center._asdict().items()}
-        (reply,) = send([SumColumns(settings.model_dump(mode="json"), plan_to_json(plan), about)])
+        try:
+            (reply,) = send([SumColumns(settings.model_dump(mode="json"), plan_to_json(plan), about)])
+        except DivergedError:  # what numbers are called that secure sums cannot carry
+            raise DataError(
+                "a column's sum is too large for secure sums; measure large numbers in a larger unit"
+            ) from None
         answered = round(float(reply.metrics["sites"]))
         if answered < len(described):
             raise FederationError(
@@ -63,6 +69,11 @@ def check_sums(request: SumColumns, reply: Reply) -> None:
     found = {name: tuple(part.shape) for name, part in reply.metrics.items()}
     if found != {name: (size,) for name, size in expected.items()}:
         raise FederationError(f"its sums of columns are {found}, expected sizes {expected}")
+    counted = {name: part for name, part in reply.metrics.items() if name not in ("sum", "deviation")}
+    if odd := [name for name, part in counted.items() if bool((part < 0).any())]:
+        raise FederationError(f"its {odd[0]} of columns are negative")
+    if not request.center and float(reply.metrics["rows"]) < 1:
+        raise FederationError("its sums are of no rows")
 
 
 def plan_to_json(plan: ColumnPlan) -> dict[str, Any]:

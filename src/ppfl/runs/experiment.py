@@ -23,6 +23,7 @@ from ..data.preparation_settings import PreparationSettings
 from ..server import OutputRule, Watch
 from ..sites import ENGINES, Engine, Stacked
 from .affinity_settings import AffinitySettings, AutoAffinity
+from .estimator_settings import EstimatorSettings, fill_in_estimator
 from .metric_settings import load_metrics
 from .names import FolderName
 from .network_contract import choose_loss
@@ -108,7 +109,13 @@ class Experiment(Settings):
     algorithm: Annotated[Method, MethodByName()]
     affinity: AffinitySettings = AutoAffinity()
     watch: WatchSettings = WatchSettings()
+    estimator: EstimatorSettings | None = None  # a population GLM, in the place of model, population and algorithm
     start: StartSettings | None = None  # None: from the network's own start values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_estimator(cls, given: Any) -> Any:
+        return fill_in_estimator(given)
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Experiment:
@@ -140,7 +147,8 @@ class Experiment(Settings):
     def build_population(self, federation: Federation, seed: int, base: Path | None = None) -> Population:
         """The population, its initial values drawn from the seed; a factory's module is looked for in `base` first."""
         settings = self.population
-        loss = choose_loss(settings.loss, federation)
+        named = settings.loss if self.estimator is None else self.estimator.loss_name(federation)
+        loss = choose_loss(named, federation)
         net = self.model.build(federation, seed, loss, copies=settings.k, base=base)
         if self.start is not None:
             freeze(net, self.start.frozen)
