@@ -96,7 +96,7 @@ def test_a_site_gets_its_own_key_and_nothing_of_the_others(out: Path) -> None:
     for name in SITES:
         folder = out / "sites" / name
         assert {path.name for path in folder.iterdir()} == {
-            "site.key", "authority.pem", "site.toml", "secure_sums.toml", "start.txt",
+            "site.key", "authority.pem", "site.toml", "experiment.toml", "secure_sums.toml", "start.txt",
         }  # fmt: skip
         private = load_ssh_private_key((folder / "site.key").read_bytes(), None)
         assert private.public_key() == load_ssh_public_key(keys[name])

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed; pip install ppfl[flower]")
 pytest.importorskip("cryptography", reason="cryptography is not installed; pip install ppfl[flower]")
@@ -17,6 +18,9 @@ from ppfl.federation.flower_processes import LOOPBACK, LinkFiles, Processes, fre
 from ppfl.federation.provisioning import init_federation, registered_sites, revoke_site
 from ppfl.federation.server_run import run_server
 from ppfl.federation.site_mail import Patience
+from ppfl.federation.site_models import load_site_models
+from ppfl.federation.site_settings import load_site
+from ppfl.fitted import load
 from ppfl.runs import run
 from ppfl.runs.storage import write_toml
 
@@ -46,6 +50,12 @@ def test_folders_of_init_train_with_secure_sums_and_revoked_keys_are_taken_out(t
         (there,) = run_server(out / "server", tmp_path / "runs", host=LOOPBACK, secure=True, patience=patience)
     (here,) = run(experiment, tmp_path / "alone")
     assert_same_run(here, there, experiment)
+    for name in SITES:  # each site has its clients' models, and nothing but its folder is needed for them
+        folder = out / "sites" / name
+        models = load_site_models(load_site(folder / "site.toml"), folder)
+        x = torch.rand(3, *models.kind.shape)
+        expected = load(here.folder).predict(models.ids[0], x)
+        torch.testing.assert_close(models.predict(models.ids[0], x), expected, rtol=0, atol=1e-5)
 
     revoke_site(out, "south")
     server = out / "server"

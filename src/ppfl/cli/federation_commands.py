@@ -15,6 +15,8 @@ from .program import program
 from .progress import show_progress
 from .provisioning_commands import init_command, revoke_command
 from .run_tables import result_table
+from .site_commands import check_command, export_command, forget_command, predict_command
+from .status_command import status_command
 from .terminal import PlainGroup, make_console, say
 
 federation_app = typer.Typer(
@@ -22,6 +24,11 @@ federation_app = typer.Typer(
 )
 federation_app.command("init")(init_command)
 federation_app.command("revoke")(revoke_command)
+federation_app.command("check")(check_command)
+federation_app.command("status")(status_command)
+federation_app.command("predict")(predict_command)
+federation_app.command("export")(export_command)
+federation_app.command("forget")(forget_command)
 
 
 @federation_app.command("up")

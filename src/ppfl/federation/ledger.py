@@ -19,6 +19,8 @@ from ..sites import Reply
 from .envelope import Envelope
 
 Direction = Literal["to site", "to server"]
+TO_SERVER: Direction = "to server"
+REFUSED = "refused"  # in a line that is no message: why something was not taken
 SERVER_AND_SITE = "server and site"
 SUM = "server and site, as a sum over the site's clients"
 ROW = "server and site, client by client"

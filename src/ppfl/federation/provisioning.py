@@ -8,6 +8,7 @@ FOLDER/server/        server.pem, server.key         the server's certificate, a
                       experiment.toml, secure_sums.toml, address.txt
 FOLDER/sites/NAME/    site.key, authority.pem        the site's private key; the authority it trusts
                       site.toml, secure_sums.toml    what its owner fills in; the public keys of all sites
+                      experiment.toml                what will be run, to check the data against
                       start.txt                      two commands
 ```
 
@@ -186,6 +187,7 @@ def _write_site(out: Path, name: str, experiment: Experiment, superlink: str) ->
     write_private_file(folder / "site.key", pair.private_key)
     write_bytes(folder / "authority.pem", (out / "server" / "authority.pem").read_bytes())
     write_text(folder / "site.toml", _site_toml(name, experiment, superlink))
+    write_bytes(folder / "experiment.toml", (out / "server" / "experiment.toml").read_bytes())
     write_text(folder / "start.txt", _START)
     write_bytes(out / "server" / "sites" / f"{name}.pub", pair.public_key)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..core.errors import SettingError
+from ..core.errors import DataError, SettingError
 from ..data import Federation
 from ..data.dataset_settings import TableFileSettings, require_table
 from ..data.preparation import Preparation
@@ -18,6 +18,7 @@ from ..data.preparation_settings import PreparationSettings
 from ..data.sample_kind import SampleKind
 from ..data.table_readers import UnpreparedError
 from ..data.table_rows import TableRows
+from .run_clients import without_clients
 from .site_settings import SiteSettings
 
 log = logging.getLogger("ppfl.federation")
@@ -26,22 +27,41 @@ log = logging.getLogger("ppfl.federation")
 class SiteData:
     """Reads the data once, when the site starts."""
 
-    def __init__(self, settings: SiteSettings, base: Path | None) -> None:
+    def __init__(self, settings: SiteSettings, base: Path | None, forgotten: Sequence[str] = ()) -> None:
+        """forgotten: clients that take no part."""
         self.settings = settings
         self._frame: Any = None
+        self._plain: tuple[Federation, Tensor] | None = None
+        if isinstance(settings.data, TableFileSettings):
+            self._frame = settings.data.read(base)
+        else:
+            self._plain = settings.build_data(base)
+        self.leave_out(forgotten)
+
+    def leave_out(self, forgotten: Sequence[str]) -> None:
+        """Go on without these clients."""
+        self._forgotten = tuple(forgotten)
         self._rows: tuple[str, TableRows] | None = None
         self._prepared: tuple[str, Federation] | None = None
-        self._plain: tuple[Federation, Tensor] | None = None
         self._error: UnpreparedError | None = None
-        if not isinstance(settings.data, TableFileSettings):
-            self._plain = settings.build_data(base)
+        if not isinstance(self.settings.data, TableFileSettings):
+            self._plain = without_clients(*self.plain(), forgotten)
             return
-        self._frame = settings.data.read(base)
+        if forgotten and self.settings.part is None:  # of a trial, the parts are those of all clients
+            names = self.settings.name + "/" + self._frame[self.settings.data.client].astype(str)
+            self._frame = self._frame[~names.isin(forgotten)].reset_index(drop=True)
+            if not len(self._frame):
+                raise DataError("all clients of the site are forgotten; it has nobody who could take part")
+        self._plain = None
         try:
-            self._plain = settings.choose_clients(settings.data.of_frame(self._frame))
+            self._plain = self._chosen(self.settings.data.of_frame(self._frame))
         except UnpreparedError as error:  # an experiment with [preparation] can use them
-            log.warning("site %r: %s", settings.name, error)
+            log.warning("site %r: %s", self.settings.name, error)
             self._error = error
+
+    def _chosen(self, whole: Federation) -> tuple[Federation, Tensor]:
+        """The site's clients, without those that are forgotten."""
+        return without_clients(*self.settings.choose_clients(whole), self._forgotten)
 
     def plain(self) -> tuple[Federation, Tensor]:
         """The clients and their importance (M,), with numbers as they are in the data."""
@@ -55,7 +75,7 @@ class SiteData:
         if self._rows is None or self._rows[0] != key:
             settings, table = PreparationSettings.model_validate(dict(asked)), require_table(self.settings.data)
             whole = table.rows(self._frame, settings)
-            chosen, _ = self.settings.choose_clients(whole.federation)
+            chosen, _ = self._chosen(whole.federation)
             self._rows = key, whole.with_clients(chosen, None if self.settings.part is None else chosen.ids)
         return self._rows[1]
 

@@ -21,7 +21,7 @@ from .carrier import Carrier, Delivery, OnlineSite
 from .envelope import ERROR, MOST_BYTES, REPLIES, REQUESTS, Envelope, seal, unseal
 from .federation_errors import FederationError
 from .ledger import Ledger
-from .site_service import NOT_OPEN
+from .site_sessions import NOT_OPEN
 
 log = logging.getLogger("ppfl.federation")
 

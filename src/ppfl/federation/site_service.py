@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..algorithms.contract import Rows
+from ..core.client_names import ClientIds
 from ..core.errors import CheckpointError, PPFLError, SettingError
 from ..data import Federation
-from ..runs.experiment import Experiment
-from ..sites import Close, Describe, Evaluate, Keep, Reply, Setup, Site, Train
+from ..sites import Describe, Reply, Site
 from ..sites.client_round import Session
 from ..sites.messages import AcceptKeys, Masked, OfferKey, Unmask
 from ..sites.wire import decode, encode
@@ -26,14 +26,16 @@ from .column_agreement import center_from_json, plan_from_json
 from .envelope import ERROR, REPLIES, REQUESTS, Envelope, seal, unseal
 from .federation_errors import FederationError
 from .ledger import Ledger
+from .opened_run import experiment_of
 from .provisioning import load_secure_sums
+from .run_clients import RunClients
 from .secure_sums import MaskedSite
 from .site_data import SiteData
-from .site_requests import ClientTable, DescribeData, OpenRun, SumColumns, UseKept
+from .site_requests import ClientTable, DescribeData, OpenRun, SumColumns
+from .site_sessions import NOT_OPEN, SiteSessions
 from .site_settings import SiteSettings
-from .state_store import LastReply, Snapshot, StateStore
+from .state_store import Described, LastReply, StateStore
 
-NOT_OPEN = "not open"  # how an error begins that the server answers by opening the run and its sessions again
 TABLES: dict[str, Callable[[Federation], torch.Tensor]] = {
     "label_counts": Federation.label_counts,
     "feature_means": Federation.feature_means,
@@ -43,6 +45,7 @@ TABLES: dict[str, Callable[[Federation], torch.Tensor]] = {
 class _OpenedRun(NamedTuple):
     run: str
     site: Site
+    clients: RunClients
 
 
 class _Unmasked:
@@ -66,23 +69,20 @@ class SiteService:
         """Relative paths and modules of factories start at `base`."""
         self.settings, self.base = settings, base
         folder = Path() if base is None else base
-        self.data = SiteData(settings, base)
         self.store = StateStore(folder / settings.state)
+        self._forgotten = self.store.forgotten()
+        self.data = SiteData(settings, base, self._forgotten)
         self.ledger = Ledger(folder / settings.ledger)
         self._opened: _OpenedRun | None = None
         self._below = _Unmasked(self)
         self._masks = None if settings.secure_sums is None else self._make_masks(folder, settings.secure_sums)
+        self._sessions = SiteSessions(settings.name, self.store, self._open_run)
         self._work: dict[type, Callable[[str, Any], Reply]] = {
             DescribeData: self._describe,
             OpenRun: self._open,
             SumColumns: self._sum_columns,
             ClientTable: self._table,
-            UseKept: self._use_kept,
-            Setup: self._setup,
-            Train: self._train,
-            Evaluate: self._evaluate,
-            Keep: self._keep,
-            Close: self._close,
+            **self._sessions.work,
             Describe: lambda run, request: self._site(run).answer(request),
         }
 
@@ -113,6 +113,8 @@ class SiteService:
         digest, last = hashlib.sha256(envelope.payload).hexdigest(), self.store.last_reply(envelope.run)
         if last is not None and envelope.order <= last.order:
             if envelope.order == last.order and digest == last.digest:
+                if not last.reply:
+                    raise FederationError(f"the reply to message {envelope.order} was deleted with a client's state")
                 return last.reply
             raise FederationError(f"message {envelope.order} came after {last.order}; it is late, and is not done")
         requests = decode(envelope.payload)
@@ -120,6 +122,7 @@ class SiteService:
             raise FederationError("a message with requests that this site does not answer; client states stay here")
         self.ledger.write("to site", envelope, requests)
         with self.store.transaction():
+            self._leave_out_forgotten()
             replies = [self._do(envelope.run, request) for request in requests]
             seconds = time.perf_counter() - began
             answer = envelope._replace(kind=REPLIES, payload=encode(replies), seconds=seconds)
@@ -127,6 +130,12 @@ class SiteService:
             self.store.remember_reply(envelope.run, LastReply(envelope.order, digest, reply))
         self.ledger.write("to server", answer, replies)
         return reply
+
+    def _leave_out_forgotten(self) -> None:
+        """The owner may have forgotten a client since the last message; within a transaction nobody else does."""
+        if (forgotten := self.store.forgotten()) != self._forgotten:
+            self.data.leave_out(forgotten)
+            self._forgotten, self._opened = forgotten, None
 
     def _answers(self, request: Any) -> bool:
         masked = isinstance(request, OfferKey | AcceptKeys | Masked | Unmask)
@@ -145,20 +154,40 @@ class SiteService:
     # ------------------------------------------------------------------ before the first round
 
     def _describe(self, run: str, request: DescribeData) -> Reply:
-        federation, importance, facts = self.data.describe(request.preparation)
+        reply, ids = self._new_description(request.preparation)
+        found = self.store.description(run)
+        if found is not None and found.present == ids and self._clients(found).left:
+            known: Reply = decode(found.reply)  # the server goes on with the clients it knows
+            return known
+        self._save_description(run, reply, ids)
+        return reply
+
+    def _new_description(self, preparation: dict[str, Any]) -> tuple[Reply, ClientIds]:
+        federation, importance, facts = self.data.describe(preparation)
         sums = {"importance": importance.sum()} | {
             f"samples.{split}": torch.tensor(float(len(part)), dtype=torch.float64)
             for split, part in federation.splits.items()
         }
         agreed = {**facts["agreed"], "units": dict(sorted(self.settings.units.items()))}
         # the digest of the data is the site's own: it tells whether they changed since a run began
-        return Reply(metrics=sums, rows=Rows(federation.ids, {}), facts={**facts, "agreed": agreed})
+        reply = Reply(metrics=sums, rows=Rows(federation.ids, {}), facts={**facts, "agreed": agreed})
+        return reply, federation.ids
+
+    def _save_description(self, run: str, reply: Reply, ids: ClientIds) -> None:
+        if not self.store.sessions(run):  # else states of the clients that were described are there
+            self.store.save_description(run, Described(encode(reply), tuple(ids)))
+
+    def _clients(self, described: Described) -> RunClients:
+        """Those that the server knows, and those that take part."""
+        return RunClients(decode(described.reply).rows.ids, described.present)
 
     def _sum_columns(self, run: str, request: SumColumns) -> Reply:
         rows = self.data.rows(request.preparation)
         return Reply(metrics=rows.sums(plan_from_json(request.plan), center_from_json(request.center)))
 
     def _open(self, run: str, request: OpenRun) -> Reply:
+        if self.store.description(run) is None:
+            self._save_description(run, *self._new_description(request.settings.get("preparation") or {}))
         self.store.open_run(run, encode(request))
         self._opened = None
         self._site(run)
@@ -167,36 +196,35 @@ class SiteService:
     def _table(self, run: str, request: ClientTable) -> Reply:
         if request.name not in TABLES:
             raise SettingError(f"there is no table {request.name!r:.40} of clients; use one of {', '.join(TABLES)}")
-        federation = self._site(run).federation
-        return Reply(rows=Rows(federation.ids, {request.name: TABLES[request.name](federation)}))
+        site, clients = self._open_run(run)
+        rows = Rows(site.federation.ids, {request.name: TABLES[request.name](site.federation)})
+        return Reply(rows=clients.table(rows))
 
     def _site(self, run: str) -> Site:
-        """The site of a run: the one in memory, or made again from what the store has."""
-        if self._opened is None or self._opened.run != run:
-            opened = self.store.opened(run)
-            if opened is None:
-                raise CheckpointError(f"{NOT_OPEN}: site {self.settings.name!r} does not know the run {run!r:.80}")
-            self._opened = _OpenedRun(run, self._make_site(decode(opened)))
-            for session, setup in self.store.sessions(run).items():
-                self._opened.site.setup(decode(setup))
-                self._restore(self._opened, session)
-        return self._opened.site
+        return self._open_run(run)[0]
 
-    def _make_site(self, request: OpenRun) -> Site:
-        settings = {**request.settings, "data": self.settings.data.model_dump(mode="json"), "device": "cpu"}
-        named = [settings.get("model", {}).get("factory"), *settings.get("watch", {}).get("metrics", ())]
-        for name in named:
-            if name is not None and name not in self.settings.allow:
-                raise SettingError(
-                    f"the server names the function {name!r:.80}, and site {self.settings.name!r} allows "
-                    f"{', '.join(self.settings.allow) or 'none'}; its owner may add it to `allow` in site.toml"
+    def _open_run(self, run: str) -> tuple[Site, RunClients]:
+        """The site of a run and its clients: those in memory, or made again from what the store has."""
+        opened = self.store.opened(run)
+        if opened is None:  # it may also have been deleted meanwhile
+            raise CheckpointError(f"{NOT_OPEN}: site {self.settings.name!r} does not know the run {run!r:.80}")
+        if self._opened is None or self._opened.run != run:
+            sessions, described, site = self.store.sessions(run), self.store.description(run), self._make_site(opened)
+            ids = site.federation.ids
+            clients = RunClients(ids, ids) if described is None else self._clients(described)
+            if sessions and clients.present != ids:
+                raise CheckpointError(
+                    f"the clients of site {self.settings.name!r} are not those of the run any more; bring the data back"
                 )
-        try:
-            experiment = Experiment.model_validate(settings)
-        except ValueError as error:
-            raise SettingError(
-                f"the server's experiment cannot be used here ({' '.join(str(error).split())})"
-            ) from None
+            self._opened = _OpenedRun(run, site, clients)
+            for session, setup in sessions.items():
+                self._opened.site.setup(decode(setup))
+                self._sessions.restore(run, self._opened.site, session)
+        return self._opened.site, self._opened.clients
+
+    def _make_site(self, opened: bytes) -> Site:
+        request: OpenRun = decode(opened)
+        experiment = experiment_of(request, self.settings)
         federation, importance = self.data.prepared(request.settings.get("preparation"), request.preparation)
         population = experiment.build_population(federation, request.seed, self.base)
         metrics = experiment.watch.build(self.base).known_metrics
@@ -204,79 +232,3 @@ class SiteService:
             federation, population, experiment.build_engine(), name=self.settings.name, metrics=metrics,
             importance=importance, states_on_disk=experiment.states_on_disk,
         )  # fmt: skip
-
-    # ------------------------------------------------------------------ sessions and their states
-
-    def _setup(self, run: str, request: Setup) -> Reply:
-        site = self._site(run)
-        site.setup(request)
-        states = Snapshot(0, site.sessions[request.session].states.named("now"))
-        self.store.begin_session(run, request.session, encode(request), states)
-        return Reply()
-
-    def _train(self, run: str, request: Train) -> Reply:
-        site = self._site_with(run, request.session)
-        if request.keep_states:
-            self._go_back(run, site, request)
-        reply = site.train(request)
-        if request.keep_states:
-            states = site.sessions[request.session].states.named("now")
-            self.store.save_states(run, request.session, Snapshot(request.exchange, states))
-        return reply
-
-    def _go_back(self, run: str, site: Site, request: Train) -> None:
-        """To the states after the exchange that the server merged last."""
-        states = site.sessions[request.session].states
-        if request.merged < states.exchange:
-            found = self.store.states_at(run, request.session, request.merged)
-            if found is None:
-                raise CheckpointError(
-                    f"site {self.settings.name!r} has no client states of exchange {request.merged} any more, it is at "
-                    f"{states.exchange}; start the run anew"
-                )
-            states.restore("now", found.states, found.exchange)
-        self.store.begin_exchange(run, request.session, request.round, request.merged)
-
-    def _evaluate(self, run: str, request: Evaluate) -> Reply:
-        site = self._site_with(run, request.session)
-        reply = site.evaluate(request)
-        shown = site.sessions[request.session].method.visible_rows
-        if "membership" in reply.rows.values and "membership" not in shown:  # they never leave
-            values = {name: leaf for name, leaf in reply.rows.values.items() if name != "membership"}
-            reply = reply._replace(rows=Rows(reply.rows.ids, values))
-        return reply
-
-    def _keep(self, run: str, request: Keep) -> Reply:
-        site = self._site_with(run, request.session)
-        site.keep(request)
-        states = site.sessions[request.session].states
-        snapshot = Snapshot(states.exchange, states.named("kept"))
-        self.store.save_states(run, request.session, snapshot, kept=True)
-        return Reply()
-
-    def _use_kept(self, run: str, request: UseKept) -> Reply:
-        states = self._site_with(run, request.session).sessions[request.session].states
-        kept = self.store.kept_states(run, request.session)
-        if kept is None:
-            raise CheckpointError(f"site {self.settings.name!r} has kept no client states; they are to be kept first")
-        states.restore("now", kept.states, kept.exchange)
-        return Reply()
-
-    def _close(self, run: str, request: Close) -> Reply:
-        self.store.end_session(run, request.session)
-        return self._site(run).close(request)
-
-    def _site_with(self, run: str, session: str) -> Site:
-        site = self._site(run)
-        if session not in site.sessions:
-            raise CheckpointError(f"{NOT_OPEN}: site {self.settings.name!r} has no session {session!r:.80}")
-        return site
-
-    def _restore(self, opened: _OpenedRun, session: str) -> None:
-        states, last = opened.site.sessions[session].states, 2**62
-        found = self.store.states_at(opened.run, session, last)
-        kept = self.store.kept_states(opened.run, session)
-        if found is not None:
-            states.restore("now", found.states, found.exchange)
-        if kept is not None:
-            states.restore("kept", kept.states, kept.exchange)

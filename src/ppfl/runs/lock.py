@@ -25,6 +25,18 @@ def remove_stale_lock(folder: Path) -> None:
                 file.unlink()
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process is at work in `folder`."""
+    file = _lock_file(folder)
+    if not file.exists():
+        return False
+    try:
+        with FileLock(file, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of `folder`, which need not exist yet; the kernel ends the lock of a process that died.

@@ -1,0 +1,129 @@
+"""`ppfl federation check`, `predict`, `export` and `forget`: what the owner of a site does without the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from ..core.errors import PPFLError, SettingError
+from ..federation.flower_processes import require_flower
+from ..runs import load_experiment
+from .program import program
+from .status_command import show_time
+from .terminal import WIDE, make_console, say
+
+FORGET_SECONDS = 600.0  # to wait for a site that is in the middle of a round
+
+SiteFile = Annotated[Path, typer.Argument(help="The config of the site.")]
+RunOption = Annotated[str | None, typer.Option(help="A run of the site's store.", show_default="the latest")]
+
+
+def check_command(
+    file: SiteFile = Path("site.toml"),
+    experiment: Annotated[
+        Path | None, typer.Option(help="The experiment.", show_default="experiment.toml beside the config")
+    ] = None,
+) -> None:
+    """Dry-run at a site: its data and config against the experiment, and one local step; nothing is sent."""
+    require_flower()
+    from ..federation.site_check import check_site
+    from ..federation.site_settings import load_site
+
+    settings, asked = load_site(file), file.parent / "experiment.toml" if experiment is None else experiment
+    found = check_site(settings, file.parent.resolve(), load_experiment(asked))
+    table = Table(box=SIMPLE_HEAD, show_header=False)
+    for name, value in found.facts:
+        table.add_row(name, value)
+    make_console(wide=WIDE).print(table)
+    for problem in found.problems:
+        say(f"would be refused: {problem}", error=True)
+    if found.problems:
+        raise typer.Exit(2)
+    say(f"ready: start the site with {program()} federation site {file}")
+
+
+def predict_command(
+    file: SiteFile,
+    data: Annotated[Path, typer.Option(metavar="TABLE", help="New rows, csv or parquet, with a column of clients.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the predictions, as csv.")],
+    run: RunOption = None,
+    client_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Whose model is used.", show_default="as in the config")
+    ] = None,
+) -> None:
+    """At a site: predict new rows, each with the model of its own client."""
+    require_flower()
+    from ..federation.site_models import load_site_models
+    from ..federation.site_predictions import predict_table
+    from ..federation.site_settings import load_site
+
+    settings = load_site(file)
+    models = load_site_models(settings, file.parent.resolve(), run)
+    column = client_column or str(getattr(settings.data, "client", "client"))
+    count = predict_table(models, data, column, out)
+    say(f"{count} predictions are in {out}; {_which(models.run, models.time)}")
+
+
+def export_command(
+    file: SiteFile,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to write: one file per client.")],
+    clients: Annotated[
+        list[str] | None, typer.Option("--client", help="A client; may be repeated.", show_default="all")
+    ] = None,
+    run: RunOption = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, which gives predictions.")] = False,
+) -> None:
+    """At a site: write its clients' own models to files, and their memberships."""
+    require_flower()
+    from ..federation.site_models import load_site_models
+    from ..federation.site_predictions import export_models
+    from ..federation.site_settings import load_site
+
+    models = load_site_models(load_site(file), file.parent.resolve(), run)
+    written = export_models(models, out, clients or (), onnx=onnx)
+    say(f"the models of {len(written)} clients are in {out}; {_which(models.run, models.time)}")
+
+
+def _which(run: str, time: float) -> str:
+    return f"the models are of run {run}, evaluated {show_time(time)}"
+
+
+def forget_command(
+    client: Annotated[str | None, typer.Argument(help="The client, by its id.", show_default=False)] = None,
+    file: Annotated[Path, typer.Option("--site", metavar="FILE", help="The config of the site.")] = Path("site.toml"),
+    run: Annotated[str | None, typer.Option(help="Delete this run from the store instead.", show_default=False)] = None,
+) -> None:
+    """At a site: delete a client's state for good, and leave it out of all rounds to come; or delete an old run.
+
+    In the middle of a round it waits for its end.
+    """
+    require_flower()
+    from ..federation.forgetting import forget_client, forget_run
+    from ..federation.site_models import open_store
+    from ..federation.site_settings import load_site
+
+    if (client is None) == (run is None):
+        raise SettingError("name one thing to forget: a client, or a run with --run RUN")
+    settings, base = load_site(file), file.parent.resolve()
+    store = open_store(settings, base, FORGET_SECONDS)
+    try:
+        if run is not None:
+            forget_run(store, run)
+            say(f"run {run} is deleted from {base / settings.state}; its models cannot be used here any more")
+            return
+        assert client is not None
+        try:
+            others = tuple(settings.build_data(base)[0].ids)
+        except PPFLError:  # its rows may be gone already, and the data with them
+            others = ()
+        name, runs = forget_client(store, client, settings.name, others)
+    finally:
+        store.close()
+    say(f"the state of client {name} is deleted from {len(runs)} runs, and it takes part in no round from now on")
+    say("it cannot be undone, and what was sent stays sent: sums of earlier rounds hold its part, and the models too")
+    say("a server that reads memberships has its last one until the next round, and its run folder keeps earlier ones")
+    say("delete the client's rows from your data yourself, then restart the site")
