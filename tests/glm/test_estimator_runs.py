@@ -11,6 +11,7 @@ import pytest
 
 from federation.fake_carrier import FakeCarrier, FakeClock, make_services
 from federation.test_federated_run import SITES
+from ppfl import load as load_run_folder
 from ppfl.cli.estimator_output import show_estimators
 from ppfl.core.errors import CheckpointError, SettingError
 from ppfl.federation.federated_run import run_federated
@@ -110,6 +111,9 @@ def test_an_experiment_in_one_process_gives_the_same_estimator_and_it_can_be_sav
     (record,) = run(make_experiment("gaussian"), tmp_path / "out", base=tmp_path)
     here, again = fit_in_one_process("gaussian", frame), estimator_from_run(record.folder)
     assert str(again.summary()) == str(here.summary())
+    mine = frame[frame.client == "c3"]
+    predicted = load_run_folder(record.folder).predict("c3", mine)
+    np.testing.assert_allclose(predicted.ravel(), here.predict(mine[["age", "dose"]], clients=mine.client), rtol=1e-5)
     show_estimators([record], tmp_path, quiet=False)
     assert "Coefficients of the canonical models\n" in capsys.readouterr().out
     loaded = load(tmp_path / "estimator-seed-4.safetensors")

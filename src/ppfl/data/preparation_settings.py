@@ -24,7 +24,7 @@ class PreparationSettings(Settings):
     missing: MissingRule = "refuse"
     text: tuple[str, ...] = ()  # columns of numbers that are names, such as postcodes
     levels: dict[str, Levels] = {}  # of text columns, the reference level first; then no site sends names of levels
-    standardise_target: bool = False  # scores and predictions are then in these units
+    standardise_target: bool = False  # scores are then in these units, predictions in those of the target
     count_target: bool = False  # the targets are counts, and the sum of log y! is needed for their likelihood
 
     @model_validator(mode="after")
