@@ -132,7 +132,7 @@ def _read(folder: RunFolder) -> RunRecord:
         memberships_by_round=by_round,
         scores=scores,
         finished=finished,
-        preparation=clients["kind"].get("preparation"),
+        preparation=clients.get("kind", {}).get("preparation"),  # a run of an older ppfl does not have the first
     )
 
 
