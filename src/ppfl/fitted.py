@@ -134,6 +134,9 @@ class Fitted:
         models, batch = self.models([client]), self.kind.batch(x).to(self.problem.device)
         with torch.no_grad():
             found = self.backend.predict(models.hardened() if hard else models, scaled(batch)[None])[0]
+        if self.kind.preparation is not None:  # targets may have been standardised
+            mean, scale = self.kind.preparation.target
+            found = mean + scale * found
         return found if isinstance(x, Tensor) else found.cpu().numpy()
 
     def evaluate(

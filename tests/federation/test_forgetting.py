@@ -12,6 +12,7 @@ from federation.test_secure_federation import SECURE, SUMS_ALONE, secure_service
 from federation.test_site_models import X, models_of
 from federation.test_site_service import DATA, Talk, open_run, train
 from ppfl.core.errors import CheckpointError, DataError
+from ppfl.data.preparation_settings import PreparationSettings
 from ppfl.federation.envelope import ERROR
 from ppfl.federation.forgetting import forget_client, forget_run
 from ppfl.federation.run_clients import RunClients
@@ -246,6 +247,20 @@ def test_a_site_none_of_whose_clients_is_left_says_so(tmp_path):
         forget(service, client)
     with pytest.raises(DataError, match="all 4 clients of the site are forgotten"):
         type(service)(service.settings, service.base)
+
+
+def test_a_forgotten_client_is_in_no_description_and_no_sum_of_columns(tmp_path):
+    (tmp_path / "a").mkdir()
+    rows = [f"p{at % 3},{'odd' if at % 3 == 1 else 'even'},{at},{at % 2}" for at in range(12)]
+    (tmp_path / "a" / "t.csv").write_text("\n".join(["who,kind,age,y", *rows]))
+    data = {"name": "csv", "file": "t.csv", "client": "who", "target": "y", "task": "classification"}
+    service = make_services(tmp_path, ["a"], data, part=None)["a"]
+    asked = PreparationSettings().model_dump(mode="json")
+    _, _, before = service.data.describe(asked)
+    service.data.leave_out(["a/p1"])
+    federation, _, after = service.data.describe(asked)
+    assert before["levels"] == {"kind": ["even", "odd"]} and after["levels"] == {"kind": ["even"]}
+    assert federation.ids == ("a/p0", "a/p2")
 
 
 def test_without_forgotten_clients_nothing_is_changed():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from ppfl.data.preparation_settings import PreparationSettings
 from ppfl.federation.provisioning import init_federation
 from ppfl.federation.secure_sums import SecureSettings
 from ppfl.federation.secure_sums.fixed_point import fixed_point
@@ -54,9 +55,19 @@ def test_services_run_in_the_folders_that_they_may_write_to() -> None:
         assert " federation " in service["ExecStart"]
 
 
+def settings_of_table(heading: str) -> dict[str, str]:
+    """The settings that the guide lists under a heading, and their defaults."""
+    (table,) = re.findall(rf"^\| `\[{heading}\]` \|.*?\n\n", GUIDE, flags=re.MULTILINE | re.DOTALL)
+    return dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \| ", table, flags=re.MULTILINE))
+
+
+def test_the_settings_of_a_preparation_are_those_of_the_guide() -> None:
+    inside = {"count_target"}  # [estimator] sets it
+    assert settings_of_table("preparation").keys() == PreparationSettings.model_fields.keys() - inside
+
+
 def test_the_settings_and_bits_are_those_of_the_guide() -> None:
-    told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \| ", GUIDE, flags=re.MULTILINE))
-    settings = SecureSettings()
+    told, settings = settings_of_table("settings"), SecureSettings()
     assert told.keys() == SecureSettings.model_fields.keys()
     for name, value in told.items():
         power = re.fullmatch(r"2\^(-?\d+)", value)

@@ -69,6 +69,42 @@ def test_between_two_evaluations_the_models_are_those_of_the_last_one(tmp_path):
     assert not torch.equal(found[4], found[5])
 
 
+def test_rows_are_prepared_as_all_sites_agreed_and_predictions_are_on_the_scale_of_the_data(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    at = range(48)
+    kinds = ["red", "green", "blue"]
+    table = {
+        "who": [f"p{i % 4}" for i in at],
+        "kind": [kinds[i % 3] for i in at],
+        "age": [30.0 + i * 7 % 40 for i in at],
+        "held": [i % 5 == 0 for i in at],  # what is held out by chance depends on a client's name
+    }
+    tables = {}
+    for number, name in enumerate(SITES):
+        rows = pandas.DataFrame(table).assign(y=[100.0 + number + i % 5 + 3 * (i % 3) for i in at])
+        (tmp_path / "sites" / name).mkdir(parents=True)
+        rows.to_csv(tmp_path / "sites" / name / "t.csv", index=False)
+        tables[name] = rows.assign(who=name + "/" + rows["who"])
+    pandas.concat(tables.values()).to_csv(tmp_path / "t.csv", index=False)
+    data = {"name": "csv", "file": "t.csv", "client": "who", "target": "y", "task": "regression", "is_test": "held"}
+    preparation = {"standardise_target": True}
+    experiment = make_experiment("ppfl-weights", rounds=3, data=data, preparation=preparation)
+    services = make_services(tmp_path / "sites", SITES, data, part=None)
+    clock = FakeClock()
+    run_over_sites(experiment, tmp_path, carrier=FakeCarrier(services, clock), clock=clock)
+    (alone,) = run(experiment, tmp_path / "alone", base=tmp_path)
+    fitted = load(alone.folder)
+    new = pandas.DataFrame({"who": ["p1", "p0"], "age": [40.0, 50.0], "kind": ["blue", "red"]})
+    new.to_csv(tmp_path / "new.csv", index=False)
+    predict_table(models_of(services["b"]), tmp_path / "new.csv", "who", tmp_path / "out.csv")
+    _, *rows = read_rows(tmp_path / "out.csv")
+    mean, scale = fitted.kind.preparation.target
+    for row, one in zip(rows, range(2), strict=True):
+        expected = fitted.predict(f"b/{row[0]}", new.iloc[[one]])
+        assert float(row[1]) == pytest.approx(mean + scale * float(expected.reshape(-1)[0]), abs=1e-3)
+        assert 90 < float(row[1]) < 125
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")

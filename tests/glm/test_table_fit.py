@@ -9,8 +9,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, mean_gamma_deviance, mean_poisson_deviance, mean_squared_error
 
 from ppfl.core.errors import DataError, PPFLError, SettingError
+from ppfl.data.encoded_column import OTHER, EncodedColumn
 from ppfl.glm import PopulationRegressor
-from ppfl.glm.table.encoding import OTHER, EncodedColumn, Encoding, choose_features
+from ppfl.glm.table.encoding import Encoding, choose_features
 from ppfl.glm.table.fit_table import TableFit, fit_table
 from ppfl.glm.table.local_models import MODELS, LocalModels
 from ppfl.glm.table.number_cells import BadCells

@@ -23,6 +23,7 @@ from ..runs.tuning import tune
 from ..server import is_first_process
 from . import demo
 from .compare import print_progress, show_tasks
+from .estimator_output import show_estimators
 from .export_model import export_command
 from .federation_commands import federation_app
 from .glm import glm_command
@@ -113,6 +114,7 @@ def run_command(
         seeds = [str(record.seed) for record in records]
         make_console().print(result_table(records, "seed", seeds, summarise=True))
         say(f"runs are in {place}; look at one with: {program()} show {shlex.quote(str(records[0].folder))}")
+    show_estimators(records, place, quiet=quiet)
 
 
 @app.command("compare")

@@ -10,6 +10,7 @@ import typer
 from ..federation.flower_processes import require_flower
 from ..parent_process import end_with_parent
 from ..runs import RunRecord, load_experiment
+from .estimator_output import show_estimators
 from .program import program
 from .progress import show_progress
 from .provisioning_commands import init_command, revoke_command
@@ -111,6 +112,7 @@ def _show(records: list[RunRecord], place: Path, name: str, *, quiet: bool) -> N
         make_console().print(result_table(records, "seed", seeds, summarise=True))
         say(_time_split(records[0].metrics))
         say(f"runs are in {place}, the report is {page}")
+    show_estimators(records, place, quiet=quiet)
 
 
 def _time_split(metrics: list[dict[str, float]]) -> str:

@@ -1,5 +1,6 @@
 """`[data]` of an experiment file: the data set, its files, and how it is split into clients."""
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -19,6 +20,7 @@ from ppfl.data.federation import Federation
 from ppfl.data.file_settings import HoldoutSettings, data_folder, dataset_folder, resolved
 from ppfl.data.partition_settings import LabelGroups, PartitionSettings
 from ppfl.data.partitions import CIFAR10_CLASSES, CIFAR10_CLIENTS, CIFAR10_GROUPS
+from ppfl.data.preparation_settings import PreparationSettings
 from ppfl.data.readers import read_mnist, read_npz, with_channels
 from ppfl.data.samples import random_rows
 from ppfl.data.sklearn_digits import digits
@@ -29,7 +31,8 @@ from ppfl.data.synthetic_settings import (
     SyntheticGroups,
     SyntheticLinear,
 )
-from ppfl.data.table_readers import read_csv, read_parquet
+from ppfl.data.table_readers import csv_frame, from_table, parquet_frame, stem
+from ppfl.data.table_rows import TableRows
 
 # Mean and standard deviation of a pixel: published constants, so no data of clients are needed to compute them.
 MNIST_PIXELS = 0.1307, 0.3081
@@ -124,7 +127,9 @@ class Npz(HoldoutSettings):
         return self.partition.split_into_clients(pool.x, pool.y, **self.split(name=self.file.stem, tokens=self.tokens))
 
 
-class _TableFileSettings(HoldoutSettings):
+class TableFileSettings(HoldoutSettings):
+    """What files with one row per sample have in common."""
+
     file: Path
     client: str
     target: str
@@ -134,25 +139,44 @@ class _TableFileSettings(HoldoutSettings):
     task: LearningTask = "auto"
     classes: tuple[str, ...] | None = None
 
+    @abstractmethod
+    def read(self, base: Path | None = None) -> Any:
+        """The whole table as it is in the file."""
 
-class Csv(_TableFileSettings):
+    def build(self, base: Path | None = None) -> Federation:
+        """The federation these settings describe; a relative file starts at `base`."""
+        return self.of_frame(self.read(base))
+
+    def of_frame(self, frame: Any) -> Federation:
+        """The federation of a table that was read."""
+        return from_table(frame, **self._named())
+
+    def rows(self, frame: Any, preparation: PreparationSettings) -> TableRows:
+        """The rows of a table that was read, to be prepared."""
+        return TableRows.of(frame, preparation=preparation, **self._named())
+
+    def _named(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"name", "file"}) | {"name": stem(self.file)}
+
+
+class Csv(TableFileSettings):
     """A csv file with a client column and a target column."""
 
     name: Literal["csv"] = "csv"
 
-    def build(self, base: Path | None = None) -> Federation:
-        """The federation these settings describe; a relative file starts at `base`."""
-        return read_csv(resolved(self.file, base), **self.model_dump(exclude={"name", "file"}))
+    def read(self, base: Path | None = None) -> Any:
+        """The whole table; a relative file starts at `base`."""
+        return csv_frame(resolved(self.file, base), self.client)
 
 
-class Parquet(_TableFileSettings):
+class Parquet(TableFileSettings):
     """A parquet file with a client column and a target column."""
 
     name: Literal["parquet"] = "parquet"
 
-    def build(self, base: Path | None = None) -> Federation:
-        """The federation these settings describe; a relative file starts at `base`."""
-        return read_parquet(resolved(self.file, base), **self.model_dump(exclude={"name", "file"}))
+    def read(self, base: Path | None = None) -> Any:
+        """The whole table; a relative file starts at `base`."""
+        return parquet_frame(resolved(self.file, base))
 
 
 class DataFactory(FactorySettings):
@@ -177,6 +201,23 @@ _AnyData = _ReadData | _ByClient | Synthetic | SyntheticGroups | SyntheticLinear
 DataSettings = Annotated[_AnyData, Field(discriminator="name"), BeforeValidator(with_factory_name)]
 DATASETS: dict[str, type[Settings]] = {model.model_fields["name"].default: model for model in get_args(_AnyData)}
 _ADAPTER: TypeAdapter[Any] = TypeAdapter(DataSettings)
+
+
+def build_data(data: DataSettings, preparation: PreparationSettings | None, base: Path | None = None) -> Federation:
+    """The federation of `[data]`, prepared by `[preparation]` where there is one."""
+    if preparation is None:
+        return data.build(base)
+    table = require_table(data)
+    return table.rows(table.read(base), preparation).prepare_alone()
+
+
+def require_table(data: DataSettings) -> TableFileSettings:
+    """Data that can be prepared; SettingError for any other."""
+    if not isinstance(data, TableFileSettings):
+        raise SettingError(
+            f"[preparation] is for tables, data = 'csv' or 'parquet', and the data are {data.name!r}; leave it out"
+        )
+    return data
 
 
 def build(name: str, base: Path | None = None, **settings: Any) -> Federation:

@@ -19,6 +19,7 @@ from ppfl.data.client_summaries import count_labels, mean_features, number_class
 from ppfl.data.columns import column, features_of
 from ppfl.data.federation_card import describe_federation, federation_card, federation_line
 from ppfl.data.fingerprint import fingerprint_federation
+from ppfl.data.preparation import Preparation
 from ppfl.data.samples import Samples, held_out
 from ppfl.data.torch_datasets import read_clients, read_items
 from ppfl.data.truth import Truth
@@ -46,6 +47,7 @@ class Federation:
     classes: tuple[str, ...] | None = None  # names of the classes; found from the labels if not given
     features: tuple[str, ...] | None = None  # names of the columns of x, for tables
     inputs: InputLayout | None = None  # what the columns of x are, where a sample has several inputs
+    preparation: Preparation | None = None  # how x was made of the columns of a table
 
     def __post_init__(self) -> None:
         checks.check_ids(self.ids, self.splits)

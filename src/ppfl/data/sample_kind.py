@@ -12,6 +12,7 @@ from ..core.errors import DataError
 from ..core.packed_inputs import InputLayout
 from .arrays import several_inputs
 from .federation import Federation
+from .preparation import Preparation
 from .samples import Samples
 
 _TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
@@ -35,6 +36,7 @@ class SampleKind(NamedTuple):
     classes: tuple[str, ...] | None  # None: targets are real numbers
     target_shape: tuple[int, ...] = ()  # of one target; () for a number or a label
     inputs: InputLayout | None = None  # where a sample has several
+    preparation: Preparation | None = None  # how samples are made of the rows of a table
 
     @classmethod
     def of(cls, federation: Federation) -> SampleKind:
@@ -47,6 +49,7 @@ class SampleKind(NamedTuple):
             federation.classes,
             tuple(train.y.shape[1:]),
             federation.inputs,
+            federation.preparation,
         )
 
     @property
@@ -60,10 +63,19 @@ class SampleKind(NamedTuple):
         y = torch.full((2, *self.target_shape), label, dtype=self.target)
         samples = Samples(x, y, torch.tensor([0, 2]))
         name = "a stand-in for the data"
-        return Federation(("stand-in",), samples, classes=self.classes, inputs=self.inputs, name=name).to(device)
+        preparation = self.preparation
+        return Federation(
+            ("stand-in",), samples, classes=self.classes, inputs=self.inputs, name=name, preparation=preparation,
+            features=None if preparation is None else preparation.terms,
+        ).to(device)  # fmt: skip
 
     def batch(self, x: Any) -> Tensor:
-        """Samples (B, ...) as the network takes them, from a tensor, an array or nested lists, or several of these."""
+        """Samples (B, ...) as the network takes them, from a tensor, an array or nested lists, or several of these.
+
+        A pandas table is prepared first, if the samples were.
+        """
+        if self.preparation is not None and hasattr(x, "columns"):
+            x = self.preparation.apply(x)
         if self.inputs is not None and (parts := several_inputs(x)) is not None:
             x = self.inputs.pack(parts)
         if isinstance(x, Tensor):
@@ -84,7 +96,8 @@ class SampleKind(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {
+        prepared = {} if self.preparation is None else {"preparation": self.preparation.to_json()}
+        return prepared | {
             "shape": list(self.shape),
             "dtype": str(self.dtype).removeprefix("torch."),
             "target": str(self.target).removeprefix("torch."),
@@ -102,7 +115,10 @@ class SampleKind(NamedTuple):
                 raise ValueError(f"a sample or target of shape {sizes}")
         classes, layout = found["classes"], found["inputs"]
         names = None if classes is None else tuple(str(name) for name in classes)
-        return cls(shape, _TYPES[found["dtype"]], _TYPES[found["target"]], names, target_shape, _layout(layout))
+        said = found.get("preparation")
+        preparation = None if said is None else Preparation.from_json(said)
+        kind = shape, _TYPES[found["dtype"]], _TYPES[found["target"]], names, target_shape, _layout(layout)
+        return cls(*kind, preparation)
 
 
 def _layout(found: Any) -> InputLayout | None:

@@ -18,6 +18,10 @@ from ppfl.data.streams import check_size, existing_file, open_bounded, reading
 _ROWS_AT_A_TIME = 8192
 
 
+class UnpreparedError(DataError):
+    """A table with text or gaps, which [preparation] of an experiment can make numbers of."""
+
+
 def read_csv(path: str | Path, client: str, target: str, **settings: Any) -> Federation:
     r"""Clients from a csv file; settings as for `from_table`.
 
@@ -30,7 +34,7 @@ def read_csv(path: str | Path, client: str, target: str, **settings: Any) -> Fed
     ...     read_csv(f"{folder}/shops.csv", client="shop", target="sold", test_fraction=0).ids
     ('007', '008')
     """
-    return from_table(_csv_frame(path, client), client, target, **{"name": stem(path), **settings})
+    return from_table(csv_frame(path, client), client, target, **{"name": stem(path), **settings})
 
 
 def read_parquet(path: str | Path, client: str, target: str, **settings: Any) -> Federation:
@@ -44,7 +48,7 @@ def read_parquet(path: str | Path, client: str, target: str, **settings: Any) ->
     ...     read_parquet(f"{folder}/shops.parquet", client="shop", target="sold", test_fraction=0).classes
     ('no', 'yes')
     """
-    return from_table(_parquet_frame(path), client, target, **{"name": stem(path), **settings})
+    return from_table(parquet_frame(path), client, target, **{"name": stem(path), **settings})
 
 
 def read_frame(path: str | Path, client: str, sep: str = ",", decimal: str = ".") -> Any:
@@ -55,11 +59,11 @@ def read_frame(path: str | Path, client: str, sep: str = ",", decimal: str = "."
     if Path(path).suffix in (".parquet", ".pq"):
         if (sep, decimal) != (",", "."):
             raise SettingError(f"sep and decimal are for csv files, but {path} is a parquet file; leave them out")
-        return _parquet_frame(path)
+        return parquet_frame(path)
     for name, value in (("sep", sep), ("decimal", decimal)):
         if len(value) != 1 or value in '\n\r"':
             raise SettingError(f"{name} is {value!r}; set one character, such as ; or , or a tab")
-    frame = _csv_frame(path, client, sep, decimal)
+    frame = csv_frame(path, client, sep, decimal)
     if len(frame.columns) == 1 and (other := next((each for each in ";\t|," if each in str(frame.columns[0])), None)):
         raise DataError(
             f"{path} has one column only, {str(frame.columns[0])!r}; its cells seem to be separated by {other!r}, "
@@ -95,15 +99,7 @@ def from_table(
     (('a', 'b'), ('price',), ('no', 'yes'))
     """
     frame = with_text_names(frame)
-    apart = [client, target, *drop] + ([is_test] if is_test else [])
-    features = [c for c in frame.columns if c not in apart] if columns is None else list(columns)
-    absent = [c for c in [*apart, *features] if c not in frame.columns]
-    if absent:
-        raise DataError(f"no column {quoted(absent)}; the table has {quoted(list(frame.columns), most=12)}")
-    if not features:
-        raise DataError("no column is left for features; list some in columns, or drop fewer")
-    if len(set(features)) < len(features):
-        raise DataError(f"columns {quoted(features, 12)} name one of them twice; name each once")
+    features = choose_columns(frame, client, target, columns, drop, is_test)
     inputs = frame[features]
     _check_numeric(inputs)
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and a federation refuses that
@@ -121,6 +117,27 @@ def from_table(
         seed=seed,
         name=name,
     )
+
+
+def choose_columns(
+    frame: Any, client: str, target: str, columns: Sequence[str] | None, drop: Sequence[str], is_test: str | None
+) -> list[str]:
+    """The feature columns: `columns`, or all that no other argument names.
+
+    >>> import pandas as pd
+    >>> choose_columns(pd.DataFrame(columns=["shop", "price", "sold"]), "shop", "sold", None, (), None)
+    ['price']
+    """
+    apart = [client, target, *drop] + ([is_test] if is_test else [])
+    features = [c for c in frame.columns if c not in apart] if columns is None else list(columns)
+    absent = [c for c in [*apart, *features] if c not in frame.columns]
+    if absent:
+        raise DataError(f"no column {quoted(absent)}; the table has {quoted(list(frame.columns), most=12)}")
+    if not features:
+        raise DataError("no column is left for features; list some in columns, or drop fewer")
+    if len(set(features)) < len(features):
+        raise DataError(f"columns {quoted(features, 12)} name one of them twice; name each once")
+    return features
 
 
 def with_text_names(frame: Any) -> Any:
@@ -144,18 +161,22 @@ def _check_numeric(inputs: Any) -> None:
         if not types.is_numeric_dtype(dtype) or types.is_complex_dtype(dtype)
     ]
     if text:
-        raise DataError(
-            f"columns {quoted(text)} are not numeric; list them in drop, or encode them first, "
-            f"for instance with pandas.get_dummies"
+        raise UnpreparedError(
+            f"columns {quoted(text)} are not numeric; list them in drop, encode them first, for instance with "
+            f"pandas.get_dummies, or add [preparation] to the experiment"
         )
     missing = inputs.isna().sum()
     missing = missing[missing > 0]
     if len(missing):
         counts = ", ".join(f"{c!r} ({n})" for c, n in missing.items())
-        raise DataError(f"columns {counts} have missing values; fill them, or drop the rows or columns")
+        raise UnpreparedError(
+            f"columns {counts} have missing values; fill them, drop the rows or columns, or add [preparation] with "
+            f"missing = 'drop' or 'fill' to the experiment"
+        )
 
 
-def _csv_frame(path: str | Path, client: str, sep: str = ",", decimal: str = ".") -> Any:
+def csv_frame(path: str | Path, client: str, sep: str = ",", decimal: str = ".") -> Any:
+    """A pandas table from a csv file, with client ids as text."""
     pandas = _pandas()
     path = existing_file(path, "a csv file")
     with reading(path, "cannot be read as csv", "check the file"):
@@ -194,7 +215,8 @@ class _WithoutNul(io.RawIOBase):
         return content
 
 
-def _parquet_frame(path: str | Path) -> Any:
+def parquet_frame(path: str | Path) -> Any:
+    """A pandas table from a parquet file."""
     _pandas()
     from pyarrow import Table
     from pyarrow.parquet import ParquetFile

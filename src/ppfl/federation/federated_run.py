@@ -35,14 +35,16 @@ from ..server.loop import MAIN, next_request
 from ..sites import Setup
 from .asked_federation import AskedFederation
 from .carrier import Carrier
+from .column_agreement import agree_on_columns, refuse_other_columns
 from .flower_transport import FlowerTransport
 from .ledger import Ledger
 from .provisioning import SecureSumsFile
 from .round_clock import RoundClock
 from .secure_flower import SecureFlowerTransport
+from .secure_sums.secure_settings import METRIC_STEP
 from .server_notes import ServerNotes
 from .site_mail import Patience, SiteMail
-from .site_requests import OpenRun, UseKept
+from .site_requests import DescribeData, OpenRun, UseKept
 from .unsupported import refuse_unsupported
 
 log = logging.getLogger("ppfl.federation")
@@ -83,6 +85,8 @@ def run_federated(
                     transport = FlowerTransport(mail, experiment.device)
                 else:
                     transport = SecureFlowerTransport(mail, experiment.device, secure, notes.run)
+                if experiment.preparation is not None:
+                    transport.describe = DescribeData(experiment.preparation.model_dump(mode="json"))
                 exchange = folder.read_checkpoint_exchange() if folder.started else None
                 transport.connect(sites, None if exchange is None else notes.read_sites(exchange))
                 FederatedRun(experiment.for_seed(seed), folder, notes, transport, base).go(on_round_end)
@@ -106,10 +110,12 @@ class FederatedRun:
         self.watch = experiment.watch.build(base)
         self.kind = SampleKind.from_json(transport.facts)
         self.data = read_json(folder.clients_file)["data"] if self.resumes else self._data_digest()
+        self.kind = self._with_preparation()
+        preparation = None if self.kind.preparation is None else self.kind.preparation.to_json()
         population = experiment.build_population(self.kind.stand_in(), self.seed, base)
         self.start = self._load_start(population, base)
         settings = experiment.model_dump(mode="json", exclude={"data"})
-        transport.ask([OpenRun(settings, self.seed)])
+        transport.ask([OpenRun(settings, self.seed, preparation or {})])
         self.problem = Problem(
             population, transport.roster, self._affinity(), experiment.rounds, self.seed,
             notes.first_importance(transport.described_total("importance")), tuple(transport.facts["splits"]),
@@ -126,6 +132,18 @@ class FederatedRun:
         if start is not None:
             start_population_from(population, start)
         return start
+
+    def _with_preparation(self) -> SampleKind:
+        """What samples are once they are prepared: as all sites agree now, or agreed when the run began."""
+        settings = self.experiment.preparation
+        if settings is None:
+            return self.kind
+        if self.resumes:
+            return SampleKind.from_json(read_json(self.folder.clients_file)["kind"])
+        described = {name: site.described for name, site in self.transport.sites.items()}
+        step = METRIC_STEP if isinstance(self.transport, SecureFlowerTransport) else 0.0
+        found = agree_on_columns(self.transport.ask, described, settings, step)
+        return self.kind._replace(shape=(len(found.terms),), preparation=found)
 
     def _affinity(self) -> Affinity:
         """Between all clients of the roster; it may need to ask the sites."""
@@ -204,6 +222,9 @@ class FederatedRun:
         before = self.transport.roster
         try:
             self.transport.add_sites(names)
+            if self.kind.preparation is not None:
+                for name in names:
+                    refuse_other_columns(self.kind.preparation, name, self.transport.sites[name].described)
             after, affinity = self.transport.roster, self._affinity()
         except PPFLError as error:
             for name in names:

@@ -47,6 +47,7 @@ class FlowerTransport:
         self._checks = ReplyChecks()
         self._turned_away: set[str] = set()
         self._open: OpenRun | None = None
+        self.describe = DescribeData()  # how sites are asked what their data look like
         self._queued: list[Any] = []  # requests that travel with the next ones, as a message costs seconds
         self._setups: dict[str, Setup] = {}
         self._memberships = LastMemberships()
@@ -92,7 +93,7 @@ class FlowerTransport:
     def add_sites(self, names: Sequence[str], known: Mapping[str, Reply] | None = None) -> None:
         """Describe sites and take them into the roster, after those that are there."""
         self.look_ahead(None)  # what the others have done ahead is done again, with all
-        found = self.mail.exchange({name: [DescribeData()] for name in names}, check_description, lambda name: [])
+        found = self.mail.exchange({name: [self.describe] for name in names}, check_description, lambda name: [])
         for name in names if known is None else known:
             before = None if known is None else known[name]
             if name not in found and before is None:

@@ -60,6 +60,11 @@ def _fields(message: Any) -> Iterator[dict[str, Any]]:
             size = leaf.numel() * leaf.element_size()
             found = {"field": leaf_name, "shape": list(leaf.shape), "type": str(leaf.dtype).removeprefix("torch.")}
             yield found | {"bytes": size, "readers": _readers(message, leaf_name)}
+        if isinstance(message, Reply) and name == "facts":
+            for column, levels in value.get("levels", {}).items():
+                yield {"field": f"facts.levels.{column}", "names": len(levels), "readers": SERVER_AND_SITE}
+        elif isinstance(value, dict) and value and not isinstance(message, Reply):  # what is settled in plain values
+            yield from [{"field": name, "readers": SERVER_AND_SITE}] * (not list(_leaves(name, value)))
         if isinstance(value, Rows) and value.ids:
             yield {"field": f"{name}.ids", "clients": len(value.ids), "readers": ROW}
         elif isinstance(value, str | int | float | tuple) or hasattr(value, "model_dump"):  # such as a method

@@ -19,7 +19,9 @@ from ..core.client_names import ClientIds
 from ..core.trees import named_leaves
 from ..sites import Reply, Request, Train
 from ..sites.filters import BoundedUploads, Norms
+from .column_agreement import check_sums
 from .federation_errors import FederationError
+from .site_requests import SumColumns
 
 SIMPLEX_TOLERANCE = 1e-3
 FEW_SITES_TIMES = 1000.0  # how far a change may be above the smallest other, where there are few to compare with
@@ -42,6 +44,9 @@ class ReplyChecks:
             if not isinstance(reply, Reply):
                 raise FederationError(f"a {type(reply).__name__} is no reply")
             _check_rows(reply, ids)
+            if isinstance(request, SumColumns):
+                _check_finite(reply)
+                check_sums(request, reply)
             if isinstance(request, Train):
                 _check_finite(reply)
                 _check_visible(reply, shown.get(request.session, ()))

@@ -21,7 +21,7 @@ from ..server.step_size import FIRST
 from ..sites import Site
 from .opened_run import experiment_of, named_functions
 from .provisioning import load_secure_sums
-from .run_clients import without_clients
+from .site_data import SiteData
 from .site_requests import OpenRun
 from .site_settings import SiteSettings
 from .state_store import StateStore
@@ -54,9 +54,9 @@ def check_site(settings: SiteSettings, base: Path, experiment: Experiment) -> Si
     _check_functions(settings, base, experiment, found)
     federation: Federation | None = None
     with found.noting("data"):
-        federation, _ = without_clients(*settings.build_data(base), _forgotten(base / settings.state))
-        found.facts.extend(_describe(federation))
-        found.problems.extend(_differences(federation, experiment.data))
+        as_read, federation = _read_data(settings, base, experiment)
+        found.facts.extend(_describe(as_read))
+        found.problems.extend(_differences(as_read, experiment.data))
     with suppress(PPFLError):  # a file that cannot be read is a problem already
         found.facts.append(("missing values", _missing_values(settings.data, base)))
     if federation is not None:
@@ -89,6 +89,16 @@ def _check_functions(settings: SiteSettings, base: Path, experiment: Experiment,
             found.problems.append(
                 f"allow: the experiment names {name!r}; read its code, install it, and add it to allow in site.toml"
             )
+
+
+def _read_data(settings: SiteSettings, base: Path, experiment: Experiment) -> tuple[Federation, Federation]:
+    """The data as they are, and as the experiment uses them: prepared with this site's sums, as others' are away."""
+    data, preparation = SiteData(settings, base, _forgotten(base / settings.state)), experiment.preparation
+    if preparation is None:
+        federation, _ = data.plain()
+        return federation, federation
+    rows = data.rows(preparation.model_dump(mode="json"))
+    return rows.federation, rows.prepare_alone()
 
 
 def _forgotten(store: Path) -> tuple[str, ...]:
@@ -156,7 +166,8 @@ def _what_leaves(federation: Federation, experiment: Experiment, settings: SiteS
     if experiment.watch.report_clients and experiment.watch.share >= 1:
         rows.append("scores")
     sums = "masked sums" if settings.secure_sums is not None else "sums over its clients"
-    return f"{sums}, names of clients" + (f"; client by client: {', '.join(rows)}" if rows else "")
+    columns = "" if experiment.preparation is None else ", kinds of columns and levels of text"
+    return f"{sums}, names of clients{columns}" + (f"; client by client: {', '.join(rows)}" if rows else "")
 
 
 class _AskedTables:

@@ -20,6 +20,7 @@ from ..core.models import Mixture, Models
 from ..core.population import Population
 from ..core.trees import Tree, with_leaves
 from ..data.inputs import scaled
+from ..data.preparation import Preparation
 from ..data.sample_kind import SampleKind
 from ..insight import client_model
 from ..server.loop import MAIN
@@ -114,6 +115,9 @@ def _read_models(store: StateStore, settings: SiteSettings, base: Path, run: str
     assert isinstance(begun, Setup)
     facts = decode(described.reply).facts["agreed"]
     kind, experiment = SampleKind.from_json(facts), experiment_of(request, settings)
+    if request.preparation:
+        preparation = Preparation.from_json(request.preparation)
+        kind = kind._replace(shape=(len(preparation.terms),), preparation=preparation)
     like = kind.stand_in()
     population = experiment.build_population(like, request.seed, base)
     population.load(begun.start)

@@ -79,6 +79,8 @@ def _inputs(models: SiteModels, frame: Any, client: str, file: Path) -> Any:
             f"a sample of this run has shape {shape}, and a table has one row per sample; export the models instead, "
             f"with ppfl federation export"
         )
+    if models.kind.preparation is not None:
+        return models.kind.preparation.apply(frame)
     columns = [name for name in frame.columns if name != client] if models.features is None else list(models.features)
     if absent := [name for name in columns if name not in frame.columns]:
         raise DataError(f"{file} has no column {quoted(absent)}; it has {quoted(list(frame.columns), most=12)}")
@@ -96,7 +98,9 @@ def _cells(models: SiteModels, predictions: Tensor) -> list[list[Any]]:
     """Of each row: the class and the probabilities of all, or the numbers that are predicted."""
     flat, classes = predictions.reshape(len(predictions), -1), models.kind.classes
     if classes is None or flat.shape[1] not in (1, len(classes)):
-        return list(flat.tolist())
+        preparation = models.kind.preparation
+        mean, scale = (0.0, 1.0) if preparation is None else preparation.target
+        return list((mean + scale * flat.double()).tolist())
     if flat.shape[1] == 1:  # the probability of the second of two classes
         flat = torch.cat([1 - flat, flat], dim=1)
     return [[classes[int(row.argmax())], *row.tolist()] for row in flat]

@@ -9,7 +9,22 @@ from ..algorithms.contract import message
 
 @message
 class DescribeData(NamedTuple):
-    """What the data look like: names of clients, sums of counts, and facts that all sites must agree on."""
+    """What the data look like: names of clients, sums of counts, and facts that all sites must agree on.
+
+    preparation: its settings, where the rows of tables are to be prepared; a site then also says which columns have
+    numbers, which have text, and the levels of text that the settings do not name.
+    """
+
+    preparation: dict[str, Any] = {}
+
+
+@message
+class SumColumns(NamedTuple):
+    """Sums over all training rows of a table, from which all sites together prepare theirs (data/column_sums.py)."""
+
+    preparation: dict[str, Any]  # settings
+    plan: dict[str, Any]  # a ColumnPlan
+    center: dict[str, Any] = {}  # a Center, for the second pass
 
 
 @message
@@ -18,6 +33,7 @@ class OpenRun(NamedTuple):
 
     settings: dict[str, Any]  # of the experiment, all but [data]
     seed: int
+    preparation: dict[str, Any] = {}  # a Preparation, on which all sites have agreed
 
 
 @message

@@ -15,21 +15,23 @@ from typing import Any, NamedTuple
 import torch
 
 from ..algorithms.contract import Rows
+from ..core.client_names import ClientIds
 from ..core.errors import CheckpointError, PPFLError, SettingError
 from ..data import Federation
-from ..data.sample_kind import SampleKind
 from ..sites import Describe, Reply, Site
 from ..sites.client_round import Session
 from ..sites.messages import AcceptKeys, Masked, OfferKey, Unmask
 from ..sites.wire import decode, encode
+from .column_agreement import center_from_json, plan_from_json
 from .envelope import ERROR, REPLIES, REQUESTS, Envelope, seal, unseal
 from .federation_errors import FederationError
 from .ledger import Ledger
 from .opened_run import experiment_of
 from .provisioning import load_secure_sums
-from .run_clients import RunClients, without_clients
+from .run_clients import RunClients
 from .secure_sums import MaskedSite
-from .site_requests import ClientTable, DescribeData, OpenRun
+from .site_data import SiteData
+from .site_requests import ClientTable, DescribeData, OpenRun, SumColumns
 from .site_sessions import NOT_OPEN, SiteSessions
 from .site_settings import SiteSettings
 from .state_store import Described, LastReply, StateStore
@@ -69,7 +71,7 @@ class SiteService:
         folder = Path() if base is None else base
         self.store = StateStore(folder / settings.state)
         self._forgotten = self.store.forgotten()
-        self.federation, self.importance = without_clients(*settings.build_data(base), self._forgotten)
+        self.data = SiteData(settings, base, self._forgotten)
         self.ledger = Ledger(folder / settings.ledger)
         self._opened: _OpenedRun | None = None
         self._below = _Unmasked(self)
@@ -78,10 +80,16 @@ class SiteService:
         self._work: dict[type, Callable[[str, Any], Reply]] = {
             DescribeData: self._describe,
             OpenRun: self._open,
+            SumColumns: self._sum_columns,
             ClientTable: self._table,
             **self._sessions.work,
             Describe: lambda run, request: self._site(run).answer(request),
         }
+
+    @property
+    def federation(self) -> Federation:
+        """The site's clients, with their data as they are."""
+        return self.data.plain()[0]
 
     def close(self) -> None:
         self.store.close()
@@ -126,7 +134,7 @@ class SiteService:
     def _leave_out_forgotten(self) -> None:
         """The owner may have forgotten a client since the last message; within a transaction nobody else does."""
         if (forgotten := self.store.forgotten()) != self._forgotten:
-            self.federation, self.importance = without_clients(self.federation, self.importance, forgotten)
+            self.data.leave_out(forgotten)
             self._forgotten, self._opened = forgotten, None
 
     def _answers(self, request: Any) -> bool:
@@ -146,42 +154,40 @@ class SiteService:
     # ------------------------------------------------------------------ before the first round
 
     def _describe(self, run: str, request: DescribeData) -> Reply:
+        reply, ids = self._new_description(request.preparation)
         found = self.store.description(run)
-        if found is not None and found.present == self.federation.ids and self._clients(run).left:
-            reply: Reply = decode(found.reply)  # the server goes on with the clients it knows
-            return reply
-        return self._new_description(run)
+        if found is not None and found.present == ids and self._clients(found).left:
+            known: Reply = decode(found.reply)  # the server goes on with the clients it knows
+            return known
+        self._save_description(run, reply, ids)
+        return reply
 
-    def _new_description(self, run: str) -> Reply:
-        federation = self.federation
-        sums = {"importance": self.importance.sum()} | {
+    def _new_description(self, preparation: dict[str, Any]) -> tuple[Reply, ClientIds]:
+        federation, importance, facts = self.data.describe(preparation)
+        sums = {"importance": importance.sum()} | {
             f"samples.{split}": torch.tensor(float(len(part)), dtype=torch.float64)
             for split, part in federation.splits.items()
         }
-        facts = {
-            **SampleKind.of(federation).to_json(),
-            "features": None if federation.features is None else list(federation.features),
-            "units": dict(sorted(self.settings.units.items())),
-            "splits": sorted(federation.splits),
-        }
-        # the digest is the site's own: it tells whether data changed since a run began
-        reply = Reply(
-            metrics=sums, rows=Rows(federation.ids, {}), facts={"agreed": facts, "data": federation.fingerprint}
-        )
-        if not self.store.sessions(run):  # else states of the clients that were described are there
-            self.store.save_description(run, Described(encode(reply), tuple(federation.ids)))
-        return reply
+        agreed = {**facts["agreed"], "units": dict(sorted(self.settings.units.items()))}
+        # the digest of the data is the site's own: it tells whether they changed since a run began
+        reply = Reply(metrics=sums, rows=Rows(federation.ids, {}), facts={**facts, "agreed": agreed})
+        return reply, federation.ids
 
-    def _clients(self, run: str) -> RunClients:
+    def _save_description(self, run: str, reply: Reply, ids: ClientIds) -> None:
+        if not self.store.sessions(run):  # else states of the clients that were described are there
+            self.store.save_description(run, Described(encode(reply), tuple(ids)))
+
+    def _clients(self, described: Described) -> RunClients:
         """Those that the server knows, and those that take part."""
-        described = self.store.description(run)
-        if described is None:
-            return RunClients(self.federation.ids, self.federation.ids)
         return RunClients(decode(described.reply).rows.ids, described.present)
+
+    def _sum_columns(self, run: str, request: SumColumns) -> Reply:
+        rows = self.data.rows(request.preparation)
+        return Reply(metrics=rows.sums(plan_from_json(request.plan), center_from_json(request.center)))
 
     def _open(self, run: str, request: OpenRun) -> Reply:
         if self.store.description(run) is None:
-            self._new_description(run)
+            self._save_description(run, *self._new_description(request.settings.get("preparation") or {}))
         self.store.open_run(run, encode(request))
         self._opened = None
         self._site(run)
@@ -190,8 +196,9 @@ class SiteService:
     def _table(self, run: str, request: ClientTable) -> Reply:
         if request.name not in TABLES:
             raise SettingError(f"there is no table {request.name!r:.40} of clients; use one of {', '.join(TABLES)}")
-        rows = Rows(self.federation.ids, {request.name: TABLES[request.name](self.federation)})
-        return Reply(rows=self._clients(run).table(rows))
+        site, clients = self._open_run(run)
+        rows = Rows(site.federation.ids, {request.name: TABLES[request.name](site.federation)})
+        return Reply(rows=clients.table(rows))
 
     def _site(self, run: str) -> Site:
         return self._open_run(run)[0]
@@ -202,22 +209,26 @@ class SiteService:
         if opened is None:  # it may also have been deleted meanwhile
             raise CheckpointError(f"{NOT_OPEN}: site {self.settings.name!r} does not know the run {run!r:.80}")
         if self._opened is None or self._opened.run != run:
-            sessions, clients = self.store.sessions(run), self._clients(run)
-            if sessions and clients.present != self.federation.ids:
+            sessions, described, site = self.store.sessions(run), self.store.description(run), self._make_site(opened)
+            ids = site.federation.ids
+            clients = RunClients(ids, ids) if described is None else self._clients(described)
+            if sessions and clients.present != ids:
                 raise CheckpointError(
                     f"the clients of site {self.settings.name!r} are not those of the run any more; bring the data back"
                 )
-            self._opened = _OpenedRun(run, self._make_site(decode(opened)), clients)
+            self._opened = _OpenedRun(run, site, clients)
             for session, setup in sessions.items():
                 self._opened.site.setup(decode(setup))
                 self._sessions.restore(run, self._opened.site, session)
         return self._opened.site, self._opened.clients
 
-    def _make_site(self, request: OpenRun) -> Site:
+    def _make_site(self, opened: bytes) -> Site:
+        request: OpenRun = decode(opened)
         experiment = experiment_of(request, self.settings)
-        population = experiment.build_population(self.federation, request.seed, self.base)
+        federation, importance = self.data.prepared(request.settings.get("preparation"), request.preparation)
+        population = experiment.build_population(federation, request.seed, self.base)
         metrics = experiment.watch.build(self.base).known_metrics
         return Site(
-            self.federation, population, experiment.build_engine(), name=self.settings.name, metrics=metrics,
-            importance=self.importance, states_on_disk=experiment.states_on_disk,
+            federation, population, experiment.build_engine(), name=self.settings.name, metrics=metrics,
+            importance=importance, states_on_disk=experiment.states_on_disk,
         )  # fmt: skip

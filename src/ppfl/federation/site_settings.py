@@ -59,7 +59,11 @@ class SiteSettings(Settings):
 
     def build_data(self, base: Path | None) -> tuple[Federation, Tensor]:
         """The site's clients and their importance (M,). They are named "site/client"; in a trial as in the whole."""
-        whole = self.data.build(base).to(self.device)
+        return self.choose_clients(self.data.build(base))
+
+    def choose_clients(self, whole: Federation) -> tuple[Federation, Tensor]:
+        """The site's clients of its data, and their importance (M,)."""
+        whole = whole.to(self.device)
         if self.part is None:
             ids = as_ids([f"{self.name}/{client}" for client in whole.ids])
             return replace(whole, ids=ids), whole.importance

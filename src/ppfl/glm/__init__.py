@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .choice_model import PopulationChoice
+from .estimator_runs import estimator_from_run
 from .inference.saved_estimator import load_estimator
 from .missing_clients import NEW, MissingClientsWarning, client_scorer
 from .mixed_model import MixedModel, as_mixed_model, mixed_model
@@ -22,6 +23,7 @@ __all__ = [
     "PopulationRegressor",
     "as_mixed_model",
     "client_scorer",
+    "estimator_from_run",
     "load",
     "mixed_model",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -88,6 +89,9 @@ class PopulationEstimator(InformationMixin, InferenceMixin, BaseEstimator):  # t
         """Fit, and sort the canonical models by their share of the population, so that the order is reproducible."""
         with one_thread():
             result = self._solve(rows, clients)
+        return self._keep(result, clients.ids, len(rows.y))
+
+    def _keep(self, result: SolverResult, ids: Sequence[Any], n_rows: int) -> Self:
         order = torch.argsort(result.memberships.mean.mean(0), descending=True, stable=True)
         canonical = result.coefficients.canonical[order]
         self._objective = result.objective  # with its data; it is neither pickled nor saved
@@ -102,8 +106,8 @@ class PopulationEstimator(InformationMixin, InferenceMixin, BaseEstimator):  # t
         self._covariance, self._deviations = None, None
         self._order = order
         self.k_ = len(order)
-        self.clients_ = np.array(clients.ids)
-        self._n_rows = len(rows.y)
+        self.clients_ = np.array(ids)
+        self._n_rows = n_rows
         self._onboarded: ClientMemberships | None = None
         self.objective_path_ = np.array(result.path)
         self.n_iter_ = max(1, len(result.path) - 1)
@@ -112,7 +116,7 @@ class PopulationEstimator(InformationMixin, InferenceMixin, BaseEstimator):  # t
         self._log_units = 0.0
         self.concentration_ = concentration(self._result.log_alpha).numpy()
         if not self.converged_:
-            warnings.warn(self._convergence_message(), ConvergenceWarning, stacklevel=4)
+            warnings.warn(self._convergence_message(), ConvergenceWarning, stacklevel=5)
         return self
 
     def _sums_of(self, data: Likelihood) -> ResidualSums | None:
@@ -141,6 +145,8 @@ class PopulationEstimator(InformationMixin, InferenceMixin, BaseEstimator):  # t
         ks = numbers_to_try(self, len(clients.ids))
         affinity = make_affinity(clients.ids, self.affinity, rows) if self.penalty > 0 else None
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        if solver == "federated" and isinstance(self.random_state, int | np.integer):
+            seed = int(self.random_state)  # the seed of an experiment that does the same
         data = fastest_form(rows)
 
         def make_problem(k: int) -> GLMProblem:
@@ -161,7 +167,8 @@ class PopulationEstimator(InformationMixin, InferenceMixin, BaseEstimator):  # t
         if len(ks) > 1:
             raise SettingError(f"k is {self.k!r}, but solver = {solver!r} fits one k only; set a number")
         if solver == "federated":
-            return fit_federated(make_problem(ks[0]), affinity, self.penalty, self.tol, self.max_iter, seed)
+            ids = tuple(map(str, clients.ids))
+            return fit_federated(make_problem(ks[0]), ids, affinity, self.penalty, self.tol, self.max_iter, seed)
         return fit_profile(make_problem(ks[0]), affinity, self.penalty, search)
 
     def _names(self, x: Any) -> list[str]:

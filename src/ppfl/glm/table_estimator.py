@@ -44,8 +44,12 @@ class TableEstimator(FormulaMixin, PopulationEstimator, ABC):
         target = (y - self._shift) / self._target_scale
         self._has_offset = offset is not None
         self._fit_rows(self._sorted_rows(x, target, weight, codes, offset), codes)
-        self._log_units = -float(weight.sum() * np.log(self._target_scale))  # log-likelihoods for y in its own units
-        self.selection_ = [record.in_units(self._log_units, float(weight.sum())) for record in self.selection_]
+        return self._set_units(float(weight.sum()))
+
+    def _set_units(self, samples: float) -> Self:
+        """Log-likelihoods and coefficients for the table and for y in their own units."""
+        self._log_units = -samples * float(np.log(self._target_scale))
+        self.selection_ = [record.in_units(self._log_units, samples) for record in self.selection_]
         slopes, intercepts = self._scaling.to_original_units(self._result.coefficients, *self._predictor_units())
         single = slopes.shape[2] == 1
         self.canonical_coef_ = slopes[..., 0] if single else slopes.swapaxes(1, 2)  # (K, d) or (K, m, d)

@@ -13,6 +13,7 @@ from .membership_bars import MAX_BARS, empty_picture, membership_bars
 from .methods import MethodRuns, common_metric, rank_methods
 from .metric import Metric
 from .palette import method_colour
+from .preparation_table import preparation_table
 from .records import Run
 from .results import result_table
 from .sorted_memberships import SortedMemberships, letter, memberships_of_methods
@@ -45,10 +46,17 @@ def render(records: Sequence[Run], title: str, labels: Sequence[str] | None = No
         _curves(methods, metric),
         _clients(methods, metric),
         collapsible("All clients", client_table(methods, metric, first)),
+        *_preparation(records),
         collapsible("What was run: settings and versions", settings_table(methods)),
     ]
     picture = membership_bars(first, _picture_title(first)) if first else empty_picture(title)
     return document(title, join(sections)), picture + "\n"
+
+
+def _preparation(records: Sequence[Run]) -> list[Markup]:
+    """How the columns of the table were prepared; nothing where they were not."""
+    found = [preparation for run in records if (preparation := getattr(run, "preparation", None)) is not None]
+    return [collapsible("How the columns were prepared", preparation_table(found[0]))] if found else []
 
 
 def _picture_title(shown: SortedMemberships) -> str:

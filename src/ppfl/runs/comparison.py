@@ -17,6 +17,8 @@ from pydantic import ValidationError
 
 from ..core.errors import PPFLError, SettingError
 from ..data import DataSettings, Federation
+from ..data.dataset_settings import build_data
+from ..data.preparation_settings import PreparationSettings
 from .experiment import Experiment
 from .explain import explain
 from .load import load_settings
@@ -221,9 +223,11 @@ def _attempt(task: RunTask) -> PPFLError | None:
 
 def _read_once(experiment: Experiment, base: Path | None) -> Federation:
     """Methods that are compared have the same data, and a process runs several of them."""
-    return _data(experiment.data, base)
+    preparation = None if experiment.preparation is None else experiment.preparation.model_dump_json()
+    return _data(experiment.data, preparation, base)
 
 
 @lru_cache(maxsize=1)
-def _data(settings: DataSettings, base: Path | None) -> Federation:
-    return settings.build(base)
+def _data(settings: DataSettings, preparation: str | None, base: Path | None) -> Federation:
+    parsed = None if preparation is None else PreparationSettings.model_validate_json(preparation)
+    return build_data(settings, parsed, base)

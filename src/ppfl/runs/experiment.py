@@ -17,10 +17,13 @@ from ..core.network_parts import freeze
 from ..core.population import Population
 from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
 from ..data import DataSettings, Federation
+from ..data.dataset_settings import build_data
 from ..data.factories import PythonName
+from ..data.preparation_settings import PreparationSettings
 from ..server import OutputRule, Watch
 from ..sites import ENGINES, Engine, Stacked
 from .affinity_settings import AffinitySettings, AutoAffinity
+from .estimator_settings import EstimatorSettings, fill_in_estimator
 from .metric_settings import load_metrics
 from .names import FolderName
 from .network_contract import choose_loss
@@ -100,12 +103,19 @@ class Experiment(Settings):
     # of the clients asked in a round, lost in it: they got the model, and nothing of theirs comes back
     dropout: Share = 0.0
     data: DataSettings
+    preparation: PreparationSettings | None = None  # of a table; None: it has numbers alone, which stay as they are
     model: ModelSettings
     population: PopulationSettings = PopulationSettings()
     algorithm: Annotated[Method, MethodByName()]
     affinity: AffinitySettings = AutoAffinity()
     watch: WatchSettings = WatchSettings()
+    estimator: EstimatorSettings | None = None  # a population GLM, in the place of model, population and algorithm
     start: StartSettings | None = None  # None: from the network's own start values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_estimator(cls, given: Any) -> Any:
+        return fill_in_estimator(given)
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Experiment:
@@ -120,6 +130,10 @@ class Experiment(Settings):
         """The same experiment with one seed."""
         return self.model_copy(update={"seeds": (seed,)})
 
+    def build_data(self, base: Path | None = None) -> Federation:
+        """The clients and their data, prepared; relative paths start at `base`."""
+        return build_data(self.data, self.preparation, base)
+
     def build_engine(self) -> Engine:
         """Where clients work."""
         passes: dict[str, Any] = {
@@ -133,7 +147,8 @@ class Experiment(Settings):
     def build_population(self, federation: Federation, seed: int, base: Path | None = None) -> Population:
         """The population, its initial values drawn from the seed; a factory's module is looked for in `base` first."""
         settings = self.population
-        loss = choose_loss(settings.loss, federation)
+        named = settings.loss if self.estimator is None else self.estimator.loss_name(federation)
+        loss = choose_loss(named, federation)
         net = self.model.build(federation, seed, loss, copies=settings.k, base=base)
         if self.start is not None:
             freeze(net, self.start.frozen)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from ..core.errors import SettingError
 from ..data.streams import one_line
+from .estimator_settings import refuse_both
 from .experiment import Experiment
 from .explain import explain
 
@@ -27,6 +28,7 @@ def load_experiment(path: str | Path, overrides: Iterable[str] = ()) -> Experime
     settings = load_settings(path, overrides)
     if "methods" in settings:
         raise SettingError(f"{path} compares methods; run it with ppfl compare")
+    refuse_both(settings)
     try:
         return Experiment.model_validate(settings)
     except ValidationError as error:

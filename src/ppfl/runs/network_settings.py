@@ -20,6 +20,7 @@ from ..core.errors import ModelError
 from ..core.losses import Loss
 from ..data.factories import FactorySettings, with_factory_name
 from ..data.federation import Federation
+from .glm_network import Glm
 from .image_networks import Cnn, DigitsCnn, ResNet18
 from .network_contract import Network, Shape, Widths, check_size, with_classifier
 from .pretrained_networks import EfficientNetLite0
@@ -84,7 +85,7 @@ class ModelFactory(FactorySettings):
 
 
 ModelSettings = Annotated[
-    Linear | Perceptron | Cnn | DigitsCnn | ResNet18 | EfficientNetLite0 | Lstm | Transformer | ModelFactory,
+    Linear | Glm | Perceptron | Cnn | DigitsCnn | ResNet18 | EfficientNetLite0 | Lstm | Transformer | ModelFactory,
     Field(discriminator="name"),
     BeforeValidator(with_factory_name),
 ]

@@ -34,6 +34,7 @@ class RunRecord:
     memberships_by_round: dict[int, Tensor] = field(repr=False)
     scores: Record  # of the returned state, or while the run goes on, of the round evaluated last
     finished: bool
+    preparation: Record | None = None  # how the columns of a table were prepared
 
     @property
     def name(self) -> str:
@@ -131,6 +132,7 @@ def _read(folder: RunFolder) -> RunRecord:
         memberships_by_round=by_round,
         scores=scores,
         finished=finished,
+        preparation=clients.get("kind", {}).get("preparation"),  # a run of an older ppfl does not have the first
     )
 
 

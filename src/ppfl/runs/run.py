@@ -22,7 +22,7 @@ Reader = Callable[[Experiment, Path | None], Federation]  # relative paths start
 
 def read_data(experiment: Experiment, base: Path | None) -> Federation:
     """From its files, or drawn anew."""
-    return experiment.data.build(base)
+    return experiment.build_data(base)
 
 
 def run(

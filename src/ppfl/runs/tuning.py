@@ -46,7 +46,7 @@ def tune(
         raise SettingError(f"budget is {budget}; a method needs at least one trial")
     found: dict[str, list[Trial]] = {}
     for label, experiment in experiments.items():
-        federation = without_test(experiment.data.build(base)).to(experiment.device)
+        federation = without_test(experiment.build_data(base)).to(experiment.device)
         trials = []
         for changes in candidates(experiment.algorithm, budget, experiment.seeds[0]):
             trial = attempt(experiment, federation, changes, rounds or experiment.rounds, base)

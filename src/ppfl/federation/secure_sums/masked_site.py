@@ -27,12 +27,12 @@ from ...core.draws import name_key, uniform
 from ...data import Federation
 from ...sites import Describe, Refusal, Reply, Request, Site, Train
 from ...sites.client_round import Session
-from ...sites.messages import AcceptKeys, Evaluate, Masked, MaskedNote, NoKeys, OfferKey, Save, Shares, Unmask
+from ...sites.messages import AcceptKeys, Masked, MaskedNote, NoKeys, OfferKey, Save, Shares, Unmask
 from ...sites.wire import encode
 from ..federation_errors import FederationError
 from .key_agreement import PairKeys, PublicKeys, SiteIdentity, check_offers, new_private_key
 from .mask_streams import KEY_BYTES, add_mask, pair_sign, part_key
-from .reply_parts import CLIPPED, COUNTS, PARTS, ReplyPart, clients_counted, split_sums
+from .reply_parts import CLIPPED, COUNTS, PARTS, SUMS, ReplyPart, clients_counted, split_sums
 from .secure_settings import SecureSettings
 from .shamir import RandomBytes, split_secret
 
@@ -46,7 +46,7 @@ class AnsweringSite(Protocol):
     def name(self) -> str: ...
     @property
     def sessions(self) -> Mapping[str, Session]: ...
-    def answer(self, request: Request) -> Reply: ...
+    def answer(self, request: Any) -> Reply: ...
 
 
 class _Answer(NamedTuple):
@@ -91,7 +91,7 @@ class MaskedSite:
         """Do what a request asks for."""
         if type(request) in self._kinds:
             return self._kinds[type(request)](request)
-        if isinstance(request, Train | Evaluate):
+        if isinstance(request, SUMS) and not isinstance(request, Describe):
             raise FederationError(
                 f"site {self.name!r} has secure sums on and was asked for sums without masks; turn secure sums on at "
                 f"the server too"
@@ -126,7 +126,7 @@ class MaskedSite:
         pairs = self._keys_of(request)
         if pairs is None:
             return self._reply(NoKeys())
-        if not isinstance(request.request, Describe | Train | Evaluate):  # of others it is not known how many they sum
+        if not isinstance(request.request, SUMS):  # of others it is not known how many they sum
             raise FederationError(f"a {type(request.request).__name__} has no sums that are masked; ask for it openly")
         digest = sha256(encode(request)).digest()
         known = self._answers.get(request.number)
@@ -253,7 +253,7 @@ class MaskedSite:
             return 0, "rounding", name_key(self.name)
         return self.site.sessions[request.session].seed, "rounding", request.exchange, name_key(self.name)
 
-    def _without_rows(self, request: Request, reply: Reply) -> Reply:
+    def _without_rows(self, request: Any, reply: Reply) -> Reply:
         if not reply.rows.values:
             return reply
         shown = ", ".join(sorted(reply.rows.values)[:3])

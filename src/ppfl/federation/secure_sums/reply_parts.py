@@ -13,7 +13,9 @@ from torch import Tensor
 
 from ...sites import Describe, Evaluate, Reply, Request, Train
 from ...sites.wire import build, describe, parse
+from ..site_requests import SumColumns
 
+SUMS = Describe | Train | Evaluate | SumColumns  # requests that are answered with sums
 COUNTS, METRICS, TOTALS = PARTS = ("counts", "metrics", "totals")
 CLIPPED = "clipped"
 _COUNTED = ("asked", "participants", "lost", "refused", "bytes_up", CLIPPED)
@@ -48,7 +50,7 @@ def clients_counted(request: Request, reply: Reply) -> list[int]:
         names = ["participants"]
     elif isinstance(request, Evaluate):
         names = [f"{split}.clients" for split in request.splits]
-    elif isinstance(request, Describe):
+    elif isinstance(request, Describe | SumColumns):
         names = ["clients"]
     return [int(reply.metrics[name]) for name in names]
 

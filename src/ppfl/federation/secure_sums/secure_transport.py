@@ -16,12 +16,12 @@ import torch
 from ...algorithms.contract import Roster
 from ...core.errors import SettingError
 from ...server import DivergedError, Transport
-from ...sites import Describe, Evaluate, Reply, Request, Setup, Train
+from ...sites import Evaluate, Reply, Request, Setup
 from ...sites.messages import AcceptKeys, KeyOffer, Masked, MaskedNote, OfferKey, Shares, Unmask, number
 from ..federation_errors import FederationError
 from .key_agreement import PublicKeys, check_offers, name_of_keys
 from .mask_streams import Integers, add_mask, pair_sign, part_key
-from .reply_parts import CLIPPED, PARTS, ReplyPart, join_sums
+from .reply_parts import CLIPPED, PARTS, SUMS, ReplyPart, join_sums
 from .secure_settings import SecureSettings
 from .shamir import join_shares
 
@@ -57,7 +57,7 @@ class SecureSums:
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         for request in requests:
             refuse_rows(request)
-        masked = [at for at, request in enumerate(requests) if isinstance(request, Describe | Train | Evaluate)]
+        masked = [at for at, request in enumerate(requests) if isinstance(request, SUMS)]
         if masked and not self.sites:
             self._agree_on_keys()
         sent = [self._masked(request) if at in masked else request for at, request in enumerate(requests)]

@@ -116,11 +116,12 @@ def fit_profile(problem: GLMProblem, affinity: Affinity | None, penalty: float, 
 
 
 def fit_federated(
-    problem: GLMProblem, affinity: Affinity | None, penalty: float, tol: float, rounds: int, seed: int
-) -> SolverResult:
+    problem: GLMProblem, ids: Sequence[str], affinity: Affinity | None, penalty: float, tol: float, rounds: int,
+    seed: int,
+) -> SolverResult:  # fmt: skip
     """Run federated rounds. The memberships of new clients are found like those of the profile."""
     rows, k = problem.rows, problem.shape.k
-    found = solve_federated(rows, k, affinity, penalty, tol, rounds, seed)
+    found = solve_federated(rows, k, ids, affinity, penalty, tol, rounds, seed)
     profile = problem.profile(tol)
     profile.memberships = found.memberships.mean
     log_likelihood = rows.client_log_likelihoods(found.coefficients, found.memberships.mean[..., None]).sum()

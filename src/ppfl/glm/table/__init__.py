@@ -6,9 +6,10 @@ turns columns into numbers and `target` picks a family. `fit_table` fits, `candi
 result.
 """
 
+from ...data.encoded_column import EncodedColumn
 from ..solvers import CRITERIA
 from .coefficients import CoefficientRow, CoefficientTable
-from .encoding import ChosenColumns, EncodedColumn, Encoding, choose_features
+from .encoding import ChosenColumns, Encoding, choose_features
 from .export import file_contents
 from .fit_table import CLEAR, OnStep, TableFit, fit_table
 from .held_out_scores import HeldOutScore

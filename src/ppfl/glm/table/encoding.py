@@ -1,8 +1,4 @@
-"""Which columns of a table are features, and how they become numbers.
-
-Numbers stay as they are. Text becomes one indicator column for each level except the first, which is the reference.
-Levels with few rows, and levels that appear only later, become the level `other`.
-"""
+"""Which columns of a table are features, and the encoding of all of them."""
 
 from __future__ import annotations
 
@@ -13,52 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.errors import DataError
-from ...data.limits import check_limit
+from ...data.encoded_column import EncodedColumn, is_text
 from ...data.raw_arrays import quoted
 from ..client_ids import Array
 from ..standardize import INTERCEPT
 
-OTHER = "other"
-RARE = 5  # a level with fewer rows becomes `other`
 MOST_LEVELS = 20  # a text column with more levels is used only if it is named
 _NOT_PLAIN = (bytes, list, tuple, dict, set, np.ndarray)
 _ROW_NUMBERS = ("rownames", "index", "unnamed: 0", "")  # as R and pandas write them
-
-
-class EncodedColumn(NamedTuple):
-    """A column of a table, and how it is encoded."""
-
-    name: str
-    levels: tuple[str, ...] = ()  # of text, the reference level first; empty for numbers
-    rare: tuple[str, ...] = ()  # levels that became `other`
-
-    @classmethod
-    def of(cls, name: str, values: Any) -> EncodedColumn:
-        if not is_text(values):
-            return cls(name)
-        counts = values.astype(str).value_counts()
-        rare = sorted(counts.index[counts < RARE]) if (counts >= RARE).any() else []
-        levels = sorted(set(counts.index) - set(rare) - {OTHER})
-        if rare or OTHER in counts.index:
-            levels.append(OTHER)  # last, so that it is the reference only if there is no other level
-        return cls(name, tuple(levels), tuple(rare))
-
-    @property
-    def terms(self) -> list[str]:
-        """The names of the encoded columns."""
-        return [f"{self.name} = {level}" for level in self.levels[1:]] if self.levels else [self.name]
-
-    def encode(self, values: Any) -> Array:
-        """(n, terms)."""
-        if not self.levels:
-            return np.array(values, dtype=np.float64)[:, None]
-        size = len(values) * len(self.levels) * 8
-        what = f"column {self.name!r} has {len(self.levels):,} levels, which take {size:,} bytes"
-        check_limit("bytes", size, what, "leave it out, or ")
-        position = {level: i for i, level in enumerate(self.levels)}
-        unknown = position.get(OTHER, 0)
-        codes = np.array([position.get(value, unknown) for value in values.astype(str)], dtype=np.int64)
-        return np.asarray(codes[:, None] == np.arange(1, len(self.levels)), dtype=np.float64)
 
 
 class Encoding(NamedTuple):
@@ -119,13 +77,6 @@ def choose_features(frame: Any, excluded: Sequence[str], wanted: Sequence[str] |
     reasons = {name: _reason_to_leave_out(name, frame[name]) for name in present if name not in excluded}
     names = tuple(name for name, reason in reasons.items() if not reason)
     return ChosenColumns(names, {name: reason for name, reason in reasons.items() if reason})
-
-
-def is_text(values: Any) -> bool:
-    """Whether a column holds text rather than numbers; booleans are numbers."""
-    from pandas.api.types import is_numeric_dtype  # imported here, because ppfl works without pandas
-
-    return not is_numeric_dtype(values.dtype)
 
 
 def is_plain(values: Any) -> bool:

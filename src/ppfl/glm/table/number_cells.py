@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from .encoding import is_plain, is_text
+from ...data.encoded_column import is_text
+from .encoding import is_plain
 
 NEARLY_ALL = 0.9  # a text column with at least this share of numbers is one of numbers
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from ...core.errors import DataError, SettingError
+from ...data.encoded_column import is_text
 from ...data.raw_arrays import quoted
 from ..client_ids import Array
 from ..families import REGRESSIONS, Family, GaussianFamily, classification_family, regression_family
-from .encoding import is_text
 
 CLASSES = ("bernoulli", "multinomial")
 FAMILIES = (*REGRESSIONS, *CLASSES)
