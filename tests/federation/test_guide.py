@@ -21,7 +21,8 @@ def blocks(kind: str) -> list[str]:
 
 def test_the_containers_get_the_folders_that_the_command_makes(tmp_path: Path) -> None:
     (sites,) = re.findall(r"federation init \S+ --sites (\S+) ", GUIDE)
-    init_federation(ROOT / "experiments" / "synthetic.toml", sites.split(","), "server", tmp_path / "clinics")
+    (tmp_path / "experiment.toml").write_text(blocks("toml")[0])
+    init_federation(tmp_path / "experiment.toml", sites.split(","), "server", tmp_path / "clinics")
     (compose,) = (yaml.safe_load(block) for block in blocks("yaml"))
     assert compose["services"].keys() == {"server", *sites.split(",")}
     mounted = []

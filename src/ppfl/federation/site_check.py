@@ -166,7 +166,9 @@ def _what_leaves(federation: Federation, experiment: Experiment, settings: SiteS
     if experiment.watch.report_clients and experiment.watch.share >= 1:
         rows.append("scores")
     sums = "masked sums" if settings.secure_sums is not None else "sums over its clients"
-    columns = "" if experiment.preparation is None else ", kinds of columns and levels of text"
+    columns = (
+        "" if experiment.preparation is None else ", kinds of columns, levels of text that the experiment does not name"
+    )
     return f"{sums}, names of clients{columns}" + (f"; client by client: {', '.join(rows)}" if rows else "")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from ..data.table_readers import UnpreparedError
 from ..data.table_rows import TableRows
 from .run_clients import without_clients
 from .site_settings import SiteSettings
-
-log = logging.getLogger("ppfl.federation")
 
 
 class SiteData:
@@ -56,7 +53,6 @@ class SiteData:
         try:
             self._plain = self._chosen(self.settings.data.of_frame(self._frame))
         except UnpreparedError as error:  # an experiment with [preparation] can use them
-            log.warning("site %r: %s", self.settings.name, error)
             self._error = error
 
     def _chosen(self, whole: Federation) -> tuple[Federation, Tensor]:
