@@ -16,7 +16,6 @@ ONE_PROCESS = [
 ]
 FAMILIES = [
     ("kill_comparison", signal.SIGKILL),
-    ("kill_comparison", signal.SIGTERM),
     ("kill_comparison", signal.SIGINT),
     ("kill_worker", signal.SIGKILL),
     ("kill_torchrun", signal.SIGKILL),
