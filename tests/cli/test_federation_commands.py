@@ -90,7 +90,7 @@ def test_predictions_models_status_and_forgetting(ppfl, clinics: Path, tmp_path:
     done = ppfl("federation", "status", clinics / "server")
     assert done.code == 0 and "finished, round 3 of 3" in done.out and "south" in done.out
     done = ppfl("federation", "forget", "p1", "--site", config)
-    assert done.code == 0 and "client north/p1 is deleted from 1 runs" in done.out and "cannot be undone" in done.out
+    assert done.code == 0 and "client north/p1 is deleted from 1 run" in done.out and "cannot be undone" in done.out
     done = ppfl("federation", "status", config.parent)
     assert done.code == 0 and "forgotten clients: north/p1" in done.out
     assert re.search(r"clients +3 ", ppfl("federation", "check", config).out)

@@ -163,8 +163,11 @@ def test_a_window_contains_the_second_half_of_every_curve_and_the_best_value(mak
 def test_curves_that_already_use_the_height_are_not_cut() -> None:
     spread = [Curve("a", 0, [(1, 0.1), (2, 0.2)]), Curve("b", 1, [(1, 0.1), (2, 0.9)])]
     flat = [Curve("a", 0, [(1, 0.5), (2, 0.5)])]
+    alone = [Curve("a", 0, [(1, 0.1), (2, 0.5), (3, 0.9), (4, 0.91)])]
     assert score_axis(spread, ACCURACY).window is None
     assert score_axis(flat, ACCURACY).window is None
+    assert score_axis(alone, ACCURACY).window is None  # there is nothing to tell it apart from
+    assert score_axis([*alone, alone[0]._replace(label="b")], ACCURACY).window is not None
 
 
 def test_cut_curves_end_at_the_frame(make_run: Make, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ..core.errors import PPFLError, SettingError
 from ..federation.flower_processes import require_flower
+from ..report.summary import plural
 from ..runs import load_experiment
 from .program import program
 from .status_command import show_time
@@ -123,7 +124,8 @@ def forget_command(
         name, runs = forget_client(store, client, settings.name, others)
     finally:
         store.close()
-    say(f"the state of client {name} is deleted from {len(runs)} runs, and it takes part in no round from now on")
+    deleted = plural(len(runs), "run")
+    say(f"the state of client {name} is deleted from {deleted}, and it takes part in no round from now on")
     say("it cannot be undone, and what was sent stays sent: sums of earlier rounds hold its part, and the models too")
     say("a server that reads memberships has its last one until the next round, and its run folder keeps earlier ones")
     say("delete the client's rows from your data yourself, then restart the site")

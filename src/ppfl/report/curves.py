@@ -77,7 +77,7 @@ def rates_picture(lines: Mapping[str, Sequence[tuple[float, float]]], title: str
 
 
 def score_axis(curves: Sequence[Curve], metric: Metric) -> YAxisFormat:
-    """The y axis of the metric: it covers the second half of every curve and the best value of all.
+    """The y axis of the metric: all of one curve; of several, the second half of each and the best value of all.
 
     Without this, curves that start far from where they end would all look like one line. Only the starts of curves
     are cut off, and only if they would take more than half of the height.
@@ -85,7 +85,7 @@ def score_axis(curves: Sequence[Curve], metric: Metric) -> YAxisFormat:
     late = [value for curve in curves for _, value in curve.points[len(curve.points) // 2 :]]
     every = [value for curve in curves for _, value in curve.points]
     low, high = (min(late), max(every)) if metric.higher_is_better else (min(every), max(late))
-    close = 1e-9 * abs(high) < high - low < (max(every) - min(every)) / 2
+    close = len(curves) > 1 and 1e-9 * abs(high) < high - low < (max(every) - min(every)) / 2
     return YAxisFormat(metric.format_tick, metric.maximum, round_outward(low, high, metric.maximum) if close else None)
 
 
