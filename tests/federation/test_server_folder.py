@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="flwr is not installed; pip install ppfl[flow
 pytest.importorskip("cryptography", reason="cryptography is not installed; pip install ppfl[flower]")
 
 from federation.test_federated_run import assert_same_run, make_experiment
-from ppfl.core.errors import SettingError
+from ppfl.core.errors import DataError, SettingError
 from ppfl.federation.federation_errors import FederationError
 from ppfl.federation.flower_link import control_client, register_only, wait_for
 from ppfl.federation.flower_processes import LOOPBACK, LinkFiles, Processes, free_port, start_superlink
@@ -38,16 +38,35 @@ def make_folders(folder: Path, experiment) -> Path:
     return out
 
 
-def test_folders_of_init_train_with_secure_sums_and_revoked_keys_are_taken_out(tmp_path, our_turn):
-    experiment = make_experiment("fedavg", rounds=2, watch={"every": 2, "report_clients": False})
-    out = make_folders(tmp_path, experiment)
-    with Processes(tmp_path / "logs") as processes:
-        for name in SITES:
-            config = out / "sites" / name / "site.toml"
+def run_with_sites(out: Path, runs: Path, configs: dict[str, Path]):
+    with Processes(runs.with_suffix(".logs")) as processes:
+        for name, config in configs.items():
             command = [sys.executable, "-m", "ppfl", "federation", "site", str(config), "--end-with-parent"]
             processes.start(name, command, {"PYTHONPATH": os.pathsep.join(sys.path)})
         patience = Patience(deadline=300, resend=30, at_least=2)
-        (there,) = run_server(out / "server", tmp_path / "runs", host=LOOPBACK, secure=True, patience=patience)
+        return run_server(out / "server", runs, host=LOOPBACK, secure=True, patience=patience)
+
+
+def table_config(out: Path, column: str) -> Path:
+    """The config of a site whose table has this column: of the north the age, of the south something else."""
+    folder = out / "sites" / ("north" if column == "age" else "south")
+    rows = [f"p{i % 3},{i},{i % 2}" for i in range(12)]
+    (folder / "t.csv").write_text("\n".join([f"who,{column},y", *rows]))
+    settings, _ = (folder / "site.toml").read_text().split("\n[part]")
+    data = 'name = "csv"\nfile = "t.csv"\nclient = "who"\ntarget = "y"\ntask = "classification"'
+    (folder / "table.toml").write_text(f"{settings}\n[data]\n{data}\n")
+    return folder / "table.toml"
+
+
+def test_folders_of_init_refuse_a_wrong_column_train_with_secure_sums_and_take_out_revoked_keys(tmp_path, our_turn):
+    experiment = make_experiment("fedavg", rounds=2, watch={"every": 2, "report_clients": False})
+    out = make_folders(tmp_path, experiment)
+    with pytest.raises(DataError, match="'south' does not fit: features .* lacks 'age' and it has 'weight'"):
+        run_with_sites(
+            out, tmp_path / "refused", {"north": table_config(out, "age"), "south": table_config(out, "weight")}
+        )
+    configs = {name: out / "sites" / name / "site.toml" for name in SITES}
+    (there,) = run_with_sites(out, tmp_path / "runs", configs)
     (here,) = run(experiment, tmp_path / "alone")
     assert_same_run(here, there, experiment)
     for name in SITES:  # each site has its clients' models, and nothing but its folder is needed for them
