@@ -47,9 +47,8 @@ def run_with_sites(out: Path, runs: Path, configs: dict[str, Path]):
         return run_server(out / "server", runs, host=LOOPBACK, secure=True, patience=patience)
 
 
-def table_config(out: Path, column: str) -> Path:
-    """The config of a site whose table has this column: of the north the age, of the south something else."""
-    folder = out / "sites" / ("north" if column == "age" else "south")
+def table_config(folder: Path, column: str) -> Path:
+    """The config of a site whose table has this column."""
     rows = [f"p{i % 3},{i},{i % 2}" for i in range(12)]
     (folder / "t.csv").write_text("\n".join([f"who,{column},y", *rows]))
     settings, _ = (folder / "site.toml").read_text().split("\n[part]")
@@ -61,10 +60,10 @@ def table_config(out: Path, column: str) -> Path:
 def test_folders_of_init_refuse_a_wrong_column_train_with_secure_sums_and_take_out_revoked_keys(tmp_path, our_turn):
     experiment = make_experiment("fedavg", rounds=2, watch={"every": 2, "report_clients": False})
     out = make_folders(tmp_path, experiment)
+    columns = {"north": "age", "south": "weight"}
+    tables = {name: table_config(out / "sites" / name, column) for name, column in columns.items()}
     with pytest.raises(DataError, match="'south' does not fit: features .* lacks 'age' and it has 'weight'"):
-        run_with_sites(
-            out, tmp_path / "refused", {"north": table_config(out, "age"), "south": table_config(out, "weight")}
-        )
+        run_with_sites(out, tmp_path / "refused", tables)
     configs = {name: out / "sites" / name / "site.toml" for name in SITES}
     (there,) = run_with_sites(out, tmp_path / "runs", configs)
     (here,) = run(experiment, tmp_path / "alone")
