@@ -16,7 +16,7 @@ from ppfl.core.population import Population
 from ppfl.core.trees import tree_map
 from ppfl.data import Samples
 from ppfl.server import DivergedError, InProcess, RefusedUpdateWarning, begin, client_states, make_problem, train
-from ppfl.server.loop import ask_clients
+from ppfl.server.loop import ask_clients, make_request
 from ppfl.sites import BoundedUploads, FiniteUploads, Site, default_filters
 from ppfl.sites.filters import FEWEST, TIMES, Norms, refusals
 from server.test_contract import CASES
@@ -261,7 +261,7 @@ def test_what_a_filter_remembers_of_trials_is_not_held_against_the_run() -> None
         pass
     state = begin(usual, problem, transport)
     plan = usual.plan(problem, state.server, 0)._replace(who=("client-0", "client-1"))
-    reply = ask_clients(usual, problem, transport, state.server, plan, 0, 1)
+    reply = ask_clients(transport, make_request(usual, problem, state.server, plan, 0, 1))
     assert reply.refused == ()
 
 

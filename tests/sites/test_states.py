@@ -9,7 +9,7 @@ from ppfl.algorithms import PPFL, Ditto, Local, Rows
 from ppfl.core.errors import CheckpointError
 from ppfl.core.population import Population
 from ppfl.server import InProcess, ServerState, begin, client_states, make_problem
-from ppfl.server.loop import MAIN, ask_clients
+from ppfl.server.loop import MAIN, ask_clients, make_request
 from ppfl.sites import Close, Keep, Loop, Restore, Save, Site, Stacked, Train
 from ppfl.sites.states import ClientStates
 from support import make_federation, make_net
@@ -124,7 +124,8 @@ def test_a_measurement_leaves_states_as_they_are() -> None:
     served.train(1, merged=0)
     before = served.saved(1)
     plan = served.method.plan(served.problem, served.server, 1)
-    ask_clients(served.method, served.problem, served.transport, served.server, plan, 1, 1, keep_states=False)
+    request = make_request(served.method, served.problem, served.server, plan, 1, 1, keep_states=False)
+    ask_clients(served.transport, request)
     assert_same(served.saved(1), before, atol=0, rtol=0)
 
 

@@ -34,7 +34,7 @@ from .checkpoint import Checkpoint, CheckpointNumbers
 from .experiment import Experiment
 from .identity import Identity
 from .provenance import describe_environment, package_version
-from .round_log import Record, RoundLog, plain
+from .round_log import Record, RoundLog, finite_json
 from .storage import (
     PARTIAL,
     damaged,
@@ -203,7 +203,7 @@ class RunFolder:
     def finish(self, returned: dict[str, Any], round: int, memberships: Tensor | None, scores: Record) -> None:
         """Write the state the run returns, which ends it."""
         own = {} if memberships is None else {"memberships": memberships}
-        about = {"round": round, "scores": plain(scores), "run": self.identity._asdict()}
+        about = {"round": round, "scores": finite_json(scores), "run": self.identity._asdict()}
         save_tree(self.result_file, returned | own, about)
 
     # ------------------------------------------------------------------ reading it

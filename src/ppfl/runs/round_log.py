@@ -35,7 +35,7 @@ class RoundLog:
         """Add a round to the record, with memberships where they are to be kept."""
         new = b"" if memberships is None else membership_record(record["round"], memberships, self.salt)
         length = _append(self.memberships_file, new)
-        _append(self.metrics_file, checked_json(plain(record) | {_LOG_LENGTH: length}, self.salt))
+        _append(self.metrics_file, checked_json(finite_json(record) | {_LOG_LENGTH: length}, self.salt))
 
     def flush(self) -> None:
         """Make it safe against a crash of the system."""
@@ -85,10 +85,10 @@ def _append(file: Path, content: bytes) -> int:
         return opened.tell()
 
 
-def plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+def finite_json(value: Any) -> Any:
+    """None in the place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [finite_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -110,7 +110,7 @@ def train(
         while True:
             plan = method.plan(problem, server, state.round)
             exchange += 1
-            reply = ask_clients(method, problem, transport, server, plan, state.round, exchange, session)
+            reply = ask_clients(transport, make_request(method, problem, server, plan, state.round, exchange, session))
             tally.add(reply)
             if number(reply, "participants") or not plan.needs_answers:
                 server = method.merge(problem, server, plan.task, reply.totals, reply.rows)
@@ -122,20 +122,8 @@ def train(
         yield state, tally.report(state.round, transport.bytes_carried - carried, time.perf_counter() - clock)
 
 
-def ask_clients(
-    method: Method,
-    problem: Problem,
-    transport: Transport,
-    server: Tree,
-    plan: Plan,
-    round: int,
-    exchange: int,
-    session: str = MAIN,
-    *,
-    keep_states: bool = True,
-) -> Reply:
-    """One exchange: what the clients of a plan are sent, and the reply of all of them together."""
-    request = make_request(method, problem, server, plan, round, exchange, session, keep_states=keep_states)
+def ask_clients(transport: Transport, request: Train) -> Reply:
+    """One exchange: the reply of all clients together, with the bytes that they were sent."""
     (reply,) = transport.ask([request])
     sent = bytes_of(request.shared), bytes_of(request.own) // max(1, len(next(iter(request.own.values()), ())))
     down = torch.tensor(number(reply, "asked") * sum(sent), dtype=torch.float64)

@@ -13,7 +13,7 @@ from ..algorithms.contract import EVERYONE, Method, Plan, Problem
 from ..core.errors import SettingError
 from ..sites import Keep, Metrics, PredictionMetric, as_metrics
 from .evaluation import evaluate, summary
-from .loop import MAIN, ServerState, ask_clients, train
+from .loop import MAIN, ServerState, ask_clients, make_request, train
 from .output import Kept, OutputRule, draw_output_round, keep, output_probabilities
 from .transports import Transport
 
@@ -114,9 +114,8 @@ def measure(method: Method, problem: Problem, transport: Transport, state: Serve
         record["objective"] = found.splits["train"].weighted_loss + method.penalty_value(problem, state.server)
     if watch.stationarity and (task := method.measure_task(problem, state.server)) is not None:
         plan = Plan(EVERYONE, task)
-        reply = ask_clients(
-            method, problem, transport, state.server, plan, state.round, state.exchange, keep_states=False
-        )
+        request = make_request(method, problem, state.server, plan, state.round, state.exchange, keep_states=False)
+        reply = ask_clients(transport, request)
         record |= method.measured(reply.totals, {name: float(v) for name, v in reply.metrics.items() if v.dim() == 0})
     return Measurement(record, found.memberships)
 

@@ -17,7 +17,7 @@ from ..data import Federation
 from ..sites import Describe, Evaluate, Restore
 from ..sites.messages import number
 from .evaluation import Evaluation, read_evaluation
-from .loop import MAIN, RefusedUpdateWarning, ServerState, ask_clients, client_states, setup_sites
+from .loop import MAIN, RefusedUpdateWarning, ServerState, ask_clients, client_states, make_request, setup_sites
 from .transports import Transport
 
 
@@ -60,7 +60,7 @@ def score_newcomers(
     before = score()
     for exchange, round in enumerate(range(problem.rounds - rounds, problem.rounds), start=1):
         plan = method.plan(problem, server, max(round, 1))._replace(who=ids)
-        ask_clients(method, problem, newcomers, server, plan, max(round, 1), exchange)
+        ask_clients(newcomers, make_request(method, problem, server, plan, max(round, 1), exchange))
     return NewcomerScores(before, score())
 
 
@@ -79,7 +79,7 @@ def adapt_clients(
     plans = method.newcomer_plans(problem, server)
     for exchange, plan in enumerate(plans, start=1):
         round = max(1, problem.rounds - len(plans) + exchange - 1)
-        reply = ask_clients(method, problem, clients, server, plan._replace(who=ids), round, exchange)
+        reply = ask_clients(clients, make_request(method, problem, server, plan._replace(who=ids), round, exchange))
         for client, reason in reply.refused:
             said = f"client {client!r} was left as it was: {reason}; look at its data"
             warnings.warn(said, RefusedUpdateWarning, stacklevel=4)
