@@ -213,11 +213,10 @@ def test_a_round_leaves_the_data_and_earlier_server_states_untouched(case, engin
 
 @pytest.mark.parametrize("dropout", DROPOUTS)
 @pytest.mark.parametrize("engine", ["loop", "threads"])
-def test_a_resumed_run_ends_with_the_same_bits(case, engine: str, dropout: float) -> None:
-    federation = make_federation(SIZES)
-    whole = trained(case, federation, engine=engine, dropout=dropout)
-    half = trained(case, federation, engine=engine, until=2, dropout=dropout)
-    resumed = trained(case, federation, engine=engine, resume=half, dropout=dropout)
+def test_a_resumed_run_ends_with_the_same_bits(name: str, engine: str, dropout: float) -> None:
+    federation, whole = make_federation(SIZES, dtype=torch.float64), finished_run(name, dropout, engine)
+    half = trained(CASES[name], federation, engine=engine, until=2, dropout=dropout)
+    resumed = trained(CASES[name], federation, engine=engine, resume=half, dropout=dropout)
     assert_same(resumed.everything(), whole.everything(), atol=0, rtol=0)
 
 
@@ -239,11 +238,11 @@ def test_a_run_resumed_with_states_elsewhere_ends_with_the_same_bits(name: str, 
 
 
 @pytest.mark.parametrize("engine", ["loop", "threads"])
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(case, engine: str) -> None:
-    federation = make_federation(SIZES)
-    a, b, c = (trained(case, federation, engine=engine, seed=seed).everything() for seed in (1, 1, 2))
-    assert_same(a, b, atol=0, rtol=0)
-    assert any(not x.equal(y) for x, y in zip(tensors(a), tensors(c), strict=True))
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(name: str, engine: str) -> None:
+    federation, first = make_federation(SIZES, dtype=torch.float64), finished_run(name, 0.0, engine).everything()
+    same, other = (trained(CASES[name], federation, engine=engine, seed=seed).everything() for seed in (1, 2))
+    assert_same(same, first, atol=0, rtol=0)
+    assert any(not x.equal(y) for x, y in zip(tensors(first), tensors(other), strict=True))
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
