@@ -36,6 +36,15 @@ def test_every_result_of_the_paper_belongs_to_a_method_of_its_study() -> None:
             assert method in cases[case].experiments, f"{study}, {case} lacks {method}"
 
 
+def test_a_case_that_names_results_of_the_paper_has_the_methods_they_are_of() -> None:
+    named = [case for name in STUDIES for case in load_study(name).cases if case.paper]
+    assert named
+    for case in named:
+        published = paper_results(*case.paper)
+        for label in case.experiments:
+            assert label.split(", ")[0] in published or label == "Pre-training", f"{case.name}: {label}"
+
+
 def test_a_study_that_is_not_in_the_paper_has_no_paper_results() -> None:
     assert paper_results("k-sweep", "mnist") == {}
 

@@ -2,7 +2,8 @@
 
 A study has one case for every data set, and each case is a comparison of methods. Settings outside `[cases]` are common
 to all cases, and a case can begin with the settings of another one (`like`). A study can also show the runs of another
-study (`of`), and only some of its methods (`only`).
+study (`of`), and only some of its methods (`only`). A case that does a table of the paper in another way names the study
+and case with that table's results (`paper`); its methods begin with the names that they have there.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Case(NamedTuple):
     experiments: dict[str, Experiment]
     targets: tuple[float, ...]  # accuracies; the tables show the cost to reach each of them
     scale: str  # how it is smaller than in the paper; empty if it is not
+    paper: tuple[str, str] | None = None  # the study and case with the paper's results, if not its own
 
 
 class Study(NamedTuple):
@@ -94,9 +96,10 @@ def _case(study: str, name: str, settings: dict[str, Any], overrides: Sequence[s
     for override in overrides:
         set_by_text(settings, override)
     where, targets, scale = f"study {study}, {name}", settings.pop("targets", ()), settings.pop("scale", "")
+    paper = settings.pop("paper", None)
     if not isinstance(targets, list | tuple) or not all(0 < target <= 1 for target in targets):
         raise SettingError(f"{where}: targets are {targets!r}; give a list of accuracies between 0 and 1")
-    return Case(name, experiments_of(settings, where), tuple(targets), scale)
+    return Case(name, experiments_of(settings, where), tuple(targets), scale, paper and (paper[0], paper[1]))
 
 
 def _with_methods(case: Case, methods: Collection[str]) -> Case:

@@ -45,7 +45,8 @@ def study_tables(study: Study, runs: Mapping[str, Runs]) -> list[StudyTable]:
 
 
 def _scores(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
-    published, target = paper_results(study.name, case.name), case.targets[0] if case.targets else None
+    published = paper_results(*(case.paper or (study.name, case.name)))
+    target = case.targets[0] if case.targets else None
     seeds_differ = len({len(method_runs) for method_runs in runs.values()}) > 1
     columns = [
         "method",
@@ -57,7 +58,7 @@ def _scores(study: Study, case: Case, runs: Runs) -> list[StudyTable]:
         columns += [f"rounds to {target:.1%}", "s to it", "MB up to it", "MB down to it"]
     rows = []
     for label, method_runs in runs.items():
-        result = published.get(label)
+        result = published.get(label.split(", ")[0] if case.paper else label)
         scores = [100 * run.scores["accuracy"] for run in method_runs]
         row = [label, *([str(len(method_runs))] if seeds_differ else []), mean_and_sd(scores)]
         if published:
