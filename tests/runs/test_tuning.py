@@ -1,13 +1,16 @@
 """Tuning: the same number of trials for all, on validation data, and a file that can be run."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
 
 from ppfl.algorithms import PPFL, FedAvg
 from ppfl.core.errors import SettingError
+from ppfl.runs import tuning
 from ppfl.runs.comparison import load_comparison
 from ppfl.runs.tuning import attempt, candidates, tune, without_test
+from ppfl.server import RefusedUpdateWarning, train_and_measure
 
 
 @pytest.mark.parametrize("method", [FedAvg(lr=0.1), PPFL(lr=0.1)])
@@ -46,6 +49,16 @@ def test_the_best_trial_comes_first_and_every_method_has_as_many(make_experiment
     assert reported == ["a"] * 3 + ["b"] * 3
     for trials in found.values():
         assert [t.score for t in trials] == sorted((t.score for t in trials), reverse=True)
+
+
+def test_a_trial_warns_of_no_client_whose_update_did_not_count(make_experiment, monkeypatch) -> None:
+    def with_a_refusal(*arguments):
+        warnings.warn("client 'a' was left out of a round", RefusedUpdateWarning, stacklevel=1)
+        yield from train_and_measure(*arguments)
+
+    monkeypatch.setattr(tuning, "train_and_measure", with_a_refusal)
+    experiment = make_experiment()
+    assert attempt(experiment, without_test(experiment.data.build(None)), {"lr": 0.1}, rounds=1).score > 0
 
 
 def test_a_budget_of_nothing_is_refused(make_experiment) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..algorithms.contract import Method
 from ..core.draws import hashed
 from ..core.errors import SettingError
 from ..data.federation import Federation
-from ..server import DivergedError, InProcess, begin, choose_lr, make_problem, train_and_measure
+from ..server import DivergedError, InProcess, RefusedUpdateWarning, begin, choose_lr, make_problem, train_and_measure
 from ..sites import Site
 from .experiment import Experiment
 from .start_from_run import load_start, start_population_from
@@ -89,7 +90,9 @@ def attempt(
     metric = population.loss.metric_name
     watch = replace(experiment.watch.build(base), every=rounds, metrics=())
     try:
-        *_, last = train_and_measure(method, problem, transport, watch, state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RefusedUpdateWarning)  # of steps that are too long for many clients
+            *_, last = train_and_measure(method, problem, transport, watch, state)
     except DivergedError:
         return Trial(changes, metric, math.nan)
     return Trial(changes, metric, float(last.record[f"validation_{metric}"]))
