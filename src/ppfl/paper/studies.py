@@ -2,8 +2,8 @@
 
 A study has one case for every data set, and each case is a comparison of methods. Settings outside `[cases]` are common
 to all cases, and a case can begin with the settings of another one (`like`). A study can also show the runs of another
-study (`of`), and only some of its methods (`only`). A case that does a table of the paper in another way names the study
-and case with that table's results (`paper`); its methods begin with the names that they have there.
+study (`of`), and only some of its methods (`only`). A case that does a table of the paper in another way names the
+study and case with that table's results (`paper`); its methods begin with the names that they have there.
 """
 
 from __future__ import annotations
