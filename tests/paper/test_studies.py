@@ -5,7 +5,6 @@ import pytest
 from ppfl.core.errors import SettingError
 from ppfl.paper import STUDIES, load_study, paper_results, studies
 from ppfl.paper.paper_results import _read_all
-from ppfl.runs.comparison import start_method
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -13,8 +12,7 @@ def test_methods_of_a_case_differ_in_the_method_only(name: str) -> None:
     study = load_study(name)
     assert study.cases
     for case in study.cases:
-        starts = {start_method(e) for e in case.experiments.values()}  # pre-training is another experiment
-        compared = [e for label, e in case.experiments.items() if label not in starts]
+        compared = [case.experiments[label] for label in case.compared]
         common = {e.model_dump_json(exclude={"algorithm", "population", "seeds"}) for e in compared}
         assert len(common) == 1, "methods differ in what must be common to them"
         for label, experiment in case.experiments.items():
@@ -74,6 +72,13 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
         load_study("table1", cases=[], methods=["SGD"])
     with pytest.raises(SettingError, match=r"study table1, mnist"):
         load_study("table1", ["rounds=0"])
+
+
+def test_pre_training_is_compared_only_where_it_is_alone() -> None:
+    (case,) = load_study("table3", cases=["emnist"]).cases
+    assert "Pre-training" in case.experiments and "Pre-training" not in case.compared
+    (alone,) = load_study("table3", cases=["emnist"], methods=["Pre-training"]).cases
+    assert alone.compared == ["Pre-training"]
 
 
 def test_a_chosen_method_brings_the_pre_training_that_it_starts_from() -> None:

@@ -56,12 +56,12 @@ def _write_reports(study: Study, tasks: Tasks, records: Records, out: Path) -> l
     from ..report import write_curves, write_report  # imported here because it takes a while
 
     pictures = []
-    for case, of_case in tasks.items():
-        title, place = f"{study.title}: {case}", folder_name(case, "case")
+    for case in study.cases:
+        of_case, title, place = tasks[case.name], f"{study.title}: {case.name}", folder_name(case.name, "case")
         write_report([task.run_folder for task in of_case], out / place, title, [task.label for task in of_case])
         if study.runs == study.name:  # otherwise the curves belong to the other study
             pictures.append(out / f"{study.name}-{place}.svg")
-            write_curves(records[case], pictures[-1], title)
+            write_curves({label: records[case.name][label] for label in case.compared}, pictures[-1], title)
     return pictures
 
 

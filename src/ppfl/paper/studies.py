@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from ..core.errors import SettingError
-from ..runs.comparison import experiments_of, merged, with_starts
+from ..runs.comparison import experiments_of, merged, start_method, with_starts
 from ..runs.experiment import Experiment
 from ..runs.load import set_by_text
 
@@ -43,6 +43,12 @@ class Case(NamedTuple):
     targets: tuple[float, ...]  # accuracies; the tables show the cost to reach each of them
     scale: str  # how it is smaller than in the paper; empty if it is not
     paper: tuple[str, str] | None = None  # the study and case with the paper's results, if not its own
+
+    @property
+    def compared(self) -> list[str]:
+        """The methods without those that others start from, such as pre-training."""
+        starts = {start_method(experiment) for experiment in self.experiments.values()}
+        return [label for label in self.experiments if label not in starts]
 
 
 class Study(NamedTuple):

@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import NamedTuple
 
 from ..runs.agreement import group_agreement, told_apart
-from ..runs.comparison import start_method
 from ..runs.record import RunRecord, mean_and_sd
 from .convergence import Series, all_series
 from .costs import Cost, mean_cost
@@ -205,10 +204,8 @@ VIEWS = {
 
 
 def _title(study: Study, case: Case, runs: Runs) -> str:
-    starts = {start_method(experiment) for experiment in case.experiments.values()}
-    before = [f"{case.experiments[label].rounds} of {label}" for label in case.experiments if label in starts]
-    own = next(experiment.rounds for label, experiment in case.experiments.items() if label not in starts)
-    rounds = " after ".join([f"{own} rounds", *before])
+    before = [f"{e.rounds} of {label}" for label, e in case.experiments.items() if label not in case.compared]
+    rounds = " after ".join([f"{case.experiments[case.compared[0]].rounds} rounds", *before])
     clients = len(next(iter(runs.values()))[0].ids)
     seeds = {len(method_runs) for method_runs in runs.values()}
     many = f"{min(seeds)} to {max(seeds)} seeds" if len(seeds) > 1 else f"{min(seeds)} seed{'s' * (min(seeds) > 1)}"
