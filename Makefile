@@ -11,7 +11,7 @@ demo: $(READY)  ## train three methods on the embedded digits, print a table, wr
 	$(BIN)/ppfl demo
 
 test: $(READY_FOR_TESTS) check  ## all tests, docstrings included, one process per core
-	$(BIN)/pytest -n auto --dist worksteal
+	$(BIN)/pytest -n auto
 
 check: $(READY_FOR_TESTS)  ## style and types
 	$(BIN)/ruff check .
