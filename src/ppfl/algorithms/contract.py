@@ -56,7 +56,7 @@ class Plan(NamedTuple):
     who: Who
     task: Any  # a number or a message: which block, which steps
     ends_round: bool = True  # False: another exchange of the same round follows
-    needs_answers: bool = True  # False: it is merged, and the round goes on, even if nobody came back
+    needs_answers: bool = True  # False: the server merges and goes on even if no client answers
 
 
 class Method(Protocol):

@@ -1,7 +1,7 @@
 """FedEM (Marfoq, Neglia, Bellet, Kameni and Vidal, 2021): every client's data are a mixture of K distributions.
 
 All share the K models, each client has mixture weights pi_i over them, and its model is sum_k pi_ik p(y | x, theta_k).
-A round is one step of EM, at the models a client receives:
+A round is one EM step with the models that a client receives:
 E  q_i(n, k) ~ pi_ik exp(-loss(theta_k; x_n, y_n)), for all its samples n
 M  pi_ik <- mean_n q_i(n, k);  theta_ik <- local SGD on mean_n q_i(n, k) loss(theta_k; x_n, y_n) from theta_k
 and the server's theta_k <- sum_{i in S} p_i theta_ik / sum_{i in S} p_i, with S the clients of the round.

@@ -35,7 +35,7 @@ class PPFLSettings(OptimizedTraining):
 
     @property
     def surveyed_share(self) -> float:
-        """The part of the clients that a survey asks. All where sites draw: nobody could say later who is new."""
+        """The share of the clients that a survey asks: all where sites draw, as the server cannot tell who is new."""
         return 1.0 if self.sampling == "size" else self.participation
 
 

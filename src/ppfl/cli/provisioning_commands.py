@@ -24,7 +24,7 @@ def init_command(
     init_federation(file, names, server_host, out, port=port)
     say(f"the server's folder is {out / 'server'}; keep {out / 'authority'} away from the network")
     for name in names:
-        say(f"hand {out / 'sites' / name} to site {name!r}, over a channel that nobody reads, and then delete it here")
+        say(f"send {out / 'sites' / name} to site {name!r} over an encrypted channel, and then delete it here")
 
 
 def revoke_command(

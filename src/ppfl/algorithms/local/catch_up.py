@@ -26,8 +26,8 @@ MOST_STEPS = 50  # of "solve", which ends as soon as a membership is found
 def rounds_missed(last: Tensor, round: int) -> Tensor:
     """How many rounds (C,) clients sat out before `round` (from 0), at most MOST_MISSED.
 
-    last (C,): how many rounds there had been when they last took part. The first round is the survey's, which moves no
-    membership, so that nobody has missed it.
+    last (C,): how many rounds there had been when they last took part. The first round is a survey, which moves no
+    membership, so it never counts as missed.
 
     >>> import torch
     >>> rounds_missed(torch.tensor([0, 5, 7]), 7).tolist()
