@@ -1,4 +1,4 @@
-"""One thread for the many small tests, and the way to real data."""
+"""Threads, profiles of hypothesis, and the way to real data."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,11 @@ import hypothesis
 import pytest
 import torch
 
-torch.set_num_threads(1)  # threads would only wait for each other
-hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no error
-hypothesis.settings.load_profile("untimed")
+torch.set_num_threads(int(os.environ.get("PPFL_TEST_THREADS", "1")))  # in small tests threads only wait for each other
+for name, examples in {"quick": 10, "test": 30, "nightly": 300}.items():
+    # no deadline: a busy machine is no error; only the nightly run draws examples anew
+    hypothesis.settings.register_profile(name, max_examples=examples, deadline=None, derandomize=name != "nightly")
+hypothesis.settings.load_profile(os.environ.get("PPFL_TEST_PROFILE", "test"))
 
 
 @pytest.fixture(scope="session")

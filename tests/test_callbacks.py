@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from kit.problems import make_federation, make_linear, make_net
 from ppfl import PPFL, FedAvg, Fitted, Population, Watch, fit
 from ppfl.callbacks import CSVLog, EarlyStopping, FitSetting, TensorBoard
 from ppfl.core.errors import SettingError, WriteError
-from support import make_federation, make_linear, make_net
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)
 WITH_VALIDATION = make_federation((30, 40, 30, 20), test_fraction=0.2, validation_fraction=0.3)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_federation, make_net
 from ppfl import PPFL, FedAvg, Federation, Population, fit
 from ppfl.algorithms import METHODS
 from ppfl.core.errors import DataError, SettingError
 from ppfl.data.sample_kind import SampleKind
 from ppfl.fitted import load
 from ppfl.server import DivergedWarning, warn_if_diverged
-from support import make_federation, make_net
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_federation, make_net
 from ppfl import PPFL, Federation, Fitted, Local, Population, Watch, affinity, fit
 from ppfl.algorithms import Ditto, FineTune
 from ppfl.core.errors import AffinityError, DataError, ModelError, SettingError
-from support import make_federation, make_net
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)
 CASES = {

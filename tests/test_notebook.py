@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_federation, make_net
 from ppfl import PPFL, FedAvg, Federation, Local, Population, Watch, fit
 from ppfl.algorithms import METHODS, Ditto, FineTune
 from ppfl.core.text import visible
-from support import make_federation, make_net
 
 HOSTILE = ("<script>x</script>", '"><img src=x onerror=alert(1)>', "a\x1b[31m\nb", "&amp;", "c" * 500)
 KINDS = {"div", "table", "thead", "tbody", "tr", "th", "td", "svg", "g", "title", "rect", "path", "circle", "text"}

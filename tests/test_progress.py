@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from kit.problems import make_federation, make_net
 from ppfl import PPFL, FedAvg, Fitted, Population, Watch, fit
 from ppfl.data import digits_federation
-from support import make_federation, make_net
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"  # the cursor

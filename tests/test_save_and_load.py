@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_federation, make_net
 from ppfl import PPFL, FedAvg, Fitted, Local, Population, fit
 from ppfl.algorithms import CFL, IFCA, Ditto, FedEM, FineTune
 from ppfl.core import Loss
@@ -18,7 +19,6 @@ from ppfl.core.losses import squared
 from ppfl.core.trees import named_leaves
 from ppfl.fitted import load
 from ppfl.runs.network_description import build_network, describe_network
-from support import make_federation, make_net
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)
 X = FEDERATION.train.x[:5]

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.states import at_start
+from kit.problems import make_federation, make_net
+from kit.training import assert_same, at_start, run
 from ppfl import Federation, Fitted, fit
 from ppfl.algorithms import IFCA, PPFL, FedAlt, FedAvg, FedPer, FineTune, Local
 from ppfl.core import Population, affinity, lora, with_adapters
@@ -14,8 +15,6 @@ from ppfl.core.adapters import merge_adapters_
 from ppfl.data import digits
 from ppfl.insight import client_model
 from ppfl.server import Watch
-from support import make_federation, make_net
-from training import assert_same, run
 
 FEDERATION = make_federation(dtype=torch.float64)
 W = affinity.from_labels(FEDERATION.label_counts().double(), FEDERATION.ids)

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from algorithms.states import losses_of_clients, positions_of
+from kit.problems import make_federation, make_net
+from kit.training import assert_same, losses_of_clients, positions_of, run
 from ppfl.algorithms import PPFL
 from ppfl.core.population import Population
-from support import make_federation, make_net
-from training import assert_same, run
 
 FEDERATION = make_federation((7, 12, 20, 5, 3, 9), dtype=torch.float64)
 ROUNDS, SEED = 8, 2

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import naive_clusters
+from kit.problems import make_federation, make_net
+from kit.training import assert_same, run
+from kit.twins import clusters as naive_clusters
 from ppfl.algorithms import CFL, IFCA, FedEM
 from ppfl.core.population import Population
 from ppfl.data import Federation
-from support import make_federation, make_net
-from training import assert_same, run
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 9, 3), dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

@@ -6,11 +6,10 @@ import math
 import pytest
 import torch
 
-from algorithms.states import Recording, losses_of_clients
+from kit.problems import make_contradicting_federation, make_federation, make_linear, make_net
+from kit.training import Recording, losses_of_clients, run
 from ppfl.algorithms import CFL, IFCA, FedAvg, FedEM
 from ppfl.core.population import Population
-from support import make_contradicting_federation, make_federation, make_linear, make_net
-from training import run
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 9, 3), dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

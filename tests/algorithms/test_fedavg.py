@@ -4,14 +4,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-import naive
-from algorithms import naive_one_model
-from algorithms.states import networks_of_clients, positions_of
+from kit.problems import make_federation, make_net
+from kit.training import networks_of_clients, positions_of, run
+from kit.twins import one_model as naive_one_model
+from kit.twins import ppfl as naive
 from ppfl.algorithms import METHODS, Centralized, FedAvg, Local
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
-from support import make_federation, make_net
-from training import run
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

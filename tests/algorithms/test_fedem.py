@@ -5,13 +5,12 @@ import itertools
 import pytest
 import torch
 
-from algorithms.states import losses_of_clients, positions_of
+from kit.problems import make_federation, make_net
+from kit.training import losses_of_clients, positions_of, run
 from ppfl.algorithms import FedEM
 from ppfl.core.backends import Batch
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
-from support import make_federation, make_net
-from training import run
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 9, 3), dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

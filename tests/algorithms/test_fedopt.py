@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from algorithms import naive_one_model
-from algorithms.states import positions_of
+from kit.problems import make_federation, make_net
+from kit.training import assert_same, positions_of, run
+from kit.twins import one_model as naive_one_model
 from ppfl.algorithms import (
     IFCA,
     PPFL,
@@ -22,8 +23,6 @@ from ppfl.algorithms import (
 )
 from ppfl.algorithms.server_optimizers import Adagrad, Adam, Momentum, Yogi
 from ppfl.core.population import Population
-from support import make_federation, make_net
-from training import assert_same, run
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from algorithms import naive_one_model
-from algorithms.quadratics import linear_population, proximal_point, regression, start_of
-from algorithms.states import positions_of
+from kit.problems import make_federation, make_net
+from kit.training import assert_same, positions_of, run
+from kit.twins import one_model as naive_one_model
+from kit.twins.quadratics import linear_population, proximal_point, regression, start_of
 from ppfl.algorithms import FedAvg, FedProx
 from ppfl.core.population import Population
-from support import make_federation, make_net
-from training import assert_same, run
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

@@ -5,16 +5,15 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-import naive
-from algorithms import naive_own_models
-from algorithms.states import losses_of_clients, networks_of_clients, positions_of
+from kit.problems import make_federation, make_net
+from kit.training import assert_same, connect, losses_of_clients, networks_of_clients, positions_of, run
+from kit.twins import own_models as naive_own_models
+from kit.twins import ppfl as naive
 from ppfl.algorithms import PPFL, Centralized, Ditto, FedAvg, FineTune, Local, PFedMe
 from ppfl.core.errors import SettingError
 from ppfl.core.models import Mixture, Networks
 from ppfl.core.population import Population
 from ppfl.server import choose_lr
-from support import make_federation, make_net
-from training import assert_same, connect, run
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.states import Recording
+from kit.problems import make_federation, make_net
+from kit.training import Recording, assert_same, run
 from ppfl.algorithms import METHODS, PPFL, Ditto, FedAvg, FedPer, FineTune, LGFedAvg
 from ppfl.core.population import Population
 from ppfl.core.trees import named_leaves
 from ppfl.sites import Setup, Train
-from support import make_federation, make_net
-from training import assert_same, run
 
 FEDERATION = make_federation((7, 12, 20, 5), dtype=torch.float64)
 SMALL = {"lr": 0.2, "weight_decay": 0.01, "batch_size": 4}

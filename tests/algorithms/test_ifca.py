@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.states import at_start, positions_of
+from kit.problems import make_contradicting_federation, make_federation, make_linear, make_net
+from kit.training import at_start, positions_of, run
 from ppfl.algorithms import IFCA, PPFL, FedAvg
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.core.simplex import harden
-from support import make_contradicting_federation, make_federation, make_linear, make_net
-from training import run
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 9, 3), dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

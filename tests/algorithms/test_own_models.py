@@ -5,13 +5,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from algorithms import naive_own_models
-from algorithms.quadratics import linear_population, proximal_point, regression, start_of
-from algorithms.states import networks_of_clients, positions_of
+from kit.problems import make_federation, make_linear, make_net
+from kit.training import assert_same, networks_of_clients, positions_of, run
+from kit.twins import own_models as naive_own_models
+from kit.twins.quadratics import linear_population, proximal_point, regression, start_of
 from ppfl.algorithms import Ditto, FedAvg, Local, PFedMe
 from ppfl.core.population import Population
-from support import make_federation, make_linear, make_net
-from training import assert_same, run
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms import naive_partial
-from algorithms.states import Recording, networks_of_clients, positions_of
+from kit.problems import make_federation, make_linear, make_net
+from kit.training import Recording, assert_same, networks_of_clients, positions_of, run
+from kit.twins import partial as naive_partial
 from ppfl.algorithms import FedAlt, FedAvg, FedPer, FedRep, FedSim, LGFedAvg, Local
 from ppfl.algorithms.partial import PersonalTraining, parameters_of
 from ppfl.core.population import Population
 from ppfl.data import Federation
-from support import make_federation, make_linear, make_net
-from training import assert_same, run
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

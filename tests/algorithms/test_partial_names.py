@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_federation, make_linear, make_net
+from kit.training import run
 from ppfl.algorithms import FedAlt, FedSim, LGFedAvg
 from ppfl.algorithms.partial import parameters_of
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
-from support import make_federation, make_linear, make_net
-from training import run
 
 
 def deep_net() -> nn.Module:

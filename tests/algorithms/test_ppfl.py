@@ -6,15 +6,14 @@ import math
 import pytest
 import torch
 
-from algorithms.states import at_start, losses_of_clients, positions_of
-from naive import weights_of
+from kit.problems import make_contradicting_federation, make_federation, make_linear, make_net
+from kit.training import assert_same, at_start, losses_of_clients, positions_of, run
+from kit.twins.ppfl import weights_of
 from ppfl.algorithms import PPFL, FedAvg
 from ppfl.core import affinity, simplex
 from ppfl.core.backends import Autograd, Batch
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
-from support import make_contradicting_federation, make_federation, make_linear, make_net
-from training import assert_same, run
 
 FEDERATION = make_federation(dtype=torch.float64)
 W = affinity.from_labels(FEDERATION.label_counts().double(), FEDERATION.ids)

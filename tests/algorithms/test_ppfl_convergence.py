@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch.func import grad, jacrev
 
-from algorithms.states import at_start
+from kit.problems import make_contradicting_federation, make_linear
+from kit.training import at_start, run
 from ppfl.algorithms import PPFL
 from ppfl.core import affinity
 from ppfl.core.population import Population
 from ppfl.server import Watch, measure
-from support import make_contradicting_federation, make_linear
-from training import run
 
 SIZE, RHO, PENALTY = 12, 0.5, 0.02
 EXACT = {

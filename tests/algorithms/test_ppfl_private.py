@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from algorithms.states import Recording
+from kit.problems import make_federation, make_linear, make_net
+from kit.training import Recording, assert_same, run
 from ppfl.algorithms import PPFL
 from ppfl.core import affinity
 from ppfl.core.errors import SettingError
@@ -11,8 +12,6 @@ from ppfl.core.population import Population
 from ppfl.core.simplex import match
 from ppfl.core.trees import named_leaves
 from ppfl.data import digits_federation, synthetic_groups
-from support import make_federation, make_linear, make_net
-from training import assert_same, run
 
 SIZES = (7, 12, 20, 5, 9, 3)
 FEDERATION = make_federation(SIZES)

@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from algorithms.states import at_start
+from kit.problems import make_federation, make_net
+from kit.training import assert_same, at_start, run
 from ppfl.algorithms import PPFL, FedAlt, FedPer, LGFedAvg, Local
 from ppfl.core import affinity
 from ppfl.core.population import Population
 from ppfl.server import evaluate
-from support import make_federation, make_net
-from training import assert_same, run
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

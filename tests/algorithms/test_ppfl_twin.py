@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-import naive
-from algorithms.states import positions_of
+from kit.problems import make_federation, make_net
+from kit.training import positions_of, run
+from kit.twins import ppfl as naive
 from ppfl.algorithms import PPFL
 from ppfl.core import affinity
 from ppfl.core.population import Population
-from support import make_federation, make_net
-from training import run
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

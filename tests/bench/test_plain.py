@@ -7,9 +7,9 @@ from plain import PPFL_LOOPS, Descent, FedAvgLoop, clients_of
 from plain_processes import FedAvgProcesses
 from workloads import Workload
 
+from kit.problems import make_federation, make_net
 from ppfl import PPFL, FedAvg, Population
 from ppfl.sites import Stacked
-from support import make_federation, make_net
 
 FEDERATION, NET = make_federation(), make_net()
 FULL = Descent(lr=0.3, batch_size=None)

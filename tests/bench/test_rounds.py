@@ -11,8 +11,8 @@ from methods import ROUNDS, passes, ppfl
 from torch.utils.flop_counter import FlopCounterMode
 from workloads import WORKLOADS, Workload, flops
 
+from kit.problems import make_federation, make_net
 from ppfl import PPFL
-from support import make_federation, make_net
 
 WORKLOAD = Workload(make_net(), make_federation(), batch_size=4)
 

@@ -10,8 +10,8 @@ import tomli_w
 pytest.importorskip("flwr", reason="flwr is not installed; pip install ppfl[flower]")
 pytest.importorskip("cryptography", reason="cryptography is not installed; pip install ppfl[flower]")
 
-from federation.fake_carrier import FakeCarrier, FakeClock
 from federation.test_site_check import EXPERIMENT, write_visits
+from kit.sites import FakeCarrier, FakeClock
 from ppfl.federation.federated_run import run_federated
 from ppfl.federation.site_service import SiteService
 from ppfl.federation.site_settings import load_site

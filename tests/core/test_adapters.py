@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kit.problems import make_net
 from ppfl.core import Lora, ModelError, Population, lora, with_adapters
 from ppfl.core.adapters import AdaptedLayer, adapted_layers, merge_adapters_
 from ppfl.core.frozen_layers import frozen_start
 from ppfl.runs.sequence_networks import TokenTransformer
-from support import make_net
 
 TOKENS = torch.tensor([[1, 0, 5], [4, 4, 2]])
 LAYERS = {

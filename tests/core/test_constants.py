@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_net
 from ppfl.core.backends import Autograd, Batch, make_backend
 from ppfl.core.errors import ModelError
 from ppfl.core.models import Mixture, OneNetwork
 from ppfl.core.population import Population
-from support import make_net
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])

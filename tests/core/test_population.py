@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_net
 from ppfl.core.errors import ModelError
 from ppfl.core.population import Population
-from support import make_net
 
 
 def test_common_layers_have_one_copy() -> None:

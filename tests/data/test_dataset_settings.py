@@ -10,10 +10,10 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from kit.files import write_mnist
 from ppfl.core.errors import DataError, SettingError
 from ppfl.data import DATASETS, DataSettings, build, partitions, synthetic
 from ppfl.data.partition_settings import DirichletSources, LabelGroups
-from support import write_mnist
 
 ADAPTER = TypeAdapter(DataSettings)
 

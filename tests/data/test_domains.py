@@ -7,10 +7,10 @@ import pytest
 import torch
 from scipy.io import savemat
 
+from kit.files import write_mnist
 from ppfl.core.errors import DataError, SettingError
 from ppfl.data import DOMAINS, build, digit_domains
 from ppfl.data.domains import as_coloured
-from support import write_mnist
 
 N = 60
 LABELS = (np.arange(N) % 10).astype(np.uint8)

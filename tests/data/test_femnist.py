@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from kit.files import write_tff
 from ppfl.core.errors import DataError, SettingError
 from ppfl.data import FEMNIST_CLASSES, build, read_femnist
 from ppfl.data.limits import limited
-from support import write_tff
 
 SIZES = {"ann": 8, "bob": 5, "eve": 3}
 RNG = np.random.default_rng(0)

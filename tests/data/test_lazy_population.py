@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from kit.training import assert_same, run
 from ppfl import fit
 from ppfl.algorithms import PPFL, FedAvg, FedEM
 from ppfl.core.client_names import NumberedIds, client_keys, positions_of
@@ -12,7 +13,6 @@ from ppfl.core.errors import DataError
 from ppfl.core.population import Population
 from ppfl.data.lazy_population import MixedClassifiers, lazy_population
 from ppfl.sites.wire import decode, encode
-from training import assert_same, run
 
 IDS = tuple(f"c{at:03}" for at in range(200))
 

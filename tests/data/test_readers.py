@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from kit.files import idx_bytes, write_mnist
 from ppfl.core.errors import DataError
 from ppfl.data import build, read_cifar10, read_idx, read_mnist, read_npz
 from ppfl.data.cifar import read_cifar10_batch
 from ppfl.data.limits import limited
-from support import idx_bytes, write_mnist
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (20, 28, 28), dtype=np.uint8)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from kit.files import write_tff
 from ppfl.core.errors import DataError, SettingError
 from ppfl.core.losses import IGNORED, CrossEntropy
 from ppfl.data import SHAKESPEARE_CHARACTERS, build, read_shakespeare
 from ppfl.data.limits import limited
 from ppfl.data.next_tokens import Vocabulary, next_token_rows
-from support import write_tff
 
 pytest.importorskip("h5py")
 TRAIN = {"HAMLET": ["To be, or not to be", "Words, words, words."], "YORICK": ["Alas"], "GHOST": ["Adieu, adieu!"] * 3}

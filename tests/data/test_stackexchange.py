@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from kit.files import write_tff
 from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
 from ppfl.data import build, read_stackexchange
 from ppfl.data.limits import limited
-from support import write_tff
 
 TEXTS = {
     "ann": ["How do I store coffee beans?", "Keep the beans dry; don't freeze the coffee.", "The coffee is dry."],

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 
+from kit.files import write_tff
 from ppfl.core.errors import DataError
 from ppfl.data.limits import limited
 from ppfl.data.tff_files import open_tff
-from support import write_tff
 
 h5py = pytest.importorskip("h5py")
 TEXTS = ["to be", "", "né\n" * 30]

@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
-from federation.fake_carrier import FakeCarrier, FakeClock, make_services
 from federation.test_federated_run import SITES, make_experiment, run_over_sites, server_of
+from kit.sites import FakeCarrier, FakeClock, make_services
 from ppfl.algorithms import Rows
 from ppfl.core.errors import DataError
 from ppfl.core.trees import tree_map

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from federation.fake_carrier import FakeCarrier, FakeClock, make_services
+from kit.sites import FakeCarrier, FakeClock, make_services
 from ppfl.core.errors import SettingError
 from ppfl.federation.envelope import unseal
 from ppfl.federation.federated_run import run_federated

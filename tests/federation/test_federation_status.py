@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from federation.fake_carrier import FakeCarrier, FakeClock, make_services
 from federation.test_faults import Killed
 from federation.test_federated_run import SITES, make_experiment, run_over_sites
+from kit.sites import FakeCarrier, FakeClock, make_services
 from ppfl.federation.federation_errors import FederationError
 from ppfl.federation.federation_status import server_status, site_status
 

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from federation.fake_carrier import FakeCarrier, FakeClock, make_services
 from federation.test_faults import Killed
 from federation.test_federated_run import SITES, make_experiment, run_over_sites, server_of
 from federation.test_secure_federation import SECURE, SUMS_ALONE, secure_services
 from federation.test_site_models import X, models_of
 from federation.test_site_service import DATA, Talk, open_run, train
+from kit.sites import FakeCarrier, FakeClock, make_services
 from ppfl.core.errors import CheckpointError, DataError
 from ppfl.data.preparation_settings import PreparationSettings
 from ppfl.federation.envelope import ERROR

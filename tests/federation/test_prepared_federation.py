@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from data.test_preparation import make_table, with_gaps
-from federation.fake_carrier import FakeCarrier, FakeClock
 from federation.test_federated_run import SITES, run_over_sites, server_of
 from federation.test_secure_federation import SECURE, SUMS_ALONE
-from masked_sites import PAIRS
+from kit.masked_sites import PAIRS
+from kit.sites import FakeCarrier, FakeClock
 from ppfl.core.errors import DataError
 from ppfl.data.column_sums import make_plan
 from ppfl.data.preparation_settings import PreparationSettings

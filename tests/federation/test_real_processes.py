@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed; pip install ppfl[flower]")
 pytest.importorskip("cryptography", reason="cryptography is not installed; pip install ppfl[flower]")
 
-from federation.counting_proxy import CountingProxy
 from federation.test_federated_run import assert_same_run, make_experiment
+from kit.counting_proxy import CountingProxy
 from ppfl.federation import local_federation as federation_module
 from ppfl.federation.certificates import create_key_pair
 from ppfl.federation.federated_run import run_federated

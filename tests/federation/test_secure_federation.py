@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from federation.fake_carrier import FakeCarrier, FakeClock, make_services
 from federation.test_federated_run import SITES, assert_same_run, make_experiment, run_over_sites
-from masked_sites import PAIRS, PUBLIC_KEYS
+from kit.masked_sites import PAIRS, PUBLIC_KEYS
+from kit.sites import FakeCarrier, FakeClock, make_services
 from ppfl.core.errors import SettingError
 from ppfl.federation.envelope import MOST_BYTES, REPLIES, unseal
 from ppfl.federation.federation_errors import FederationError

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from federation.fake_carrier import FakeCarrier, FakeClock, make_services
 from federation.test_federated_run import SITES, make_experiment, run_over_sites
+from kit.sites import FakeCarrier, FakeClock, make_services
 from ppfl.core.errors import CheckpointError, DataError, SettingError
 from ppfl.federation.site_models import load_site_models
 from ppfl.federation.site_predictions import export_models, predict_table

@@ -6,8 +6,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from federation.fake_carrier import make_services
 from federation.test_federated_run import make_experiment
+from kit.sites import make_services
 from ppfl.algorithms import FedAvg
 from ppfl.algorithms.contract import EVERYONE, Rows
 from ppfl.federation.envelope import ERROR, REPLIES, REQUESTS, Envelope, seal, unseal

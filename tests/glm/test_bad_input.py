@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning
 
-from client_tables import choice, classifier, make_choice_table, make_client_table, regressor
+from kit.tables import choice, classifier, make_choice_table, make_client_table, regressor
 
 TABLE = make_client_table()
 X, CLIENTS, N = TABLE.x, TABLE.clients, len(TABLE.x)

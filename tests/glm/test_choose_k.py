@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from drawn_populations import draw_population, make_family, make_rows
+from kit.tables import draw_population, make_family, make_rows
 from ppfl.glm import PopulationRegressor
 from ppfl.glm.gaussian_moments import fastest_form
 from ppfl.glm.solvers.held_out import Fold, held_out_log_likelihoods, make_folds

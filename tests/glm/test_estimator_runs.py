@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from federation.fake_carrier import FakeCarrier, FakeClock, make_services
 from federation.test_federated_run import SITES
+from kit.sites import FakeCarrier, FakeClock, make_services
 from ppfl import load as load_run_folder
 from ppfl.cli.estimator_output import show_estimators
 from ppfl.core.errors import CheckpointError, SettingError

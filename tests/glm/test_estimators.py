@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
-from drawn_populations import DrawnPopulation, draw_population
+from kit.tables import DrawnPopulation, draw_population
 from ppfl.core import affinity as affinities
 from ppfl.core import simplex
 from ppfl.core.objective import objective

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from drawn_populations import make_family
+from kit.tables import make_family
 from ppfl.core.errors import DataError, SettingError
 from ppfl.glm.families import (
     REGRESSIONS,

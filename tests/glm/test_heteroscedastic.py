@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from drawn_populations import draw_population, make_family, make_rows
+from kit.tables import draw_population, make_family, make_rows
 from ppfl.glm.families import HeteroscedasticGaussianFamily
 from ppfl.glm.families.heteroscedastic import derivatives_of_sums, log_density_of_sums
 from ppfl.glm.gaussian_moments import GaussianMoments, HeteroscedasticMoments, fastest_form

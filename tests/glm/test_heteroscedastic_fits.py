@@ -11,7 +11,7 @@ from scipy import stats
 
 import ppfl.glm.gaussian_moments as gaussian_moments
 import ppfl.glm.solvers.marginal as marginal
-from client_tables import make_client_table, regressor
+from kit.tables import make_client_table, regressor
 from ppfl.core.errors import SettingError
 from ppfl.glm import NEW, PopulationRegressor
 from ppfl.glm.families import HeteroscedasticGaussianFamily

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import integrate, special, stats
 
-from drawn_populations import draw_population, make_family, make_rows
+from kit.tables import draw_population, make_family, make_rows
 from ppfl.glm.designs import DenseDesign
 from ppfl.glm.gaussian_moments import fastest_form
 from ppfl.glm.likelihoods import Coefficients

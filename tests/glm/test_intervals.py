@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from client_tables import classifier, make_client_table, regressor
+from kit.tables import classifier, make_client_table, regressor
 from ppfl.core.errors import SettingError
 from ppfl.glm import NEW, PopulationRegressor
 from ppfl.glm.families import REGRESSIONS, regression_family

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from drawn_populations import FAMILIES, draw_population, make_family, make_rows
+from kit.tables import FAMILIES, draw_population, make_family, make_rows
 from ppfl.glm.gaussian_moments import fastest_form
 from ppfl.glm.solvers.lbfgs import find_rescaling, minimize_lbfgs
 from ppfl.glm.solvers.parameters import ParameterShape, Regularization

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 import ppfl.glm.sample_rows as sample_rows
-from drawn_populations import FAMILIES, draw_population, make_family, make_rows, to_double
+from kit.tables import FAMILIES, draw_population, make_family, make_rows, to_double
 from ppfl.glm.designs import ChoiceDesign, DenseDesign, SparseDesign
 from ppfl.glm.families import REGRESSIONS, MultinomialFamily
 from ppfl.glm.gaussian_moments import GaussianMoments, fastest_form

@@ -7,7 +7,7 @@ import pytest
 import sklearn
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 
-from client_tables import choice, classifier, make_choice_table, make_client_table, regressor
+from kit.tables import choice, classifier, make_choice_table, make_client_table, regressor
 from ppfl.glm import NEW, MissingClientsWarning, client_scorer
 
 TABLE = make_client_table(rows=20)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from client_tables import classifier, make_client_table, regressor
-from drawn_populations import draw_population
+from kit.tables import classifier, draw_population, make_client_table, regressor
 from ppfl.core.errors import SettingError
 from ppfl.glm import PopulationRegressor, as_mixed_model
 

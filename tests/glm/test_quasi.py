@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from drawn_populations import Array, DrawnPopulation, triangle
+from kit.tables import Array, DrawnPopulation, triangle
 from ppfl.core.errors import SettingError
 from ppfl.glm import PopulationClassifier, PopulationRegressor
 from ppfl.glm.families import QuasiPoissonFamily

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from client_tables import classifier, make_client_table, regressor
+from kit.tables import classifier, make_client_table, regressor
 from ppfl.core.errors import SettingError
 from ppfl.glm import PopulationClassifier, PopulationRegressor
 

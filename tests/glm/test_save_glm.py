@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import save_file
 from torch import arange, zeros
 
-from client_tables import choice, classifier, make_choice_table, make_client_table, regressor
+from kit.tables import choice, classifier, make_choice_table, make_client_table, regressor
 from ppfl.core.errors import CheckpointError, SettingError
 from ppfl.glm import NEW, load
 from ppfl.glm.inference.compact_weights import compress, expand

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from client_tables import choice, classifier, make_choice_table, make_client_table, regressor
+from kit.tables import choice, classifier, make_choice_table, make_client_table, regressor
 from ppfl.core.errors import DataError
 from ppfl.glm.column_spread import PrecisionWarning
 

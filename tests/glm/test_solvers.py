@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.linear_model import GammaRegressor, LinearRegression, LogisticRegression, PoissonRegressor
 
-from drawn_populations import FAMILIES, draw_population, make_family, make_rows, to_double
+from kit.tables import FAMILIES, draw_population, make_family, make_rows, to_double
 from ppfl.core import affinity as affinities
 from ppfl.core import objective as core_objective
 from ppfl.glm import PopulationClassifier, PopulationRegressor

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from client_tables import choice, classifier, make_choice_table, make_client_table, regressor
+from kit.tables import choice, classifier, make_choice_table, make_client_table, regressor
 from ppfl.core.errors import SettingError
 from ppfl.glm import PopulationRegressor
 from ppfl.glm.inference.standard_errors import hessian

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from sklearn.base import clone
 from sklearn.metrics import mean_squared_error, r2_score
 
-from client_tables import choice, classifier, make_choice_table, make_client_table, regressor
+from kit.tables import choice, classifier, make_choice_table, make_client_table, regressor
 from ppfl.glm.client_affinity import make_affinity
 from ppfl.glm.client_ids import ClientCodes
 from ppfl.glm.families import BernoulliFamily

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_federation, make_net
 from ppfl import PPFL, FedAvg, Population, fit
 from ppfl.algorithms import Ditto, FedEM, FineTune
 from ppfl.core.errors import ModelError, SettingError, WriteError
 from ppfl.insight import client_model, export_onnx
 from ppfl.insight import onnx_export as exporter
-from support import make_federation, make_net
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)
 X = FEDERATION.train.x[:7]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_federation, make_net
 from ppfl import PPFL, FedAvg, Federation, Fitted, Local, Population, Watch, affinity, fit
 from ppfl.algorithms import CFL, IFCA, Ditto, FedEM, FedProx, FineTune
 from ppfl.algorithms.local.memberships import best_memberships
@@ -13,7 +14,6 @@ from ppfl.core.mixing import MIXES
 from ppfl.core.simplex_program import minimize_on_simplex
 from ppfl.core.trees import named_leaves
 from ppfl.fitted import load
-from support import make_federation, make_net
 
 ALL = make_federation((17, 12, 30, 9, 25, 14, 8), test_fraction=0.3)
 OLD, NEW = ALL.select(ALL.ids[:4]), ALL.select(ALL.ids[4:])

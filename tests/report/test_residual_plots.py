@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from client_tables import classifier, make_client_table, regressor
+from kit.tables import classifier, make_client_table, regressor
 from ppfl.report import plot_residuals
 from ppfl.report.residual_plots import MAX_DOTS, residual_drawing
 

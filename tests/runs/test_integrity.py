@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from kit.experiments import file_bytes, small_experiment
 from ppfl.core import CheckpointError, WriteError
 from ppfl.report import write_report
 from ppfl.runs import RunFolder, load_run, run
 from ppfl.runs.lock import locked
 from ppfl.runs.storage import read_tensors, save_tree
-from runs.conftest import file_bytes, small_experiment
 
 
 class StopError(Exception):

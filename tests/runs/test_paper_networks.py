@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import TypeAdapter
 
+from kit.training import assert_same, run
 from ppfl import PPFL, FedAvg, Population, fit
 from ppfl.core import ModelError
 from ppfl.core.backends import make_backend
@@ -16,7 +17,6 @@ from ppfl.data.sample_kind import SampleKind
 from ppfl.runs.image_networks import DigitsCnn, ResNet18
 from ppfl.runs.network_settings import ModelSettings
 from ppfl.runs.sequence_networks import CausalAttention, Lstm, Transformer
-from training import assert_same, run
 
 WORDS, LENGTH = 7, 5
 CROSS_ENTROPY = LOSSES["cross_entropy"]

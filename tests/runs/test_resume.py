@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from kit.experiments import SMALL
 from ppfl.algorithms import PPFL
 from ppfl.core import CheckpointError
 from ppfl.runs import Experiment, Interrupted, RunFolder, load_run, run
 from ppfl.runs.storage import read_tensors, write_json
 from ppfl.sites import Site
-from runs.conftest import SMALL
 
 RANDOM = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "order": "random", "participation": 0.5, "membership_batch": 3}
 CASES = {

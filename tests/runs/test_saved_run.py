@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from kit.experiments import small_experiment
 from ppfl.core.errors import CheckpointError
 from ppfl.data import Federation
 from ppfl.fitted import load
 from ppfl.runs import RunFolder, load_run, run
 from ppfl.runs.run import read_data
 from ppfl.runs.storage import read_json, write_json
-from runs.conftest import small_experiment
 
 METHODS = {
     "ppfl": {"algorithm": {"name": "ppfl", "lr": 0.3}, "population": {"k": 2, "mix": "predictions"}},

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from kit.experiments import file_bytes, small_experiment
 from ppfl import Population, fit
 from ppfl.algorithms import METHODS
 from ppfl.core.errors import CheckpointError, ModelError, SettingError
@@ -22,7 +23,6 @@ from ppfl.runs import RunFolder, load_experiment, run
 from ppfl.runs.comparison import load_comparison, run_tasks, tasks_of, with_starts
 from ppfl.runs.sequence_networks import Lstm
 from ppfl.runs.storage import read_checksum, read_tensors
-from runs.conftest import file_bytes, small_experiment
 
 ONE = {"population": {"k": 1}}
 FEDAVG = {"algorithm": {"name": "fedavg", "lr": 0.3, "batch_size": 4}, **ONE}

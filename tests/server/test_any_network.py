@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kit.problems import Recurrent, make_federation, make_network
+from kit.training import assert_same, run
 from ppfl.algorithms import IFCA, PPFL, Centralized, Ditto, FedAvg, FedEM, FedPer, FineTune, PFedMe, Scaffold
 from ppfl.core.errors import ModelError
 from ppfl.core.population import Population
 from ppfl.fitting import fit
-from recurrent import Recurrent, make_network
-from support import make_federation
-from training import assert_same, run
 
 SIZES = (7, 12, 5, 1)
 SMALL = {"lr": 0.05, "batch_size": 4}

@@ -7,87 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from ppfl.algorithms import (
-    CFL,
-    IFCA,
-    METHODS,
-    PPFL,
-    Centralized,
-    Ditto,
-    FedAdagrad,
-    FedAdam,
-    FedAlt,
-    FedAvg,
-    FedAvgM,
-    FedEM,
-    FedPer,
-    FedProx,
-    FedRep,
-    FedSim,
-    FedYogi,
-    FineTune,
-    LGFedAvg,
-    Local,
-    PFedMe,
-    Scaffold,
-)
-from ppfl.algorithms.server_optimizers import Adam, Momentum
+from kit.cases import CASES, SIZES
+from kit.problems import make_federation, make_net
+from kit.training import BytesTransport, assert_same, run, tensors
+from ppfl.algorithms import METHODS, FedAvg, Local
 from ppfl.core import affinity
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.server import InProcess
-from support import make_federation, make_net
-from training import BytesTransport, assert_same, run, tensors
 
-SIZES = (7, 12, 20, 5, 1, 9)
-SMALL = {"lr": 0.3, "batch_size": 4, "weight_decay": 0.01}
-CASES = {
-    "local": (Local(**SMALL), 1, "outputs"),
-    "fedavg": (FedAvg(**SMALL), 1, "outputs"),
-    "fedprox": (FedProx(**SMALL, mu=0.5), 1, "outputs"),
-    "fedprox-some": (FedProx(**SMALL, mu=0.5, participation=0.5, local_steps=3), 1, "outputs"),
-    "scaffold": (Scaffold(**SMALL), 1, "outputs"),
-    "scaffold-some": (Scaffold(**SMALL, participation=0.5, local_epochs=2), 1, "outputs"),
-    "fedavg-some": (FedAvg(**SMALL, participation=0.5, local_steps=3), 1, "outputs"),
-    "fedavgm": (FedAvgM(**SMALL), 1, "outputs"),
-    "fedavgm-some": (FedAvgM(**SMALL, server_lr=0.5, participation=0.5, local_steps=3), 1, "outputs"),
-    "fedadagrad": (FedAdagrad(**SMALL, server_lr=0.1), 1, "outputs"),
-    "fedadam-some": (FedAdam(**SMALL, participation=0.5), 1, "outputs"),
-    "fedyogi": (FedYogi(**SMALL, server_lr=0.1, tau=0.01), 1, "outputs"),
-    "lg-fedavg": (LGFedAvg(**SMALL), 1, "outputs"),
-    "fedper-some": (FedPer(**SMALL, participation=0.5), 1, "outputs"),
-    "fedrep": (FedRep(**SMALL, head_epochs=2), 1, "outputs"),
-    "fedalt-some": (FedAlt(**SMALL, personal_part="input", participation=0.5, local_steps=3), 1, "outputs"),
-    "fedsim": (FedSim(**SMALL, local_epochs=2), 1, "outputs"),
-    "fedsim-all-personal": (FedSim(**SMALL, personal_part=("0", "2")), 1, "outputs"),
-    "ppfl-outputs": (PPFL(**SMALL, penalty=0.02), 3, "outputs"),
-    "ppfl-predictions": (PPFL(**SMALL, penalty=0.02, membership_steps=4), 3, "predictions"),
-    "ppfl-weights": (PPFL(**SMALL, penalty=0.02), 3, "weights"),
-    "ppfl-random-some": (PPFL(**SMALL, order="random", participation=0.5, membership_batch=3), 3, "predictions"),
-    "ppfl-uniform": (PPFL(**SMALL, start="uniform"), 3, "outputs"),
-    "ppfl-private": (PPFL(**SMALL, share_memberships=False), 3, "outputs"),
-    "ppfl-private-some": (PPFL(**SMALL, share_memberships=False, participation=0.5), 2, "weights"),
-    "centralized": (Centralized(**SMALL), 1, "outputs"),
-    "centralized-some": (Centralized(**SMALL, participation=0.5), 1, "weights"),
-    "ditto": (Ditto(**SMALL), 1, "outputs"),
-    "ditto-some": (Ditto(**SMALL, participation=0.5, local_steps=3), 1, "outputs"),
-    "pfedme": (PFedMe(**SMALL, mu=1.0, outer_lr=0.2), 1, "outputs"),
-    "pfedme-some": (PFedMe(**SMALL, mu=1.0, outer_lr=0.2, beta=1.5, participation=0.5), 1, "outputs"),
-    "finetune": (FineTune(method=FedAvg(**SMALL), steps=3), 1, "outputs"),
-    "finetune-ppfl": (FineTune(method=PPFL(**SMALL, penalty=0.02, participation=0.5), epochs=2), 3, "weights"),
-    "finetune-ditto": (FineTune(method=Ditto(**SMALL, participation=0.5), lr=0.1), 1, "outputs"),
-    "finetune-fedadam": (FineTune(method=FedAdam(**SMALL), steps=2), 1, "outputs"),
-    "ppfl-adam-some": (PPFL(**SMALL, participation=0.5, server_optimizer=Adam()), 3, "weights"),
-    "fedper-momentum": (FedPer(**SMALL, server_optimizer=Momentum(lr=0.5)), 1, "outputs"),
-    "ppfl-catch-up-some": (PPFL(**SMALL, participation=0.5, catch_up="solve"), 3, "predictions"),
-    "ppfl-by-size": (PPFL(**SMALL, participation=0.5, sampling="size"), 2, "weights"),
-    "ifca": (IFCA(**SMALL), 3, "outputs"),
-    "ifca-some": (IFCA(**SMALL, participation=0.5, local_steps=3, momentum=0.9), 2, "weights"),
-    "fedem": (FedEM(**SMALL), 3, "predictions"),
-    "fedem-some": (FedEM(**SMALL, participation=0.5, local_steps=3), 2, "predictions"),
-    "cfl": (CFL(**SMALL, eps1=10, eps2=0), 3, "outputs"),  # cuts whatever it can
-    "cfl-some": (CFL(**SMALL, eps1=10, eps2=0, participation=0.5, local_steps=3), 2, "predictions"),
-}
 DROPOUTS = (0.0, 0.4)  # with SIZES and seed 1: all but one come back, then one alone, two, three
 ALL_LOST = 1 - 1e-9
 

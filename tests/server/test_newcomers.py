@@ -2,13 +2,13 @@
 
 import pytest
 
+from kit.problems import make_linear
+from kit.training import connect, run, tensors
 from ppfl.algorithms import PPFL, FedAvg, Local
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.data import synthetic_groups
 from ppfl.server import client_states, evaluate, part_newcomers, score_newcomers
-from support import make_linear
-from training import connect, run, tensors
 
 FEDERATION = synthetic_groups(n_clients=40, groups=2, dim=3, samples=20, test_points=50, seed=0)
 KNOWN, UNKNOWN = part_newcomers(FEDERATION, 0.3, seed=0)

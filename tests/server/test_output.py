@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from kit.problems import make_federation, make_net
+from kit.training import connect, run
 from ppfl import fit
 from ppfl.algorithms import PPFL, FedAvg
 from ppfl.core import affinity
@@ -12,8 +14,6 @@ from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
 from ppfl.server import Watch, begin, client_states, make_problem, train_and_measure
 from ppfl.server.output import draw_output_round, output_probabilities
-from support import make_federation, make_net
-from training import connect, run
 
 
 def test_the_probabilities_are_the_papers_formula() -> None:

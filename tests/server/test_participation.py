@@ -5,7 +5,9 @@ import copy
 import pytest
 import torch
 
-import naive
+from kit.problems import make_federation, make_linear, make_net
+from kit.training import BytesTransport, assert_same, connect, run
+from kit.twins import ppfl as naive
 from ppfl.algorithms import CFL, PPFL, FedAvg, Local, Share
 from ppfl.algorithms.contract import Roster
 from ppfl.core import affinity
@@ -14,8 +16,6 @@ from ppfl.core.errors import AffinityError, DataError, SettingError
 from ppfl.core.population import Population
 from ppfl.server import InProcess, make_problem
 from ppfl.sites import Loop, Setup, Site, Train
-from support import make_federation, make_linear, make_net
-from training import BytesTransport, assert_same, connect, run
 
 SIZES = (7, 12, 20, 5, 1, 9, 8, 6)
 SEED = 1

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_federation, make_net
+from kit.training import assert_same, connect
 from ppfl.algorithms import PPFL, FedAvg, Local
 from ppfl.core.errors import SettingError
 from ppfl.core.population import Population
@@ -11,8 +13,6 @@ from ppfl.data import Federation
 from ppfl.server import InProcess, begin, choose_lr, make_problem, step_size, train
 from ppfl.server.step_size import TRIAL, TRIAL_ROUNDS, _loss_after_trial
 from ppfl.sites import Evaluate, Site, Stacked
-from support import make_federation, make_net
-from training import assert_same, connect
 
 
 def regression(scale: float) -> Federation:

@@ -14,6 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 import torch.distributed as dist
 
+from kit.cases import CASES, SIZES
+from kit.problems import make_federation, make_net
+from kit.training import connect, tensors
 from ppfl.algorithms import Method, Problem
 from ppfl.core import affinity
 from ppfl.core.errors import SettingError
@@ -24,9 +27,6 @@ from ppfl.runs import run as run_experiment
 from ppfl.server import TorchRanks, TorchRun, Transport, begin, client_states, evaluate, make_problem, train
 from ppfl.sites import Site, Stacked
 from ppfl.sites.engines import balanced
-from server.test_contract import CASES, SIZES
-from support import make_federation, make_net
-from training import connect, tensors
 
 ROUNDS, SEED, DROPOUT = 3, 1, 0.4
 

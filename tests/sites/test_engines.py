@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_federation, make_net
+from kit.training import run
 from ppfl.algorithms import PPFL, FedAvg, Local
 from ppfl.core.backends import Batch
 from ppfl.core.errors import SettingError
@@ -16,8 +18,6 @@ from ppfl.data import Federation
 from ppfl.server import evaluate
 from ppfl.sites import Loop, Stacked, engines
 from ppfl.sites.engines import balanced, chunks_of_similar_size, even_chunk
-from support import make_federation, make_net
-from training import run
 
 
 class Viewed(nn.Module):

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from kit.problems import make_federation, make_linear, make_net
+from kit.training import BytesTransport, connect, run
 from ppfl.algorithms import PPFL, FedAvg, FineTune, Local
 from ppfl.core.draws import name_keys, uniform
 from ppfl.core.errors import SettingError
@@ -20,8 +22,6 @@ from ppfl.server.evaluation import summary
 from ppfl.sites import Evaluate, Train
 from ppfl.sites.evaluation import ClientScores, score_sums
 from ppfl.sites.histogram import BINS, bin_of
-from support import make_federation, make_linear, make_net
-from training import BytesTransport, connect, run
 
 NOT_FINITE = [float("nan"), float("inf")]
 

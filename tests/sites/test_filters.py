@@ -8,6 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.cases import CASES
+from kit.cases import SIZES as CONTRACT_SIZES
+from kit.problems import make_federation, make_net
+from kit.training import ENGINES, assert_same, connect, run
 from ppfl import fit
 from ppfl.algorithms import PPFL, FedAvg, Local, Scaffold
 from ppfl.core.draws import name_keys
@@ -19,10 +23,6 @@ from ppfl.server import DivergedError, InProcess, RefusedUpdateWarning, begin, c
 from ppfl.server.loop import ask_clients, make_request
 from ppfl.sites import BoundedUploads, FiniteUploads, Site, default_filters
 from ppfl.sites.filters import FEWEST, TIMES, Norms, refusals
-from server.test_contract import CASES
-from server.test_contract import SIZES as CONTRACT_SIZES
-from support import make_federation, make_net
-from training import ENGINES, assert_same, connect, run
 
 SIZES, BAD = (7, 12, 20, 9, 8), "client-3"
 SMALL = {"lr": 0.3, "batch_size": 4}

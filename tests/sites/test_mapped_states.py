@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from kit.problems import make_federation, make_net
+from kit.training import assert_same, connect, run
 from ppfl.algorithms import FedPer, Local
 from ppfl.core.errors import WriteError
 from ppfl.core.population import Population
@@ -20,8 +22,6 @@ from ppfl.sites import Site, Stacked, mapped_states
 from ppfl.sites import site as sites
 from ppfl.sites.mapped_states import MappedMemory, MappedTable
 from ppfl.sites.state_tables import InMemoryTable
-from support import make_federation, make_net
-from training import assert_same, connect, run
 
 CLIENTS = 9
 ROW_BYTES = 3 * 2 * 4 + 8 + 1  # of the states below

@@ -7,13 +7,13 @@ import torch
 import torchmetrics
 from torch import nn
 
+from kit.problems import make_federation, make_net
+from kit.training import BytesTransport
 from ppfl import Federation, Population, Watch, fit
 from ppfl.algorithms import PPFL, FedAvg
 from ppfl.core import ModelError, SettingError
 from ppfl.server import InProcess, begin, evaluate, make_problem
 from ppfl.sites import PredictionMetric, Site, as_metrics
-from support import make_federation, make_net
-from training import BytesTransport
 
 
 def f1(prediction, target):

@@ -5,6 +5,8 @@ import threading
 import pytest
 import torch
 
+from kit.problems import make_federation, make_net
+from kit.training import assert_same, connect, copied, run
 from ppfl.algorithms import PPFL, Ditto, Local, Rows
 from ppfl.core.errors import CheckpointError
 from ppfl.core.population import Population
@@ -12,8 +14,6 @@ from ppfl.server import InProcess, ServerState, begin, client_states, make_probl
 from ppfl.server.loop import MAIN, ask_clients, make_request
 from ppfl.sites import Close, Keep, Loop, Restore, Save, Site, Stacked, Train
 from ppfl.sites.states import ClientStates
-from support import make_federation, make_net
-from training import assert_same, connect, copied, run
 
 SIZES = (7, 12, 20, 5, 9, 4)
 LOCAL = Local(lr=0.3, batch_size=4)

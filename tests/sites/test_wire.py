@@ -8,6 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.cases import CASES, SIZES
+from kit.problems import make_federation, make_net
+from kit.training import BytesTransport, run
 from ppfl.algorithms import METHODS, Rows, Share, Sum, Total
 from ppfl.algorithms.contract import MESSAGES
 from ppfl.core.errors import DataError
@@ -16,9 +19,6 @@ from ppfl.core.settings import Settings
 from ppfl.sites import Close, Describe, Evaluate, Keep, Loop, Refusal, Reply, Restore, Save, Setup, Site, Train
 from ppfl.sites.messages import AcceptKeys, KeyOffer, Masked, MaskedNote, NoKeys, OfferKey, Shares, Unmask
 from ppfl.sites.wire import decode, encode, encoded_size
-from server.test_contract import CASES, SIZES
-from support import make_federation, make_net
-from training import BytesTransport, run
 
 DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16, torch.int32, torch.int64,

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.problems import make_federation
 from ppfl.algorithms.local.batches import Draws, LocalData
 from ppfl.core.draws import name_keys
 from ppfl.core.workspace import Workspace
-from support import make_federation
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 1))
 LARGEST_FIRST = [2, 1, 0, 3, 4]

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kit.problems import make_federation, make_net
 from ppfl.algorithms.local import memberships
 from ppfl.algorithms.local.batches import Draws, LocalData
 from ppfl.algorithms.local.memberships import MembershipSteps
@@ -19,7 +20,6 @@ from ppfl.core.draws import name_keys
 from ppfl.core.population import Population
 from ppfl.core.workspace import Workspace
 from ppfl.data import Federation
-from support import make_federation, make_net
 
 FEDERATION = make_federation((20, 12, 7, 5, 1), dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

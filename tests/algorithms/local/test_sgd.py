@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_federation, make_net
 from ppfl.algorithms import FedAvg
 from ppfl.algorithms.local.batches import Draws, LocalData
 from ppfl.algorithms.local.sgd import descend, part_of_start_left, proximal, train_networks
@@ -13,7 +14,6 @@ from ppfl.core.backends import Autograd, make_backend
 from ppfl.core.draws import name_keys
 from ppfl.core.population import Population
 from ppfl.core.workspace import Workspace
-from support import make_federation, make_net
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

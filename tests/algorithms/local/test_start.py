@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.problems import make_federation, make_net
 from ppfl.algorithms.local import start
 from ppfl.algorithms.local.batches import Draws, LocalData
 from ppfl.algorithms.local.start import (
@@ -20,7 +21,6 @@ from ppfl.core.draws import name_keys
 from ppfl.core.population import Population
 from ppfl.core.simplex import check, match, total_variation
 from ppfl.core.workspace import Workspace
-from support import make_federation, make_net
 
 
 def test_a_sketch_keeps_inner_products_on_average() -> None:

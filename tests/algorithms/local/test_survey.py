@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from algorithms.states import Recording
+from kit.problems import make_federation, make_net
+from kit.training import Recording, assert_same, run, tensors
 from ppfl.algorithms import PPFL
 from ppfl.algorithms.contract import EVERYONE, participants
 from ppfl.algorithms.local import survey
@@ -12,8 +13,6 @@ from ppfl.core.population import Population
 from ppfl.core.simplex import match
 from ppfl.data import digits_federation
 from ppfl.sites import Train
-from support import make_federation, make_net
-from training import assert_same, run, tensors
 
 FEDERATION = make_federation((7, 12, 20, 5, 9, 3), dtype=torch.float64)
 ROUNDS = 6

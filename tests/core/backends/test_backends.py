@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from kit.problems import make_linear, make_net
 from ppfl.core.backends import Autograd, Batch, Chained, make_backend
 from ppfl.core.errors import DataError, ModelError
 from ppfl.core.models import Mixture, Networks, OneNetwork
 from ppfl.core.params import Params, map_params
 from ppfl.core.population import Population
-from support import make_linear, make_net
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])

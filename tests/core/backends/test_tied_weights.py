@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kit.training import assert_same, run
 from ppfl.algorithms import PPFL, FedAvg, FedPer
 from ppfl.core.backends import Autograd, Batch, make_backend
 from ppfl.core.errors import ModelError
 from ppfl.core.models import Mixture, OneNetwork
 from ppfl.core.population import Population
 from ppfl.data import Federation
-from training import assert_same, run
 
 WORDS = 5
 GENERATOR = torch.Generator().manual_seed(1)

@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from kit.problems import NETWORKS, Recurrent, make_net, make_network
 from ppfl.core.backends import Autograd, Batch, make_backend
 from ppfl.core.errors import ModelError
 from ppfl.core.models import Mixture, Networks, OneNetwork
 from ppfl.core.params import Params, map_params
 from ppfl.core.population import Population
-from recurrent import NETWORKS, Recurrent, make_network
-from support import make_net
 
 GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(2, 6, 4, generator=GENERATOR, dtype=torch.float64)

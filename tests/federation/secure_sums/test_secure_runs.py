@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from masked_sites import PUBLIC_KEYS, masked
+from kit.masked_sites import PUBLIC_KEYS, masked
+from kit.problems import make_federation, make_net
+from kit.training import BytesTransport, assert_same
 from ppfl.algorithms import CFL, IFCA, PPFL, Ditto, FedAvg, FedEM, Scaffold
 from ppfl.algorithms.contract import Roster
 from ppfl.core.errors import SettingError
@@ -15,8 +17,6 @@ from ppfl.server import DivergedError, begin, choose_lr, evaluate, make_problem,
 from ppfl.server.transports import route
 from ppfl.sites import Site, Stacked, Train
 from ppfl.sites.messages import Unmask
-from support import make_federation, make_net
-from training import BytesTransport, assert_same
 
 SMALL = {"lr": 0.3, "batch_size": 4}
 NAMES = ("a", "b", "c")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from masked_sites import (
+from kit.masked_sites import (
     PAIRS,
     PUBLIC_KEYS,
     STEP,

@@ -5,7 +5,7 @@ import copy
 
 import torch
 
-from naive import batches_of, cross_entropy, weights_of
+from kit.twins.ppfl import batches_of, cross_entropy, weights_of
 
 
 def values(model, names):

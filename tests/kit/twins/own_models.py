@@ -5,8 +5,8 @@ import copy
 
 import torch
 
-from algorithms.naive_one_model import descend_near
-from naive import average, batches_of, train_network, weights_of
+from kit.twins.one_model import descend_near
+from kit.twins.ppfl import average, batches_of, train_network, weights_of
 
 
 def ditto(federation, net, settings, rounds, seed, lr_of, clients_of):

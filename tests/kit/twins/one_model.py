@@ -5,7 +5,7 @@ import copy
 
 import torch
 
-from naive import average, batches_of, cross_entropy, descend, sgd, train_network, weights_of
+from kit.twins.ppfl import average, batches_of, cross_entropy, descend, sgd, train_network, weights_of
 
 
 def centralized(federation, net, settings, rounds, seed, lr_of, clients_of):

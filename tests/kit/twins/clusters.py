@@ -7,7 +7,7 @@ import torch
 from sklearn.cluster import AgglomerativeClustering
 from torch import nn
 
-from naive import average, batches_of, data_of, descend, train_network, weights_of
+from kit.twins.ppfl import average, batches_of, data_of, descend, train_network, weights_of
 
 
 def networks(net, models):

@@ -1,0 +1,1 @@
+"""What several tests build with: data, networks, runs, twins, sites, files. No test imports another test."""

@@ -1,0 +1,1 @@
+"""Every method again, written plainly from its paper's pseudocode: what the package must agree with."""
