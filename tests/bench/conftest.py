@@ -1,6 +1,4 @@
-"""The bench is a folder of scripts, which find each other as they do when run."""
-
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
+sys.path.append(str(Path(__file__).parents[2] / "bench"))  # scripts find each other as they do when run

@@ -1,134 +1,57 @@
 """What the commands do and print."""
 
-import os
+import csv
+import json
 import re
-import signal
-import subprocess
-import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import ppfl as package
+from kit.experiments import file_bytes
 from ppfl.cli.compare import progress_of
 from ppfl.cli.demo import demo_experiments
 from ppfl.cli.heatmap import ROWS
-from ppfl.data.synthetic_settings import Synthetic
+from ppfl.data import DATASETS
 from ppfl.runs import RunFolder, load_run
 
 
-def test_run_says_how_it_went_and_where_it_is(ppfl, experiment, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = ppfl("run", experiment, "--set", "seeds=[0, 3]", "--set", "name=mine")
+def changes(*settings: str) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+# ---------------------------------------------------------------------- run, show, compare
+
+
+def test_run_says_how_it_went_and_where_it_is(ppfl, experiment, here) -> None:
+    done = ppfl("run", experiment, *changes("seeds=[0, 3]", "name=mine", "watch.every=3"))
     assert done.code == 0
-    record = load_run(tmp_path / "runs" / "mine" / "seed-3")
+    record = load_run(here / "runs" / "mine" / "seed-3")
     assert record.finished
     row = next(line for line in done.out.splitlines() if line.strip().startswith("3 "))
-    assert f"{100 * record.scores['accuracy']:.2f}%" in row
-    assert f"{100 * record.agreement.share:.2f}%" in row
-    assert "grouped" in done.out
-    assert str(Path("runs") / "mine") in done.out
-    assert "round 4 of 4, loss" in done.err
-
-
-def test_progress_tells_of_the_seed_at_hand(ppfl, experiment, tmp_path):
-    done = ppfl("run", experiment, "--out", tmp_path / "out", "--set", "seeds=[0, 1]", "--set", "watch.every=3")
-    for seed in (0, 1):
+    assert f"{100 * record.scores['accuracy']:.2f}%" in row and f"{100 * record.agreement.share:.2f}%" in row
+    assert "grouped" in done.out and str(Path("runs") / "mine") in done.out
+    for seed in (0, 3):
         lines = [line for line in done.err.splitlines() if line.startswith(f"seed {seed}: ")]
         assert ["accuracy" in line for line in lines] == [False, False, True, True]
+        assert "round 4 of 4, loss" in lines[-1]
+    assert ppfl("run", experiment, "--out", here / "out", "--quiet") == (0, "", "")
+    assert load_run(here / "out" / "seed-0").finished
 
 
-def test_quiet_is_silent(ppfl, experiment, tmp_path):
-    assert ppfl("run", experiment, "--out", tmp_path / "out", "--quiet") == (0, "", "")
-    assert load_run(tmp_path / "out" / "seed-0").finished
-
-
-def test_relative_data_start_at_the_experiment(ppfl, experiment, tmp_path, monkeypatch):
-    (tmp_path / "table.csv").write_text("who,x,y\n" + "".join(f"{i % 3},{i % 7},{i % 2}\n" for i in range(60)))
-    experiment.write_text(
-        'rounds = 2\n[data]\nname = "csv"\nfile = "table.csv"\nclient = "who"\ntarget = "y"\n'
-        '[model]\nname = "linear"\n[algorithm]\nname = "fedavg"\n'
-    )
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert ppfl("run", experiment).code == 0
-
-
-def test_a_terminal_sees_the_run_live(experiment, tmp_path):
-    pty = pytest.importorskip("pty")
-    reader, terminal = pty.openpty()
-    command = [sys.executable, "-m", "ppfl", "run", str(experiment), "--out", str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=terminal) as process:
-        process.wait()
-    os.close(terminal)
-    seen = os.read(reader, 1 << 16).decode()
-    os.close(reader)
-    assert process.returncode == 0
-    assert re.search(r"seed 0.*4/4.*loss .*accuracy", seen, re.DOTALL)
-
-
-def hear_ctrl_c():
-    """Where tests run in the background, a shell has told them to ignore it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def test_ctrl_c_says_how_to_go_on(ppfl, experiment, tmp_path):
-    out = tmp_path / "out"
-    options = ["--out", str(out), "--set", "rounds=100000", "--set", "watch.every=100000"]
-    command = [sys.executable, "-m", "ppfl", "run", str(experiment), *options]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, preexec_fn=hear_ctrl_c) as process:
-        metrics = out / "seed-0" / "metrics.jsonl"
-        while not (metrics.is_file() and metrics.read_text().count("\n") > 3):
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        said = process.stderr.read()
-    assert process.returncode == 130
-    found = re.fullmatch(r"stopped after round (\d+) of 100000; resume with: (.*)\n", said)
-    assert found
-    assert found[2] == f"ppfl run {experiment} --set rounds=100000 --set watch.every=100000 --out {out} --resume"
-    assert len(load_run(out / "seed-0").metrics) >= int(found[1])
-
-
-def test_resume_goes_on_and_a_finished_run_stays(ppfl, experiment, tmp_path, monkeypatch, snapshot):
-    out = tmp_path / "out"
-
-    class Watching:
-        def __enter__(self):
-            return stop
-
-        def __exit__(self, *error):
-            return None
-
-    def stop(_seed, end):
-        if end.state.round == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("ppfl.cli.app.show_progress", lambda *_, **__: Watching())
-        assert ppfl("run", experiment, "--out", out).code == 130
-    assert load_run(out / "seed-0").rounds_done == 2
-    assert ppfl("run", experiment, "--out", out, "--resume").code == 0
-    before = snapshot(out)
-    assert ppfl("run", experiment, "--out", out, "--resume").code == 0
-    assert snapshot(out) == before
-
-
-def test_show_draws_metrics_and_memberships(ppfl, experiment, tmp_path):
-    ppfl("run", experiment, "--out", tmp_path / "out", "--set", "rounds=30", "--set", "seeds=[0, 1]")
-    shown = ppfl("show", tmp_path / "out")
-    record = load_run(tmp_path / "out" / "seed-0")
+def test_show_draws_metrics_and_memberships(ppfl, experiment, tmp_path) -> None:
+    ppfl("run", experiment, "--out", tmp_path / "out", *changes("rounds=30", "seeds=[0, 1]"))
+    shown, record = ppfl("show", tmp_path / "out"), load_run(tmp_path / "out" / "seed-0")
     assert shown.code == 0
-    assert "finished" in shown.out
     rounds = [int(found) for found in re.findall(r"^ +(\d+) +\S+ +\S+%", shown.out, re.MULTILINE)]
-    assert rounds == sorted(rounds)
-    assert (rounds[0], rounds[-1], len(rounds)) == (1, 30, 12)
-    assert all(name in shown.out for name in record.ids)
-    assert "truth" in shown.out
-    assert str(tmp_path / "out" / "seed-1") in shown.out
+    assert rounds == sorted(rounds) and (rounds[0], rounds[-1], len(rounds)) == (1, 30, 12)
+    for text in ("finished", "truth", str(tmp_path / "out" / "seed-1"), *record.ids):
+        assert text in shown.out
     groups = record.memberships.argmax(1)
     order = [record.ids.index(name) for name in re.findall(r"^ +(c\d)", shown.out, re.MULTILINE)]
     drawn = groups[order].tolist()
@@ -137,82 +60,69 @@ def test_show_draws_metrics_and_memberships(ppfl, experiment, tmp_path):
     assert drawn[0] == int(share.argmax()) or torch.allclose(share, share.flip(0), atol=1e-2)
 
 
-def test_show_samples_many_clients_and_says_so(ppfl, experiment, tmp_path):
-    ppfl("run", experiment, "--out", tmp_path / "out", "--set", "data.n_clients=100", "--set", "rounds=1")
-    shown = ppfl("show", tmp_path / "out" / "seed-0").out
-    assert f"{ROWS} of 100 clients" in shown
-    assert len(re.findall(r"^ +c\d\d ", shown, re.MULTILINE)) == ROWS
-
-
-def test_show_takes_methods_without_memberships_and_regression(ppfl, experiment, tmp_path):
-    changes = ["algorithm={name='local'}", "population.k=1", "data.task=regression"]
-    options = [part for change in changes for part in ("--set", change)]
-    done = ppfl("run", experiment, "--out", tmp_path / "out", *options)
-    assert "rmse" in done.out
+def test_show_samples_many_clients_and_takes_methods_without_memberships(ppfl, experiment, tmp_path) -> None:
+    ppfl("run", experiment, "--out", tmp_path / "many", *changes("data.n_clients=100", "rounds=1"))
+    shown = ppfl("show", tmp_path / "many" / "seed-0").out
+    assert f"{ROWS} of 100 clients" in shown and len(re.findall(r"^ +c\d\d ", shown, re.MULTILINE)) == ROWS
+    settings = changes("algorithm={name='local'}", "population.k=1", "data.task=regression")
+    assert "rmse" in ppfl("run", experiment, "--out", tmp_path / "out", *settings).out
     shown = ppfl("show", tmp_path / "out")
-    assert shown.code == 0
-    assert "rmse" in shown.out
+    assert shown.code == 0 and "rmse" in shown.out
 
 
-def test_version_and_help(ppfl):
-    assert re.fullmatch(r"ppfl \d+\.\d+\S*\n", ppfl("--version").out)
-    assert all(command in ppfl("--help").out for command in ("run", "show", "demo"))
-
-
-def test_the_demo_shows_what_the_others_give(ppfl, tmp_path):
-    done = ppfl("demo", "--out", tmp_path / "demo", "--seed", 1)
-    assert done.code == 0
-    local, fedavg, ours = (load_run(tmp_path / "demo" / name / "seed-1") for name in ("local", "fedavg", "ppfl"))
-    for key in ("accuracy", "accuracy_mean", "accuracy_worst_tenth"):
-        assert ours.scores[key] > max(local.scores[key], fedavg.scores[key])
-    assert ours.agreement.share == 1.0
-    assert (tmp_path / "demo" / "report.html").is_file()
-    assert (tmp_path / "demo" / "memberships.svg").is_file()
-    assert str(tmp_path / "demo" / "report.html") in done.out.replace("\n", "")
-    again = ppfl("demo", "--out", tmp_path / "demo", "--seed", 1)
-    assert again.err == ""  # nothing is run twice
-    assert again.out == done.out
-
-
-def test_the_demo_compares_like_with_like():
-    def shared(experiment):
-        settings = experiment.model_dump(exclude={"name", "population", "algorithm"})
-        return settings, experiment.algorithm.lr, experiment.algorithm.batch_size, experiment.algorithm.local_epochs
-
-    first, *others = demo_experiments(0).values()
-    assert all(shared(other) == shared(first) for other in others)
-
-
-def test_compare_puts_methods_side_by_side(ppfl, experiment, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_compare_puts_methods_side_by_side(ppfl, experiment, here) -> None:
     fedavg = "\n[methods.FedAvg]\nalgorithm.name = 'fedavg'\npopulation.k = 1\n"
     both = experiment.read_text() + "\n[methods.PPFL]\n[methods.PPFL-3]\npopulation.k = 3\n" + fedavg
     experiment.with_name("both.toml").write_text(both)
     done = ppfl("compare", experiment.with_name("both.toml"), "--set", "seeds=[0, 1]", "--jobs", "1")
     assert done.code == 0, done.err
     rows = {line.split()[0]: line for line in done.out.splitlines() if line.strip().startswith(("PPFL", "FedAvg"))}
-    page = (tmp_path / "runs" / "both" / "report.html").read_text()
+    page = (here / "runs" / "both" / "report.html").read_text()
     for label in ("PPFL", "PPFL-3", "FedAvg"):
-        runs = [load_run(tmp_path / "runs" / "both" / label / f"seed-{seed}") for seed in (0, 1)]
-        mean = 100 * sum(run.scores["accuracy"] for run in runs) / 2
-        assert f"{mean:.2f} ± " in rows[label]
-        assert f"{label}, seed 1: round 4 of 4" in done.err
-        assert f'<th scope="row">{label}</th>' in page
+        runs = [load_run(here / "runs" / "both" / label / f"seed-{seed}") for seed in (0, 1)]
+        assert f"{50 * sum(run.scores['accuracy'] for run in runs):.2f} ± " in rows[label]
+        assert f"{label}, seed 1: round 4 of 4" in done.err and f'<th scope="row">{label}</th>' in page
 
 
-def test_progress_is_read_from_the_end_of_a_record(tmp_path):
+def test_progress_is_read_from_the_end_of_a_record_that_is_being_written(tmp_path) -> None:
     assert progress_of(tmp_path).round == 0
     lines = ['ut": 1}', '{"round": 1, "accuracy": 0.5, "accuracy_worst_tenth": 0.1}', '{"round": 2, "loss": 1.0}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"round": 3, "lo')
     assert progress_of(tmp_path) == (2, "accuracy", 0.5)
 
 
-def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, snapshot, monkeypatch):
-    small = ["rounds=2", "seeds=[0]", "data.n_clients=6", "data.dim=4", "data.max_size=60", "data.test_points=10"]
-    changes = [part for change in small for part in ("--set", change)]
-    chosen = ("--case", "synthetic", "--method", "K = 1", "--method", "K = 2")
-    out = tmp_path / "out"
-    first = ppfl("reproduce", "k-sweep", *chosen, *changes, "--jobs", 1, "--out", out)
+def test_version_and_help(ppfl) -> None:
+    assert re.fullmatch(r"ppfl \d+\.\d+\S*\n", ppfl("--version").out)
+    assert all(command in ppfl("--help").out for command in ("run", "show", "demo", "glm", "federation"))
+
+
+# ---------------------------------------------------------------------- demo, reproduce
+
+
+def test_the_demo_shows_what_the_others_give_and_compares_like_with_like(ppfl, tmp_path) -> None:
+    done = ppfl("demo", "--out", tmp_path / "demo", "--seed", 1)
+    assert done.code == 0
+    local, fedavg, ours = (load_run(tmp_path / "demo" / name / "seed-1") for name in ("local", "fedavg", "ppfl"))
+    for key in ("accuracy", "accuracy_mean", "accuracy_worst_tenth"):
+        assert ours.scores[key] > max(local.scores[key], fedavg.scores[key])
+    assert ours.agreement.share == 1.0 and (tmp_path / "demo" / "memberships.svg").is_file()
+    assert str(tmp_path / "demo" / "report.html") in done.out.replace("\n", "")
+    assert ppfl("demo", "--out", tmp_path / "demo", "--seed", 1) == (0, done.out, "")  # nothing is run twice
+    shared = [
+        (each.model_dump(exclude={"name", "population", "algorithm"}), each.algorithm.lr, each.algorithm.batch_size)
+        for each in demo_experiments(0).values()
+    ]
+    assert shared[0] == shared[1] == shared[2]
+
+
+SMALL_STUDY = changes("rounds=2", "seeds=[0]", "data.n_clients=6", "data.dim=4", "data.max_size=60",
+                      "data.test_points=10")  # fmt: skip
+
+
+def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, monkeypatch) -> None:
+    out, chosen = tmp_path / "out", ("--case", "synthetic", "--method", "K = 1", "--method", "K = 2")
+    command = ("reproduce", "k-sweep", *chosen, *SMALL_STUDY, "--jobs", 1, "--out", out)
+    first = ppfl(*command)
     assert first.code == 0, first.err
     page = (out / "k-sweep.md").read_text()
     assert "| K = 1 |" in page and "| K = 2 |" in page and "| K = 3 |" not in page
@@ -220,29 +130,133 @@ def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, snapsho
     assert f"Runs of {load_run(out / 'synthetic' / 'K-2' / 'seed-0').versions['started'][:10]}" in page
     assert all(word in first.out for word in ("K = 1", "K = 2", "accuracy", str(out / "k-sweep.md")))
     assert (out / "synthetic" / "report.html").is_file()
-    runs = snapshot(out / "synthetic" / "K-2" / "seed-0")
-    monkeypatch.setattr(Synthetic, "build", None)  # nothing is left to run, so nothing needs the data
-    assert ppfl("reproduce", "k-sweep", *chosen, *changes, "--jobs", 1, "--out", out).code == 0
-    assert snapshot(out / "synthetic" / "K-2" / "seed-0") == runs
+    runs = file_bytes(out / "synthetic" / "K-2" / "seed-0")
+    monkeypatch.setattr(DATASETS["synthetic"], "build", None)  # nothing is left to run, so nothing needs the data
+    assert ppfl(*command).code == 0
+    assert file_bytes(out / "synthetic" / "K-2" / "seed-0") == runs
 
 
-def test_reproduce_asks_for_missing_data_before_it_runs(ppfl, tmp_path, monkeypatch):
+def test_reproduce_asks_for_missing_data_before_it_runs(ppfl, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PPFL_DATA", str(tmp_path))
-    monkeypatch.setattr(Synthetic, "build", lambda *_: None)  # what can be drawn is never missing, and takes seconds
+    monkeypatch.setattr(
+        DATASETS["synthetic"], "build", lambda *_: None
+    )  # it is drawn, never missing, and takes seconds
     failed = ppfl("reproduce", "k-sweep", "--out", tmp_path / "out")
     assert failed.code == 2 and "mnist" in failed.err and "--case synthetic" in failed.err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_case_in_which_a_run_fails_stops_no_other(ppfl, tmp_path):
-    small = ["rounds=1", "seeds=[0]", "data.n_clients=6", "data.dim=4", "data.max_size=60", "data.test_points=10"]
-    changes = [part for change in small for part in ("--set", change)]
-    cases = ("--case", "synthetic", "--case", "synthetic-tuned", "--method", "FedAvg")
-    out = tmp_path / "out"
+def test_a_case_in_which_a_run_fails_stops_no_other(ppfl, tmp_path) -> None:
+    out, cases = tmp_path / "out", ("--case", "synthetic", "--case", "synthetic-tuned", "--method", "FedAvg")
     of_another = out / "synthetic" / "FedAvg" / "seed-0" / "experiment.json"
     of_another.parent.mkdir(parents=True)
     of_another.write_text("{}")
-    failed = ppfl("reproduce", "table1", *cases, *changes, "--jobs", 1, "--out", out)
+    failed = ppfl("reproduce", "table1", *cases, *SMALL_STUDY, "--jobs", 1, "--out", out)
     assert failed.code == 2 and "synthetic: 1 of 1 runs failed" in failed.err and str(of_another.parent) in failed.err
-    assert of_another.read_text() == "{}"
-    assert RunFolder(out / "synthetic-tuned" / "FedAvg" / "seed-0").finished
+    assert of_another.read_text() == "{}" and RunFolder(out / "synthetic-tuned" / "FedAvg" / "seed-0").finished
+
+
+# ---------------------------------------------------------------------- export
+
+
+def test_exported_files_hold_the_model_of_the_client(ppfl, experiment, here) -> None:
+    assert ppfl("run", experiment, "--out", "runs", "-q").code == 0
+    finished = here / "runs" / "seed-0"
+    fitted = package.load(finished)
+    client = fitted.ids[1]
+    done = ppfl("export", finished, "--client", client)
+    assert done.code == 0 and f"{client}.safetensors" in done.out and not done.err
+    found, expected = load_file(here / f"{client}.safetensors"), fitted.model(client).state_dict()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    done = ppfl("export", finished, "--client", client, "--onnx", "--out", "model.onnx")
+    assert done.code == 0 and done.out.count("\n") == 1, done
+    x = torch.linspace(-1, 1, 9).reshape(3, 3)
+    (predicted,) = runtime.InferenceSession("model.onnx").run(None, {"x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(predicted), fitted.predict(client, x), rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------------- glm
+
+
+@pytest.fixture
+def shops(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    shop = np.repeat([f"{i:03}" for i in range(10)], 8)
+    table = pd.DataFrame({"shop": shop, "price": random.normal(size=80), "day": random.choice(["mo", "tu"], 80)})
+    table["sold"] = np.where(shop < "005", 3.0, -3.0) * table["price"] + random.normal(size=80)
+    table.to_csv(tmp_path / "shops.csv.gz", index_label="rownames")
+    return tmp_path / "shops.csv.gz"
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as text:
+        return list(csv.DictReader(text))
+
+
+def test_glm_prints_and_writes_what_was_fitted(ppfl, shops, here) -> None:
+    done = ppfl("glm", shops, "--client", "shop", "--target", "sold", "-k", "2,1", "--n-init", "2")
+    assert done.code == 0 and "fitting k = 1, 2 (1 of 4)" in done.err
+    out = here / "runs" / "glm-shops"
+    assert sorted(file_bytes(out)) == ["coefficients.csv", "memberships.csv", "report.html", "result.json"]
+    result = json.loads((out / "result.json").read_text())
+    assert [tried["k"] for tried in result["tried"]] == [1, 2] and result["k"] == 2
+    for text in ("80 rows of 10 clients (shop); sold from price, day", "family gaussian, guessed",
+                 "left out: rownames (row numbers)", "day is text: tu, each against mo", "try more with -k 2,3,4,5",
+                 *(f"{tried['bic']:.1f}" for tried in result["tried"])):  # fmt: skip
+        assert text in done.out
+    for label, figures in result["held_out"].items():
+        assert f"{figures['rmse']:#.4g}" in next(line for line in done.out.splitlines() if line.startswith(label))
+    assert f"ppfl glm {shops} --client shop --target sold -k 2,1 --n-init 2" in (out / "report.html").read_text()
+    memberships = rows_of(out / "memberships.csv")
+    assert [(row["client"], row["rows"]) for row in memberships] == [(f"{i:03}", "8") for i in range(10)]
+    assert [row["term"] for row in rows_of(out / "coefficients.csv")] == ["intercept", "price", "day = tu"]
+    shares = np.array([[float(row["A"]), float(row["B"])] for row in memberships])
+    np.testing.assert_allclose(shares.sum(1), 1)
+    assert list(result["shares"].values()) == pytest.approx(shares.mean(0).tolist())
+    assert result["mixed"] + sum(result["clear"].values()) == result["clients"] == 10
+
+
+def test_options_of_glm_say_how_a_file_is_read_and_what_is_fitted(ppfl, shops, tmp_path) -> None:
+    """A formula, a decimal comma and a separator give what columns and decimal points give, to the last digit."""
+    table, found = pd.read_csv(shops, dtype={"shop": str}), []
+    columns = ("--client", "shop", "--target", "sold", "--columns", "price,day", "--shared", "day")
+    ways = [("named", shops, columns), ("again", shops, columns)]
+    for sep, option in ((";", ";"), ("\t", "tab")):
+        table.to_csv(tmp_path / f"{option}.csv", sep=sep, decimal=",", index=False)
+        ways.append((option, tmp_path / f"{option}.csv", (*columns, "--sep", option, "--decimal", ",")))
+    for name, file, options in ways:
+        out = tmp_path / f"out {name}"
+        assert ppfl("glm", file, *options, "-k", "2", "--n-init", "2", "--out", out, "--quiet") == (0, "", "")
+        found.append([rows_of(out / "memberships.csv"), rows_of(out / "coefficients.csv")])
+    assert found[0] == found[1] == found[2] == found[3]
+    assert "separated by ';'" in ppfl("glm", tmp_path / ";.csv", *columns, "-k", "1", "--out", tmp_path / "x").err
+    formula = ("--formula", "sold ~ price + day + (price | shop)")
+    assert ppfl("glm", shops, *formula, "-k", "2", "--n-init", "2", "--out", tmp_path / "formula").code == 0
+    for left, right in zip(rows_of(tmp_path / "formula" / "memberships.csv"), found[0][0], strict=True):
+        assert float(left["A"]) == pytest.approx(float(right["A"]))
+    shared = {row["term"]: row["shared"] for row in rows_of(tmp_path / "formula" / "coefficients.csv")}
+    assert shared == {"intercept": "no", "price": "no", "day[T.tu]": "yes"}
+
+
+def test_notes_of_glm_tell_of_bad_cells_lost_clients_and_fits_that_do_not_converge(ppfl, shops, tmp_path) -> None:
+    out, table = tmp_path / "out", pd.read_csv(shops, dtype=str)
+    table["open"] = np.where(table["sold"].astype(float) > 0, "yes", "no")
+    table["exact"] = 2 * table["price"].astype(float) + 1  # no noise, so the likelihood has no maximum
+    table.loc[16, "price"] = "n/a?"
+    table.loc[table["shop"] == "007", "price"] = ""
+    table.to_csv(tmp_path / "some.csv", index=False)
+    options = (tmp_path / "some.csv", "--client", "shop", "--out", out, "--columns")
+    done = ppfl("glm", *options, "price", "--target", "open", "-k", "1")
+    for text in ("1 cell without a number, 'n/a?' in row 17", "9 rows lack a value", "client 007", "accuracy",
+                 "family bernoulli (no or yes), guessed"):  # fmt: skip
+        assert text in done.out
+    result = json.loads((out / "result.json").read_text())
+    assert result["clients_left_out"] == ["007"]
+    assert result["bad_cells"] == [{"column": "price", "cells": 1, "example": "n/a?", "row": 17}]
+    done = ppfl("glm", *options, "price", "--target", "exact", "-k", "2", "--n-init", "1", "--test-fraction", "0")
+    assert done.code == 0 and "the fit with k = 2 did not converge" in done.out and "Held out" not in done.out
+    assert "Warning" not in done.err and ".py" not in done.err
+    done = ppfl("glm", *options, "", "--target", "sold", "-k", "1")
+    assert "clients differ in their intercepts only" in done.out

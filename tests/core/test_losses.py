@@ -1,22 +1,24 @@
 """The mixed loss is the loss of the mean prediction, in any precision and under vmap and grad."""
 
-import re
 from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+import torch.nn.functional as F
+from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from ppfl.core.errors import DataError, ModelError
+from kit.problems import PROBLEMS, make_net
+from kit.refusals import DataError, ModelError, assert_refused
+from ppfl import Population, fit
+from ppfl.core import Loss, links
+from ppfl.core.criteria import as_loss
 from ppfl.core.links import log_mix
-from ppfl.core.losses import IGNORED, LOSSES, Loss, cross_entropy, logistic, loss_by_name, multilabel, poisson, squared
+from ppfl.core.losses import IGNORED, LOSSES, cross_entropy, logistic, loss_by_name, multilabel, poisson, squared
 
-law = settings(deadline=None, max_examples=20)
-seeds = st.integers(0, 2**31)
-widths = st.integers(1, 5)
+seeds, widths = st.integers(0, 2**31), st.integers(1, 5)
 B = 6
 
 
@@ -49,6 +51,10 @@ class Kind(NamedTuple):
 
 KINDS = [
     Kind(cross_entropy, (4,), "labels"),
+    Kind(cross_entropy, (3, 4), "sequences"),
+    Kind(cross_entropy, (3, 4), "padded"),
+    Kind(multilabel, (3,), "several"),
+    Kind(multilabel, (3,), "partly known"),
     Kind(logistic, (), "binary"),
     Kind(logistic, (1,), "binary"),
     Kind(logistic, (1,), "binary floats"),
@@ -57,10 +63,6 @@ KINDS = [
     Kind(squared, (3,), "vectors"),
     Kind(poisson, (), "counts"),
     Kind(poisson, (1,), "counts"),
-    Kind(cross_entropy, (3, 4), "sequences"),
-    Kind(cross_entropy, (3, 4), "padded"),
-    Kind(multilabel, (3,), "several"),
-    Kind(multilabel, (3,), "partly known"),
 ]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.loss.name}-{kind.targets}-{kind.shape}")
 
@@ -85,132 +87,26 @@ def plainly(loss: Loss, prediction: Tensor, y: Tensor) -> Tensor:
 
 
 @every_kind
-@law
-@given(seeds, widths)
-def test_mixed_is_the_likelihood_of_the_mean_prediction(kind, seed, k):
-    outputs, c, y = kind.draw(seed, k)
-    mean = torch.tensordot(c, kind.loss.inverse_link(outputs), dims=1)
-    torch.testing.assert_close(kind.loss.mixed(outputs, c, y), plainly(kind.loss, mean, y))
-    alone = plainly(kind.loss, kind.loss.inverse_link(outputs[0]), y)
-    torch.testing.assert_close(kind.loss.per_sample(outputs[0], y), alone)
-
-
-@every_kind
-@law
-@given(seeds)
-def test_the_mixed_loss_of_one_model_is_its_own_loss(kind, seed):
-    outputs, _, y = kind.draw(seed, 1)
-    mixed = kind.loss.mixed(outputs, torch.ones(1).double(), y)
-    assert mixed.shape == (B,)
-    torch.testing.assert_close(mixed, kind.loss.per_sample(outputs[0], y))
-
-
-@every_kind
-@law
-@given(seeds, widths, st.data())
-def test_a_one_hot_membership_selects_its_model(kind, seed, k, data):
-    outputs, _, y = kind.draw(seed, k, scale=5.0)
-    which = data.draw(st.integers(0, k - 1))
-    pure = torch.eye(k).double()[which]
-    torch.testing.assert_close(kind.loss.mixed(outputs, pure, y), kind.loss.per_sample(outputs[which], y))
-
-
-@every_kind
-@law
 @given(seeds, widths, st.floats(0, 1))
-def test_mixed_is_convex_in_the_membership(kind, seed, k, share):
-    outputs, c, y = kind.draw(seed, k, scale=3.0)
-    other = kind.draw(seed + 1, k)[1]
-    between = kind.loss.mixed(outputs, share * c + (1 - share) * other, y)
-    chord = share * kind.loss.mixed(outputs, c, y) + (1 - share) * kind.loss.mixed(outputs, other, y)
+def test_mixed_is_the_likelihood_of_the_mean_prediction_and_convex_in_the_membership(kind, seed, k, share):
+    loss, (outputs, c, y), other = kind.loss, kind.draw(seed, k), kind.draw(seed + 1, k)[1]
+    mean = torch.tensordot(c, loss.inverse_link(outputs), dims=1)
+    mixed = loss.mixed(outputs, c, y)
+    torch.testing.assert_close(mixed, plainly(loss, mean, y))
+    torch.testing.assert_close(loss.per_sample(outputs[0], y), plainly(loss, loss.inverse_link(outputs[0]), y))
+    between = loss.mixed(outputs, share * c + (1 - share) * other, y)
+    chord = share * mixed + (1 - share) * loss.mixed(outputs, other, y)
     assert (between <= chord + 1e-9 * chord.abs().clamp_min(1)).all()
+    for which in range(k):  # far from each other, too
+        pure = loss.mixed(5 * outputs, torch.eye(k).double()[which], y)
+        torch.testing.assert_close(pure, loss.per_sample(5 * outputs[which], y))
+    score = loss.score(mean, y)
+    assert score.shape == (B,) and (score >= -1e-12).all()
+    if kind.shape in ((), (1,)):  # a last dimension of length one does not matter
+        torch.testing.assert_close(loss.score(mean.reshape(B), y.reshape(B, 1)), score)
 
 
 @every_kind
-def test_gradients_under_vmap_match_finite_differences(kind):
-    drawn = [kind.draw(seed, 3) for seed in range(2)]
-    outputs, c, y = (torch.stack(parts) for parts in zip(*drawn, strict=True))  # two clients
-    outputs.requires_grad_()
-    c.requires_grad_()
-
-    def mixed(o: Tensor, m: Tensor) -> Tensor:
-        return vmap(kind.loss.mixed)(o, m, y)
-
-    assert torch.autograd.gradcheck(mixed, (outputs, c))
-    assert torch.autograd.gradgradcheck(mixed, (outputs, c))
-    assert torch.autograd.gradcheck(lambda o: vmap(kind.loss.per_sample)(o, y), (outputs[:, 0],))
-
-
-@every_kind
-def test_gradients_of_many_clients_match_those_of_each_client(kind):
-    drawn = [kind.draw(seed, 3) for seed in range(4)]
-    together = vmap(grad(lambda o, m, y: kind.loss.mixed(o, m, y).sum(), argnums=(0, 1)))(
-        *(torch.stack(parts) for parts in zip(*drawn, strict=True))
-    )
-    for i, (outputs, c, y) in enumerate(drawn):
-        outputs.requires_grad_()
-        c.requires_grad_()
-        apart = torch.autograd.grad(kind.loss.mixed(outputs, c, y).sum(), (outputs, c))
-        torch.testing.assert_close((together[0][i], together[1][i]), apart)
-
-
-@every_kind
-def test_the_gradient_in_the_membership_is_correct_on_the_boundary(kind):
-    outputs, c, y = kind.draw(0, 3)
-
-    def slope(at: Tensor) -> Tensor:
-        return grad(lambda m: kind.loss.mixed(outputs, m, y).sum())(at)
-
-    face = torch.tensor([0.0, 0.4, 0.6]).double()
-    near = face + 1e-9 * (c - face)
-    torch.testing.assert_close(slope(face), slope(near), rtol=1e-6, atol=1e-6)
-
-
-@every_kind
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_lower_precision_keeps_its_type_and_stays_close(kind, dtype):
-    outputs, c, y = kind.draw(0, 3)
-    exact = kind.loss.mixed(outputs, c, y)
-    low = kind.loss.mixed(outputs.to(dtype), c.to(dtype), y)
-    assert low.dtype == dtype
-    error = 50 * torch.finfo(dtype).eps
-    torch.testing.assert_close(low.double(), exact, rtol=error, atol=error)
-
-
-@pytest.mark.parametrize("loss", [cross_entropy, logistic])
-def test_very_wrong_predictions_have_a_finite_loss(loss):
-    far = torch.tensor([[-500.0], [-2000.0]])  # in float32 both models give the label the probability 0
-    outputs = torch.stack([torch.zeros(2, 1), far], dim=-1) if loss is cross_entropy else far
-    c, y = torch.tensor([0.25, 0.75]), torch.tensor([1])
-    torch.testing.assert_close(loss.mixed(outputs, c, y), 500 - c[:1].log())
-    assert all(g.isfinite().all() for g in grad(lambda o, m: loss.mixed(o, m, y).sum(), (0, 1))(outputs, c))
-
-
-@law
-@given(seeds, widths, st.floats(-1e3, 1e3))
-def test_log_mix_is_logsumexp_and_adds_constants(seed, k, constant):
-    values, c, _ = KINDS[1].draw(seed, k, scale=100.0)
-    torch.testing.assert_close(log_mix(values, c), torch.logsumexp(values + c.log()[:, None], 0))
-    torch.testing.assert_close(log_mix(values + constant, c), log_mix(values, c) + constant)
-
-
-def test_log_mix_ignores_large_terms_with_weight_zero():
-    values = torch.tensor([-300.0, 300.0], requires_grad=True)
-    c = torch.tensor([1.0, 0.0], requires_grad=True)
-    mix = log_mix(values, c)
-    assert mix == -300
-    slopes = torch.autograd.grad(mix, (values, c))
-    assert torch.equal(slopes[0], torch.tensor([1.0, 0.0]))
-    assert slopes[1].isfinite().all()
-    assert slopes[1][1] > slopes[1][0]
-
-
-def test_log_mix_of_zero_probabilities_is_minus_infinity():
-    assert log_mix(torch.full((2,), -torch.inf), torch.tensor([0.5, 0.5])) == -torch.inf
-
-
-@every_kind
-@law
 @given(seeds, widths)
 def test_slopes_of_many_clients_are_those_of_autograd(kind, seed, k):
     drawn = [kind.draw(seed + i, k) for i in range(3)]
@@ -223,106 +119,173 @@ def test_slopes_of_many_clients_are_those_of_autograd(kind, seed, k):
     torch.testing.assert_close(found.movedim(-1, 2), expected)
 
 
-# ── scores ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @every_kind
-@law
-@given(seeds)
-def test_scores_do_not_depend_on_a_last_axis_of_length_one(kind, seed):
-    outputs, c, y = kind.draw(seed, 2)
-    mean = torch.tensordot(c, kind.loss.inverse_link(outputs), dims=1)
-    score = kind.loss.score(mean, y)
-    assert score.shape == (B,)
-    assert (score >= -1e-12).all()
-    if kind.shape in ((), (1,)):
-        torch.testing.assert_close(kind.loss.score(mean.reshape(B), y.reshape(B, 1)), score)
+def test_gradients_match_finite_differences_also_on_the_boundary_and_any_precision_is_close(kind):
+    drawn = [kind.draw(seed, 3) for seed in range(2)]
+    outputs, c, y = (torch.stack(parts) for parts in zip(*drawn, strict=True))  # two clients
+    at = outputs.clone().requires_grad_(), c.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda o, m: vmap(kind.loss.mixed)(o, m, y), at)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert torch.autograd.gradgradcheck(lambda o, m: vmap(kind.loss.mixed)(o, m, y), at, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda o: vmap(kind.loss.per_sample)(o, y), (at[0][:, 0],))
+
+    def slope(at: Tensor) -> Tensor:
+        return grad(lambda m: kind.loss.mixed(outputs[0], m, y[0]).sum())(at)
+
+    face = torch.tensor([0.0, 0.4, 0.6]).double()
+    torch.testing.assert_close(slope(face), slope(face + 1e-9 * (c[0] - face)), rtol=1e-6, atol=1e-6)
+    exact = kind.loss.mixed(outputs[0], c[0], y[0])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        low, error = kind.loss.mixed(outputs[0].to(dtype), c[0].to(dtype), y[0]), 50 * torch.finfo(dtype).eps
+        assert low.dtype == dtype
+        torch.testing.assert_close(low.double(), exact, rtol=error, atol=error)
+    kind.loss.check_target(y[0])
+    kind.loss.check_target(y[0], outputs=outputs[0, 0, 0].numel())
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, logistic])
+def test_very_wrong_predictions_have_a_finite_loss(loss):
+    far = torch.tensor([[-500.0], [-2000.0]])  # in float32 both models give the label the probability 0
+    outputs = torch.stack([torch.zeros(2, 1), far], dim=-1) if loss is cross_entropy else far
+    c, y = torch.tensor([0.25, 0.75]), torch.tensor([1])
+    torch.testing.assert_close(loss.mixed(outputs, c, y), 500 - c[:1].log())
+    assert all(g.isfinite().all() for g in grad(lambda o, m: loss.mixed(o, m, y).sum(), (0, 1))(outputs, c))
+
+
+@given(seeds, widths, st.floats(-1e3, 1e3))
+def test_log_mix_is_logsumexp_and_adds_constants(seed, k, constant):
+    values, c, _ = Kind(logistic, (), "binary").draw(seed, k, scale=100.0)
+    torch.testing.assert_close(log_mix(values, c), torch.logsumexp(values + c.log()[:, None], 0))
+    torch.testing.assert_close(log_mix(values + constant, c), log_mix(values, c) + constant)
+
+
+def test_log_mix_ignores_large_terms_with_weight_zero():
+    values, c = torch.tensor([-300.0, 300.0], requires_grad=True), torch.tensor([1.0, 0.0], requires_grad=True)
+    mix = log_mix(values, c)
+    assert mix == -300
+    slopes = torch.autograd.grad(mix, (values, c))
+    assert torch.equal(slopes[0], torch.tensor([1.0, 0.0]))
+    assert slopes[1].isfinite().all() and slopes[1][1] > slopes[1][0]
+    assert log_mix(torch.full((2,), -torch.inf), torch.tensor([0.5, 0.5])) == -torch.inf
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, logistic, nn.CrossEntropyLoss(), nn.BCEWithLogitsLoss()])
 def test_accuracy_is_one_for_the_truth_and_zero_for_its_opposite(loss):
-    y = torch.tensor([0, 1, 1, 0])
-    truth = torch.stack([1 - y, y], dim=1).float() if loss is cross_entropy else y.float()
+    loss, y = as_loss(loss), torch.tensor([0, 1, 1, 0])
+    truth = torch.stack([1 - y, y], dim=1).float() if loss.link is links.softmax else y.float()
     assert loss.metric_name == "accuracy"
     assert (loss.score(0.8 * truth + 0.1, y) == 1).all()
     assert (loss.score(0.9 - 0.8 * truth, y) == 0).all()
 
 
-@law
-@given(seeds)
-def test_rmse_is_computed_over_all_numbers(seed):
-    outputs, _, y = KINDS[6].draw(seed, 1)
-    rmse = squared.metric(squared.score(outputs[0], y).mean())
-    torch.testing.assert_close(rmse, torch.nn.functional.mse_loss(outputs[0], y).sqrt())
-
-
-@law
-@given(seeds)
-def test_deviance_is_twice_the_log_likelihood_ratio_to_a_perfect_prediction(seed):
-    outputs, _, y = KINDS[7].draw(seed, 1)
-    y = y + 1  # avoid log 0
-    lost = poisson.per_sample(outputs[0], y) - poisson.per_sample(y.double().log(), y)
-    torch.testing.assert_close(poisson.score(outputs[0].exp(), y), 2 * lost)
+def test_metrics_are_those_of_torch_and_of_the_textbook():
+    output, _, y = (t[0] if t.dim() == 3 else t for t in Kind(squared, (3,), "vectors").draw(0, 1))
+    for loss in (squared, as_loss(nn.MSELoss())):
+        torch.testing.assert_close(loss.metric(loss.score(output, y).mean()), F.mse_loss(output, y).sqrt())
+    torch.testing.assert_close(as_loss(nn.L1Loss()).score(output, y).mean(), F.l1_loss(output, y))
+    output, _, y = Kind(poisson, (), "counts").draw(0, 1)
+    output, y = output[0], y + 1  # avoid log 0
+    lost = poisson.per_sample(output, y) - poisson.per_sample(y.double().log(), y)
+    torch.testing.assert_close(poisson.score(output.exp(), y), 2 * lost)
     assert poisson.score(torch.tensor([3.0]), torch.tensor([0])) == 6  # 2 (r - y) where y = 0
 
 
-# ── error messages ───────────────────────────────────────────────────────────────────────────────
+def test_weights_of_classes_multiply_and_do_not_divide():
+    output, _, y = Kind(cross_entropy, (4,), "labels").draw(0, 1)
+    weight = torch.tensor([1.0, 5.0, 1.0, 1.0], dtype=torch.float64)
+    losses = as_loss(nn.CrossEntropyLoss(weight=weight)).per_sample(output[0], y)
+    torch.testing.assert_close(losses, weight[y] * F.cross_entropy(output[0], y, reduction="none"))
 
 
-@every_kind
-def test_valid_targets_are_accepted(kind):
-    outputs, _, y = kind.draw(0, 1)
-    kind.loss.check_target(y)
-    kind.loss.check_target(y, outputs=outputs[0, 0].numel())
+class Distance(Loss):
+    name, metric_name = "distance", "distance"
+
+    def per_sample(self, output, target):
+        return (output - target).abs().flatten(1).sum(1)
 
 
-@pytest.mark.parametrize(
-    ("loss", "y", "outputs", "found"),
-    [
-        (cross_entropy, torch.tensor([0.0, 1.0]), None, "expected integer labels"),
-        (cross_entropy, torch.tensor([[0, 1], [-1, 0]]), None, "target[1, 0] is -1, which is not in 0 to"),
-        (cross_entropy, torch.tensor([[0, 1], [IGNORED, IGNORED]]), None, "target[1] has no label but -100"),
-        (cross_entropy, torch.tensor([0, IGNORED]), None, "target[1] is -100, which is not in 0 to"),
-        (multilabel, torch.tensor([[0, 2]]), None, "target[0, 1] is 2, which is not 0 or 1"),
-        (multilabel, torch.tensor([[0, 1]]), 3, "a sample has 2 labels but the model 3 outputs"),
-        (cross_entropy, torch.tensor([0, -1]), None, "target[1] is -1, which is not in 0 to"),
-        (cross_entropy, torch.tensor([0, 3, 4]), 4, "target[2] is 4, which is not in 0 to 3"),
-        (logistic, torch.tensor([0, 1, 2]), None, "target[2] is 2, which is not 0 or 1"),
-        (logistic, torch.tensor([1.0, -1.0]), None, "use (y > 0)"),
-        (logistic, torch.tensor([[0, 1]]), None, "expected (B,)"),
-        (logistic, torch.tensor([0, 1]), 2, "2 outputs per sample"),
-        (squared, torch.tensor([0.0, torch.nan]), None, "target[1] is nan, which is not finite"),
-        (squared, torch.ones(4, 2), 3, "a target has 2 numbers but the model 3"),
-        (poisson, torch.tensor([3, 0, -2]), None, "target[2] is -2, which is negative"),
-        (poisson, torch.tensor([torch.inf]), None, "not finite"),
-        (squared, torch.tensor(1.0), None, "single number"),
-    ],
-)
-def test_errors_about_wrong_targets_name_the_value(loss, y, outputs, found):
-    with pytest.raises(DataError, match=re.escape(found)):
-        loss.check_target(y, outputs)
+class LogDistance(Distance):
+    link = links.log
 
 
-@pytest.mark.parametrize(
-    ("loss", "shape", "y"),
-    [
-        (cross_entropy, (B,), torch.zeros(B, dtype=torch.long)),
-        (cross_entropy, (B, 4), torch.zeros(B, 1, dtype=torch.long)),
-        (cross_entropy, (B - 1, 4), torch.zeros(B, dtype=torch.long)),
-        (logistic, (B, 2), torch.zeros(B)),
-        (poisson, (B + 1,), torch.zeros(B)),
-        (squared, (B, 2), torch.zeros(B)),
-        (squared, (2, B), torch.zeros(B, 2)),
-    ],
-)
-def test_outputs_that_do_not_fit_are_refused_rather_than_broadcast(loss, shape, y):
-    with pytest.raises(ModelError, match=re.escape(f"outputs {shape} do not fit targets {tuple(y.shape)}")):
-        loss.per_sample(torch.zeros(shape), y)
-    with pytest.raises(ModelError, match="do not fit"):
-        loss.mixed(torch.zeros(3, *shape), torch.ones(3) / 3, y)
+class OwnLink(Distance):
+    def inverse_link(self, output):
+        return output.tanh()
 
 
-def test_losses_are_found_by_name():
+def fit_numbers(loss, **settings):
+    """Three outputs for three numbers."""
+    federation = PROBLEMS["several numbers"]().federation.holdout(0.3)
+    return fit(Population(make_net(dtype=torch.float64), loss=loss, **{"k": 1, **settings}), federation, rounds=1)
+
+
+def test_a_loss_needs_no_more_than_its_value_and_a_link_is_enough_for_mixed_predictions():
+    history = fit_numbers(Distance(), k=2, mix="predictions").history
+    assert history[-1]["distance"] == pytest.approx(history[-1]["test_loss"])
+    outputs, c, y = Kind(squared, (3,), "vectors").draw(0, 2)
+    mean = torch.tensordot(c, outputs.exp(), dims=1)
+    torch.testing.assert_close(LogDistance().mixed(outputs, c, y), LogDistance().per_sample(mean.log(), y))
+
+
+# ---------------------------------------------------------------------- refusals
+
+LABELS = torch.zeros(B, dtype=torch.long)
+TARGETS = {
+    "no integers": (cross_entropy, torch.tensor([0.0, 1.0]), None, "integer labels"),
+    "negative labels of texts": (cross_entropy, torch.tensor([[0, 1], [-1, 0]]), None, "target[1, 0] is -1"),
+    "padding alone": (cross_entropy, torch.tensor([[0, 1], [IGNORED, IGNORED]]), None, "target[1]", "-100"),
+    "a label that does not count": (cross_entropy, torch.tensor([0, IGNORED]), None, "target[1] is -100"),
+    "too large a label": (cross_entropy, torch.tensor([0, 3, 4]), 4, "target[2] is 4", "0 to 3"),
+    "no yes or no": (multilabel, torch.tensor([[0, 2]]), None, "target[0, 1] is 2", "0 or 1"),
+    "more outputs than labels": (multilabel, torch.tensor([[0, 1]]), 3, "2 labels", "3 outputs"),
+    "three classes": (logistic, torch.tensor([0, 1, 2]), None, "target[2] is 2", "0 or 1"),
+    "signs": (logistic, torch.tensor([1.0, -1.0]), None, "(y > 0)"),
+    "two columns": (logistic, torch.tensor([[0, 1]]), None, "(B,)"),
+    "two outputs": (logistic, torch.tensor([0, 1]), 2, "2 outputs"),
+    "nan": (squared, torch.tensor([0.0, torch.nan]), None, "target[1] is nan"),
+    "more outputs than numbers": (squared, torch.ones(4, 2), 3, "2 numbers", "3"),
+    "negative counts": (poisson, torch.tensor([3, 0, -2]), None, "target[2] is -2", "negative"),
+    "a single number": (squared, torch.tensor(1.0), None, "single number"),
+    "a criterion's padding": (as_loss(nn.CrossEntropyLoss()), torch.tensor([0, IGNORED]), None, "-100", "drop"),
+}
+SHAPES = [
+    (cross_entropy, (B,), LABELS),
+    (cross_entropy, (B, 4), LABELS[:, None]),
+    (cross_entropy, (B - 1, 4), LABELS),
+    (logistic, (B, 2), LABELS),
+    (poisson, (B + 1,), LABELS),
+    (squared, (B, 2), LABELS.float()),
+    (squared, (2, B), torch.zeros(B, 2)),
+    (as_loss(nn.CrossEntropyLoss()), (B, 4, 2), torch.zeros(B, 2, dtype=torch.long)),  # classes are last
+]
+LOSS = {
+    "unknown name": (lambda: loss_by_name("hinge"), "'hinge'", *LOSSES),
+    "other inputs": (lambda: as_loss(nn.CTCLoss()), "CTCLoss", "other inputs"),
+    "a class": (lambda: as_loss(nn.HuberLoss), "HuberLoss()"),
+    "a number": (lambda: as_loss(3), "loss is 3"),
+    "parameters": (lambda: as_loss(nn.Linear(2, 2)), "parameters of its own"),
+    "own link": (lambda: fit_numbers(OwnLink(), k=2, mix="predictions"), "`mixed`"),
+    "one number": (lambda: fit_numbers(F.mse_loss), "reduction='none'"),
+    "of the batch": (lambda: fit_numbers(lambda o, y: (o - y - (o - y).mean(0)).square()), "depends on others"),
+    "no score": (lambda: fit_numbers(OwnLink()), "`score`"),
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_wrong_targets_are_refused_by_their_value(case):
+    loss, y, outputs, *words = TARGETS[case]
+    assert_refused(lambda: loss.check_target(y, outputs), DataError, *words)
+
+
+def test_outputs_that_do_not_fit_are_refused_rather_than_broadcast():
+    for loss, shape, y in SHAPES:
+        assert_refused(lambda: loss.per_sample(torch.zeros(shape), y), ModelError, f"outputs {shape} do not fit")
+        assert_refused(lambda: loss.mixed(torch.zeros(3, *shape), torch.ones(3) / 3, y), ModelError, "do not fit")
+
+
+@pytest.mark.parametrize("case", LOSS)
+def test_what_cannot_be_a_loss_is_refused(case):
+    call, *words = LOSS[case]
+    assert_refused(call, ModelError, *words)
     assert all(loss_by_name(name) is loss and loss.name == name for name, loss in LOSSES.items())
-    with pytest.raises(ModelError, match="'hinge'; use one of .*" + ".*".join(sorted(LOSSES))):
-        loss_by_name("hinge")

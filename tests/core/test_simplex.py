@@ -1,29 +1,24 @@
-"""Rows stay on the simplex, mirror steps and projections are optimal, and columns are matched optimally."""
+"""Rows stay on the simplex; mirror steps, projections, matchings and minima over the simplex are optimal."""
 
 import itertools
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kit.refusals import ModelError, assert_refused
 from ppfl.core import simplex
-from ppfl.core.errors import ModelError
 from ppfl.core.simplex import FLOOR
+from ppfl.core.simplex_program import MANY_CORNERS, minimize_on_simplex, nearest_mixtures
 
-law = settings(deadline=None, max_examples=40)
-seeds = st.integers(0, 2**31)
-widths = st.integers(1, 7)
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+seeds, widths = st.integers(0, 2**31), st.integers(1, 7)
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=generator(seed), dtype=dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def memberships(seed: int, *shape: int, spread: float = 2.0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -31,12 +26,11 @@ def memberships(seed: int, *shape: int, spread: float = 2.0, dtype: torch.dtype 
     return torch.softmax(spread * normal(seed, *shape, dtype=dtype), -1)
 
 
-def on_simplex(c: Tensor) -> bool:
-    slack = 8 * c.shape[-1] * torch.finfo(c.dtype).eps
-    return bool((c >= 0).all() and ((c.sum(-1) - 1).abs() <= slack).all())
+def on_simplex(c: Tensor, slack: float = 8.0) -> bool:
+    sums = (c.sum(-1) - 1).abs()
+    return bool((c >= 0).all() and (sums <= slack * c.shape[-1] * torch.finfo(c.dtype).eps).all())
 
 
-@law
 @given(seeds, widths, st.floats(0, 1e4), st.sampled_from([torch.float32, torch.float64]))
 def test_many_steps_stay_on_the_simplex_and_above_the_floor(seed, k, eta, dtype):
     c = simplex.inside(memberships(seed, 5, k, spread=20.0, dtype=dtype))
@@ -52,94 +46,52 @@ def test_the_floor_lets_a_membership_grow_again():
     for _ in range(100):
         stuck = simplex.mirror_step(stuck, wrong, 1.0)
         free = simplex.inside(simplex.mirror_step(simplex.inside(free), wrong, 1.0))
-    assert stuck[1] == 0
-    assert free[1] > 0.99
+    assert stuck[1] == 0 and free[1] > 0.99
 
 
-@law
-@given(seeds, widths, st.floats(-1e3, 1e3))
-def test_mirror_step_ignores_a_constant_added_to_the_gradient(seed, k, constant):
-    c, g = memberships(seed, 4, k), normal(seed + 1, 4, k)
-    torch.testing.assert_close(simplex.mirror_step(c, g + constant, 0.7), simplex.mirror_step(c, g, 0.7))
-
-
-@law
-@given(seeds, widths, st.floats(1e-2, 10))
-def test_mirror_step_solves_its_argmin_problem(seed, k, eta):
-    c, g = memberships(seed, k), normal(seed + 1, k)
+@given(seeds, widths, st.floats(1e-2, 10), st.floats(-1e3, 1e3))
+def test_a_mirror_step_solves_its_problem_row_by_row_and_ignores_constants(seed, k, eta, constant):
+    c, g = memberships(seed, 3, k), normal(seed + 1, 3, k)
 
     def objective(point: Tensor) -> Tensor:
-        return ((point - c) * g).sum(-1) + simplex.kl(point, c) / eta
+        return ((point - c[1]) * g[1]).sum(-1) + simplex.kl(point, c[1]) / eta
 
-    step = simplex.mirror_step(c, g, eta)
-    others = torch.cat([memberships(seed + 2, 40, k), torch.eye(k).double(), c[None]])
+    steps = simplex.mirror_step(c, g, torch.tensor([0.0, eta, 2.0], dtype=torch.float64)[:, None])
+    step = simplex.mirror_step(c[1], g[1], eta)
+    torch.testing.assert_close(steps[:2], torch.stack([c[0], step]))
+    torch.testing.assert_close(simplex.mirror_step(c[1], g[1] + constant, eta), step)
+    others = torch.cat([memberships(seed + 2, 40, k), torch.eye(k).double(), c])
     gaps = objective(others) - objective(step)
     assert (gaps >= -1e-12).all()
     # for an entropic step the gap is exactly a divergence (the three-point identity)
     torch.testing.assert_close(gaps, simplex.kl(others, step) / eta, rtol=1e-8, atol=1e-9)
 
 
-@law
-@given(seeds, widths)
-def test_mirror_step_accepts_one_step_size_per_row(seed, k):
-    c, g = memberships(seed, 3, k), normal(seed + 1, 3, k)
-    etas = torch.tensor([0.0, 0.3, 2.0], dtype=torch.float64)
-    together = simplex.mirror_step(c, g, etas[:, None])
-    apart = torch.stack([simplex.mirror_step(c[i], g[i], float(etas[i])) for i in range(3)])
-    torch.testing.assert_close(together, apart)
-    torch.testing.assert_close(together[0], c[0])
-
-
-@law
-@given(seeds, widths)
-def test_inside_changes_nothing_in_the_interior(seed, k):
-    c = memberships(seed, 6, k, spread=1.0)
-    assert (c > FLOOR).all()
-    torch.testing.assert_close(simplex.inside(c), c, rtol=1e-12, atol=1e-15)
-
-
-@law
 @given(seeds, st.integers(2, 7), st.floats(1e-6, 0.1))
-def test_inside_keeps_the_order_and_sets_entries_below_the_floor_to_the_floor(seed, k, floor):
-    c = memberships(seed, 6, k, spread=10.0)
+def test_inside_keeps_the_order_and_moves_nothing_but_entries_below_the_floor(seed, k, floor):
+    c, inner = memberships(seed, 6, k, spread=10.0), memberships(seed, 6, k, spread=1.0)
     moved = simplex.inside(c, floor)
-    assert on_simplex(moved)
-    assert (moved >= floor).all()
+    assert on_simplex(moved) and (moved >= floor).all()
     assert (moved[c <= floor] == floor).all()
-    order = c.argsort(-1)
-    assert (moved.gather(-1, order).diff(dim=-1) >= -1e-15).all()
+    assert (moved.gather(-1, c.argsort(-1)).diff(dim=-1) >= -1e-15).all()
+    assert (inner > FLOOR).all()
+    torch.testing.assert_close(simplex.inside(inner), inner, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("floor", [0.25, 1.0, -1e-3])
-def test_a_floor_that_does_not_fit_is_refused(floor):
-    with pytest.raises(ModelError, match=r"4 memberships.*\[0, 1/4\)"):
-        simplex.inside(simplex.uniform(1, 4), floor)
-
-
-@law
-@given(seeds, widths, st.floats(0.1, 100))
-def test_projection_is_the_nearest_point(seed, k, scale):
+@given(seeds, widths, st.floats(0.1, 100), st.floats(-100, 100))
+def test_a_projection_is_the_nearest_point(seed, k, scale, constant):
     v = scale * normal(seed, 5, k)
     p = simplex.project(v)
     assert on_simplex(p)
     # p is the nearest point of a convex set if and only if <v - p, x - p> <= 0 for all x; the corners suffice
     angles = torch.einsum("mk,mjk->mj", v - p, torch.eye(k).double() - p[:, None])
     assert (angles <= 1e-10 * scale).all()
-
-
-@law
-@given(seeds, widths, st.floats(-100, 100))
-def test_projection_is_idempotent_and_ignores_a_constant(seed, k, constant):
-    v = normal(seed, 2, 3, k)
-    p = simplex.project(v)
     torch.testing.assert_close(simplex.project(p), p)
-    torch.testing.assert_close(simplex.project(v + constant), p)
-    torch.testing.assert_close(simplex.project(memberships(seed, 4, k)), memberships(seed, 4, k))
+    torch.testing.assert_close(simplex.project(v[None] + constant)[0], p)
 
 
-@law
 @given(seeds, widths)
-def test_divergences(seed, k):
+def test_divergences_and_the_nearest_corner(seed, k):
     p, q = memberships(seed, 8, k), memberships(seed + 1, 8, k)
     tv, kl = simplex.total_variation(p, q), simplex.kl(p, q)
     assert ((tv >= 0) & (tv <= 1)).all()
@@ -147,94 +99,126 @@ def test_divergences(seed, k):
     torch.testing.assert_close(simplex.kl(p, p), torch.zeros(8).double())
     flat = simplex.uniform(8, k, dtype=torch.float64)
     torch.testing.assert_close(simplex.entropy(p), math.log(k) - simplex.kl(p, flat))  # log k if uniform
+    hard, corners = simplex.harden(p), torch.eye(k).double()
+    assert on_simplex(hard) and (simplex.entropy(hard) == 0).all()
+    torch.testing.assert_close(simplex.total_variation(p, hard), simplex.total_variation(p[:, None], corners).amin(-1))
+    apart = torch.inf if k > 1 else 0
+    assert simplex.kl(corners[0], corners[-1]) == apart and simplex.total_variation(corners[0], corners[-1]) == (k > 1)
 
 
-def test_divergences_at_corners():
-    corners = torch.eye(3)
-    assert (simplex.entropy(corners) == 0).all()
-    assert simplex.kl(corners[0], corners[1]) == torch.inf
-    assert simplex.kl(corners[0], corners[0]) == 0
-    assert simplex.total_variation(corners[0], corners[1]) == 1
-
-
-@law
-@given(seeds, widths)
-def test_harden_is_the_nearest_corner(seed, k):
-    c = memberships(seed, 4, k)
-    hard = simplex.harden(c)
-    assert on_simplex(hard)
-    assert (simplex.entropy(hard) == 0).all()
-    distances = simplex.total_variation(c[:, None], torch.eye(k).double())
-    torch.testing.assert_close(simplex.total_variation(c, hard), distances.amin(-1))
-
-
-@law
-@given(seeds, st.integers(1, 4), st.integers(0, 2))
-def test_match_is_the_best_of_all_assignments(seed, k, more):
+@given(seeds, st.integers(1, 4), st.integers(0, 2), st.randoms())
+def test_a_match_is_the_best_of_all_assignments_and_undoes_a_relabelling(seed, k, more, random):
     a, b = memberships(seed, 6, k), memberships(seed + 1, 6, k + more)
-    columns = simplex.match(a, b)
+    columns = simplex.match(a, b).tolist()
 
     def cost(choice) -> float:
         return float((a - b[:, list(choice)]).abs().sum())
 
-    best = min(map(cost, itertools.permutations(range(k + more), k)))
-    assert len(set(columns.tolist())) == k
-    assert cost(columns.tolist()) == pytest.approx(best)
-
-
-@law
-@given(seeds, st.integers(1, 6), st.randoms())
-def test_match_undoes_a_relabelling(seed, k, random):
-    a = memberships(seed, 9, k)
+    assert len(set(columns)) == k
+    assert cost(columns) == pytest.approx(min(map(cost, itertools.permutations(range(k + more), k))))
     order = random.sample(range(k), k)
     assert torch.equal(a[:, order][:, simplex.match(a, a[:, order])], a)
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "found"),
-    [
-        ((5, 3), (5, 2), "3 canonical models with 2"),
-        ((5, 3), (4, 3), r"\(5, 3\) and \(4, 3\)"),
-    ],
-)
-def test_match_refuses_shapes_that_cannot_be_matched(a, b, found):
-    with pytest.raises(ModelError, match=found):
-        simplex.match(simplex.uniform(*a), simplex.uniform(*b))
+def with_row(row: list[float], *shape: int) -> Tensor:
+    c = simplex.uniform(math.prod(shape), 3)
+    c[-1] = torch.tensor(row)
+    return c.reshape(*shape, 3)
 
 
-def test_match_refuses_nan():
-    with pytest.raises(ModelError, match="not finite"):
-        simplex.match(simplex.uniform(2, 2), torch.full((2, 2), torch.nan))
+REFUSED = {
+    "too high a floor": (lambda: simplex.inside(simplex.uniform(1, 4), 0.25), "[0, 1/4)"),
+    "too few columns": (lambda: simplex.match(simplex.uniform(5, 3), simplex.uniform(5, 2)), "3", "2"),
+    "other rows": (lambda: simplex.match(simplex.uniform(5, 3), simplex.uniform(4, 3)), "(5, 3)", "(4, 3)"),
+    "no number": (lambda: simplex.match(simplex.uniform(2, 2), torch.full((2, 2), torch.nan)), "not finite"),
+    "nan": (lambda: simplex.check(with_row([0.5, torch.nan, 0.5], 4), name="w"), "w[3]", "finite"),
+    "infinite": (lambda: simplex.check(with_row([0.5, torch.inf, 0.5], 2, 2), name="w"), "w[1, 1]", "finite"),
+    "negative": (lambda: simplex.check(with_row([0.8, -0.3, 0.5], 4)), "[3]", "negative"),
+    "another sum": (lambda: simplex.check(with_row([0.5, 0.3, 0.3], 1)[0], name="w"), "w is [0.5", "sum"),
+    "one number": (lambda: simplex.check(torch.tensor(1.0)), "rows"),
+    "integers": (lambda: simplex.check(torch.ones(3, 1, dtype=torch.long)), "real"),
+}
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_check_returns_rows_on_the_simplex(dtype):
-    c = memberships(0, 4, 3, 7).to(dtype)
-    assert simplex.check(c) is c
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_on_the_simplex_is_refused(case):
+    call, *words = REFUSED[case]
+    assert_refused(call, ModelError, *words)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        c = memberships(0, 4, 3, 7).to(dtype)
+        assert simplex.check(c) is c
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ([0.5, torch.nan, 0.5], "finite"),
-        ([0.5, torch.inf, 0.5], "finite"),
-        ([0.8, -0.3, 0.5], "no negative"),
-        ([0.5, 0.3, 0.3], "a sum of 1"),
-        ([0.0, 0.0, 0.0], "a sum of 1"),
-    ],
-)
-def test_check_names_the_row_and_what_it_found(row, expected):
-    c = simplex.uniform(5, 3)
-    c[3] = torch.tensor(row)
-    with pytest.raises(ModelError, match=rf"weights\[3\] is \[{row[0]:g}, .*{expected}"):
-        simplex.check(c, name="weights")
-    with pytest.raises(ModelError, match=r"weights\[1, 3\]"):
-        simplex.check(torch.stack([simplex.uniform(5, 3), c]), name="weights")
-    with pytest.raises(ModelError, match=r"weights is \["):
-        simplex.check(c[3], name="weights")
+# ---------------------------------------------------------------------- minima over the simplex
 
 
-@pytest.mark.parametrize("c", [torch.tensor(1.0), torch.ones(3, 0), torch.ones(3, 1, dtype=torch.long)])
-def test_check_refuses_other_shapes_and_types(c):
-    with pytest.raises(ModelError, match="expected real rows"):
-        simplex.check(c)
+def duality_gap(H: Tensor, f: Tensor, c: Tensor) -> Tensor:
+    """(M,): 0 at a minimum, where gradients are equal for positive coordinates and no smaller for the others."""
+    gradient = (H @ c[..., None])[..., 0] + f
+    return (c * gradient).sum(1) - gradient.amin(1)
+
+
+@given(seeds, st.integers(1, 8), st.integers(0, 8))
+def test_the_minimum_meets_the_optimality_conditions_from_any_start(seed, k, rank):
+    """Also where H is singular or 0, or the same for all rows."""
+    root, f = normal(seed, 8, k, rank), 3 * normal(seed + 1, 8, k)
+    start = memberships(seed + 2, 8, k)
+    start[::2] = torch.eye(k, dtype=torch.float64)[0]
+    for H in (root @ root.mT, (root @ root.mT)[0]):
+        for first in (start, torch.full_like(start, 1 / k)):
+            c = minimize_on_simplex(H, f, first)
+            assert on_simplex(c, slack=1e3)
+            assert float(duality_gap(H, f, c).max()) < 1e-8 * (1 + float(f.abs().max()))
+
+
+def distances(c: Tensor, points: Tensor, corners: Tensor) -> Tensor:
+    return (c @ corners - points).norm(dim=1)
+
+
+def smallest_distances(points: Tensor, corners: Tensor) -> Tensor:
+    """The nearest point in the plane through any set of corners, among those that are mixtures of its corners."""
+    best = torch.cdist(points, corners).amin(1)
+    for size in range(2, len(corners) + 1):
+        for face in itertools.combinations(range(len(corners)), size):
+            edges = corners[list(face[1:])] - corners[face[0]]
+            shares = (points - corners[face[0]]) @ torch.linalg.pinv(edges, rtol=1e-10)
+            shares = torch.cat([1 - shares.sum(1, keepdim=True), shares], 1)
+            reached = distances(shares, points, corners[list(face)])
+            best = torch.where((shares >= 0).all(1), torch.minimum(best, reached), best)
+    return best
+
+
+@given(seeds, st.integers(1, 5), st.integers(1, 5), st.sampled_from(["free", "twins", "line", "same"]))
+def test_nearest_mixtures_are_as_near_as_any_face_gets(seed, k, d, kind):
+    """Corners may coincide, lie on a line, or be more than their dimension allows."""
+    corners, points = normal(seed, k, d), 1.5 * normal(seed + 1, 20, d)
+    if kind == "twins":
+        corners[-1] = corners[0]
+    elif kind != "free":
+        corners = (corners[:, :1] if kind == "line" else corners[:1]).expand(k, d).contiguous()
+    points[0], points[1] = corners[0], corners.mean(0)
+    c = nearest_mixtures(points, corners)
+    assert on_simplex(c, slack=1e3)
+    assert float((distances(c, points, corners) - smallest_distances(points, corners)).max()) < 1e-9
+
+
+@pytest.mark.parametrize("k", [MANY_CORNERS - 1, MANY_CORNERS, 32])
+def test_many_corners(k):
+    for d in (5, 40):
+        corners, points = normal(k, k, d), normal(k + 1, 500, d)
+        c = nearest_mixtures(points, corners)
+        assert on_simplex(c, slack=1e3)
+        assert float(duality_gap(corners @ corners.T, -points @ corners.T, c).max()) < 1e-10
+    corners, c = normal(k, k, k + 2), memberships(0, 200, k, spread=4.0)  # independent corners are found again
+    c[:k] = torch.eye(k, dtype=torch.float64)
+    torch.testing.assert_close(nearest_mixtures(c @ corners, corners), c, rtol=1e-9, atol=1e-9)
+
+
+def test_units_origin_and_blocks_do_not_matter(monkeypatch):
+    corners, points = normal(1, 5, 3), normal(2, 100, 3)
+    best = distances(nearest_mixtures(points, corners), points, corners)
+    monkeypatch.setattr("ppfl.core.simplex_program.BLOCK", 7 * 25)
+    for size, origin in ((1.0, 0.0), (1e-6, 7.0), (1e6, 7.0)):
+        moved = nearest_mixtures(size * (points + origin), size * (corners + origin))
+        torch.testing.assert_close(distances(moved, points, corners), best, rtol=1e-9, atol=1e-9)
+    assert nearest_mixtures(torch.zeros(0, 2), torch.eye(2)).shape == (0, 2)

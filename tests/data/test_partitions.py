@@ -1,167 +1,201 @@
-"""Partitions put every sample in one client, with the documented sizes and proportions."""
+"""Partitions put every sample in one client; synthetic populations have the documented distributions."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ppfl.core.errors import DataError
-from ppfl.data import (
-    CIFAR10_CLASSES,
-    CIFAR10_CLIENTS,
-    CIFAR10_GROUPS,
-    MNIST_GROUPS,
-    Federation,
-    by_column,
-    by_label_groups,
-    digits_federation,
-    dirichlet_labels,
-    dirichlet_sources,
-    iid,
-)
+import ppfl.data as data
 from ppfl.data.allocation import equal_sizes, random_sizes
 
 N = 600
 X = torch.arange(N, dtype=torch.float32)[:, None]
 Y = np.random.default_rng(0).integers(0, 10, N)
-
 PARTITIONS = {
-    "by_label_groups": lambda seed: by_label_groups(X, Y, MNIST_GROUPS, 5, seed),
-    "dirichlet_sources": lambda seed: dirichlet_sources(X, Y, MNIST_GROUPS, 20, 0.5, seed),
-    "dirichlet_sources, sizes vary": lambda seed: dirichlet_sources(X, Y, clients=9, seed=seed, equal=False),
-    "dirichlet_labels": lambda seed: dirichlet_labels(X, Y, 12, 0.3, seed),
-    "iid": lambda seed: iid(X, Y, 7, seed),
-    "by_column": lambda seed: by_column(X, Y, Y % 4, seed),
+    "by_label_groups": lambda seed: data.by_label_groups(X, Y, data.MNIST_GROUPS, 5, seed),
+    "dirichlet_sources": lambda seed: data.dirichlet_sources(X, Y, data.MNIST_GROUPS, 20, 0.5, seed),
+    "dirichlet_sources, sizes vary": lambda seed: data.dirichlet_sources(X, Y, clients=9, seed=seed, equal=False),
+    "dirichlet_labels": lambda seed: data.dirichlet_labels(X, Y, 12, 0.3, seed),
+    "iid": lambda seed: data.iid(X, Y, 7, seed),
+    "by_column": lambda seed: data.by_column(X, Y, Y % 4, seed),
 }
 
 
-def sizes(f: Federation) -> torch.Tensor:
+def sizes(f: data.Federation) -> torch.Tensor:
     return f.train.sizes + f.test.sizes
 
 
+def dirichlet_variance(k: int, alpha: float) -> float:
+    """Of one of k shares."""
+    return (k - 1) / (k**2 * (k * alpha + 1))
+
+
 @pytest.mark.parametrize("name", PARTITIONS)
-def test_every_sample_is_in_exactly_one_client_with_its_own_label(name):
-    f = PARTITIONS[name](0)
+def test_every_sample_is_in_one_client_with_its_own_label_as_the_seed_says(name):
+    f, again, other = (PARTITIONS[name](seed) for seed in (0, 0, 1))
     rows = torch.cat([f.train.x, f.test.x]).flatten().long()
     assert rows.sort().values.tolist() == list(range(N))
     assert torch.equal(torch.cat([f.train.y, f.test.y]), torch.from_numpy(Y)[rows])
     assert len(set(f.ids)) == f.n_clients
-
-
-@pytest.mark.parametrize("name", PARTITIONS)
-def test_a_partition_depends_on_the_seed_only(name):
-    first, again, other = (PARTITIONS[name](seed) for seed in (0, 0, 1))
-    assert torch.equal(first.train.x, again.train.x)
-    assert first.train.x.shape != other.train.x.shape or not torch.equal(first.train.x, other.train.x)
+    assert torch.equal(f.train.x, again.train.x)
+    assert f.train.x.shape != other.train.x.shape or not torch.equal(f.train.x, other.train.x)
 
 
 def test_clients_of_a_group_have_labels_of_that_group_only():
-    f = by_label_groups(X, Y, MNIST_GROUPS, (2, 3, 4, 5))
-    assert f.ids[:3] == ("g0-c0", "g0-c1", "g1-c0")
+    f = data.by_label_groups(X, Y, data.MNIST_GROUPS, (2, 3, 4, 5))
     groups = f.truth.memberships.argmax(1)
-    assert groups.bincount().tolist() == [2, 3, 4, 5]
+    assert f.ids[:3] == ("g0-c0", "g0-c1", "g1-c0") and groups.bincount().tolist() == [2, 3, 4, 5]
     counts = f.label_counts() + f.label_counts("test")
     for i, g in enumerate(groups.tolist()):
-        assert set(counts[i].nonzero().flatten().tolist()) <= set(MNIST_GROUPS[g])
-        own = sizes(f)[groups == g]
-        assert own.max() - own.min() <= 1
-
-
-def test_client_ids_sort_by_number():
-    ids = by_label_groups(X, Y, MNIST_GROUPS, 12).ids
-    assert ids[3] == "g0-c03"
-    assert list(ids) == sorted(ids)
+        assert set(counts[i].nonzero().flatten().tolist()) <= set(data.MNIST_GROUPS[g])
+        assert sizes(f)[groups == g].max() - sizes(f)[groups == g].min() <= 1
+    ids = data.by_label_groups(X, Y, data.MNIST_GROUPS, 12).ids
+    assert ids[3] == "g0-c03" and list(ids) == sorted(ids)
+    digits = data.digits_federation(clients_per_group=3, seed=1)
+    assert (digits.n_clients, digits.n_classes, digits.name, int(sizes(digits).sum())) == (12, 10, "digits", 1797)
+    assert 0 <= digits.train.x.min() < digits.train.x.max() <= 1
 
 
 def test_the_papers_groups_cover_ten_classes():
-    for groups in (MNIST_GROUPS, CIFAR10_GROUPS):
+    for groups in (data.MNIST_GROUPS, data.CIFAR10_GROUPS):
         assert sorted(label for group in groups for label in group) == list(range(10))
-    names = [{CIFAR10_CLASSES[i] for i in group} for group in CIFAR10_GROUPS]
-    assert names[:2] == [{"automobile", "truck"}, {"airplane", "ship"}]
-    assert sum(CIFAR10_CLIENTS) == 80
+    names = [{data.CIFAR10_CLASSES[i] for i in group} for group in data.CIFAR10_GROUPS]
+    assert names[:2] == [{"automobile", "truck"}, {"airplane", "ship"}] and sum(data.CIFAR10_CLIENTS) == 80
 
 
-def test_the_truth_is_the_mixture_of_the_actual_samples():
-    f = dirichlet_sources(X, Y, MNIST_GROUPS, 20, 0.5)
+def test_mixtures_of_sources_are_those_of_the_samples_and_purer_for_a_small_alpha():
+    f = data.dirichlet_sources(X, Y, data.MNIST_GROUPS, 20, 0.5)
     counts = f.label_counts() + f.label_counts("test")
-    realised = torch.stack([counts[:, list(g)].sum(1) for g in MNIST_GROUPS], 1) / sizes(f)[:, None]
+    realised = torch.stack([counts[:, list(g)].sum(1) for g in data.MNIST_GROUPS], 1) / sizes(f)[:, None]
     torch.testing.assert_close(f.truth.memberships, realised)
     assert set(sizes(f).tolist()) == {30}
+    mixtures = [data.dirichlet_sources(X, Y, clients=30, alpha=alpha).truth.memberships for alpha in (0.1, 1.0, 100.0)]
+    pure, middle, even = (float(c.max(1).values.mean()) for c in mixtures)
+    assert pure > middle > even
+    assert sizes(data.dirichlet_labels(X, Y, 30, 0.05, min_samples=15)).min() >= 15
 
 
-def test_a_small_alpha_makes_purer_clients():
-    def purity(alpha: float) -> float:
-        return float(dirichlet_sources(X, Y, clients=30, alpha=alpha).truth.memberships.max(1).values.mean())
-
-    assert purity(0.1) > purity(1.0) > purity(100.0)
-
-
-@settings(deadline=None, max_examples=60)
 @given(
-    supply=st.lists(st.integers(5, 300), min_size=1, max_size=5),
-    clients=st.integers(1, 20),
-    alpha=st.floats(0.1, 20),
-    seed=st.integers(0, 100),
+    st.lists(st.integers(5, 300), min_size=1, max_size=5), st.integers(1, 20), st.floats(0.1, 20), st.integers(0, 99)
 )
 def test_allocations_use_every_sample_once(supply, clients, alpha, seed):
     clients = min(clients, sum(supply))
-    counts = equal_sizes(np.array(supply), clients, alpha, np.random.default_rng(seed))
-    assert (counts >= 0).all()
-    assert counts.sum(0).tolist() == supply
-    assert np.ptp(counts.sum(1)) <= 1
     least = sum(supply) // clients // 2
-    counts = random_sizes(np.array(supply), clients, alpha, np.random.default_rng(seed), least)
-    assert (counts >= 0).all()
-    assert counts.sum(0).tolist() == supply
-    assert counts.sum(1).min() >= least
+    equal = equal_sizes(np.array(supply), clients, alpha, np.random.default_rng(seed))
+    varied = random_sizes(np.array(supply), clients, alpha, np.random.default_rng(seed), least)
+    for counts in (equal, varied):
+        assert (counts >= 0).all() and counts.sum(0).tolist() == supply
+    assert np.ptp(equal.sum(1)) <= 1 and varied.sum(1).min() >= least
 
 
-def test_mixtures_stay_near_the_draw_if_supply_meets_demand():
+def test_both_readings_of_table_2_draw_dirichlet_mixtures():
     drawn = np.random.default_rng(3).dirichlet(np.full(4, 0.5), 400)
     counts = equal_sizes(np.full(4, 50_000), 400, 0.5, np.random.default_rng(3))
-    assert np.abs(counts / counts.sum(1, keepdims=True) - drawn).mean() < 0.02
+    assert np.abs(counts / counts.sum(1, keepdims=True) - drawn).mean() < 0.02  # supply meets demand
+    supply, rng = np.full(3, 100_000), np.random.default_rng(0)
+    for counts in (equal_sizes(supply, 500, 0.5, rng), random_sizes(supply, 500, 0.5, rng, 1)):
+        variance = (counts / counts.sum(1, keepdims=True)).var(0).mean()
+        assert variance == pytest.approx(dirichlet_variance(3, 0.5), rel=0.15)
 
 
-@pytest.mark.parametrize("equal", [True, False])
-def test_both_readings_of_table_2_draw_the_same_mixtures(equal):
-    """Variance of a Dirichlet(a) share over s sources is (s - 1) / (s^2 (s a + 1)), for any client sizes."""
-    supply, alpha = np.full(3, 100_000), 0.5
-    rng = np.random.default_rng(0)
-    counts = equal_sizes(supply, 500, alpha, rng) if equal else random_sizes(supply, 500, alpha, rng, 1)
-    variance = (counts / counts.sum(1, keepdims=True)).var(0).mean()
-    assert variance == pytest.approx(2 / 9 / (3 * alpha + 1), rel=0.15)
-
-
-def test_every_client_has_at_least_min_samples():
-    f = dirichlet_labels(X, Y, 30, 0.05, min_samples=15)
-    assert sizes(f).min() >= 15
-
-
-def test_digits_have_four_groups():
-    f = digits_federation(clients_per_group=3, seed=1)
-    assert (f.n_clients, f.n_classes, f.name) == (12, 10, "digits")
-    assert 0 <= f.train.x.min() < f.train.x.max() <= 1
-    assert len(f.train) + len(f.test) == 1797
-
-
-ERRORS = {
-    "a label in two groups": (lambda: by_label_groups(X, Y, [[0, 1], [1]], 2), "must not overlap"),
-    "a label in no group": (lambda: by_label_groups(X, Y, [[0, 1], [2]], 2), "labels .* not in any group"),
-    "an empty group": (lambda: by_label_groups(X, Y, [list(range(10)), [11]], 2), r"group \[11\]"),
-    "too many clients": (lambda: by_label_groups(X, Y, MNIST_GROUPS, 400), "too few for 400"),
-    "numbers of clients": (lambda: by_label_groups(X, Y, MNIST_GROUPS, (1, 2)), "2 numbers for 4 groups"),
-    "iid with too many": (lambda: iid(X, Y, N + 1), "601 clients for 600"),
-    "alpha of zero": (lambda: dirichlet_labels(X, Y, 3, 0.0), "alpha is 0"),
-    "too many clients for min_samples": (lambda: dirichlet_labels(X, Y, 100, 0.5), "at least 10 each"),
-    "float targets": (lambda: dirichlet_labels(X, Y + 0.5, 3, 1.0), "needs labels"),
-    "unpaired": (lambda: iid(X[:-1], Y, 3), "pair row by row"),
+MAKERS = {
+    "classification": lambda seed: data.synthetic_classification(20, 10, test_points=20, seed=seed),
+    "groups": lambda seed: data.synthetic_groups(seed=seed),
+    "groups, regression": lambda seed: data.synthetic_groups(seed=seed, task="regression"),
+    "linear": lambda seed: data.synthetic_linear(seed=seed),
+    "logistic": lambda seed: data.logistic_population(50, seed=seed),
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
-def test_wrong_input_gives_an_error_of_one_line(case):
-    build, pattern = ERRORS[case]
-    with pytest.raises(DataError, match=pattern) as caught:
-        build()
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_truth_is_on_the_simplex_and_data_depend_on_the_seed(maker):
+    first, again, other = (MAKERS[maker](seed) for seed in (0, 0, 1))
+    c = first.truth.memberships
+    assert (c >= 0).all() and first.truth.sources.shape == (c.shape[1], first.train.x.shape[1])
+    torch.testing.assert_close(c.sum(1), torch.ones(first.n_clients))
+    assert torch.equal(first.train.x, again.train.x) and torch.equal(first.test.y, again.test.y)
+    assert not torch.equal(first.train.x[:5], other.train.x[:5])
+    assert first.train.x.dtype == torch.float32 and len(set(first.ids)) == first.n_clients
+
+
+def test_sizes_are_those_of_the_paper():
+    sizes = data.synthetic_classification(3000, 2, test_points=0).train.sizes.double()
+    assert (sizes.min(), sizes.max()) == (50, 1000)
+    # for lognormal(4, 2), half are below e^4 and P(50 + e^(4 + 2z) > 1000) = P(z > 1.428)
+    assert float(sizes.median()) == pytest.approx(50 + np.exp(4), abs=8)
+    assert float((sizes == 1000).double().mean()) == pytest.approx(0.0766, abs=0.02)
+
+
+def test_features_are_uniform_and_memberships_dirichlet():
+    labelled = data.synthetic_classification(4000, 5, test_points=0, min_size=9, max_size=10)
+    logistic = data.logistic_population(4000, dim=5, k=3, alpha=0.3, test_points=0)
+    for f, alpha in ((labelled, 0.4), (logistic, 0.3)):
+        x, c = f.train.x, f.truth.memberships
+        assert f.test is None and (x.min(), x.max()) == (pytest.approx(-1, abs=1e-3), pytest.approx(1, abs=1e-3))
+        assert float(x.mean()) == pytest.approx(0, abs=0.01) and float(x.var()) == pytest.approx(1 / 3, abs=0.01)
+        assert float(c.var(0).mean()) == pytest.approx(dirichlet_variance(3, alpha), rel=0.05)
+
+
+def test_points_come_from_the_sources_in_the_proportions_of_the_client():
+    """Without noise, a label agrees with source k if k generated it, otherwise with a probability set by the angle."""
+    f = data.synthetic_classification(4, 400, alpha=1.0, noise=0.0, test_points=20_000, seed=2)
+    agree = ((f.test.x @ f.truth.sources.T > 0).long() == f.test.y[:, None]).float()
+    unit = torch.nn.functional.normalize(f.truth.sources, dim=1)
+    same_side = 1 - torch.arccos((unit @ unit.T).clamp(-1, 1)) / torch.pi  # probability that two half-spaces agree
+    torch.testing.assert_close(agree.reshape(4, -1, 3).mean(1), f.truth.memberships @ same_side, atol=0.015, rtol=0)
+
+
+def test_labels_and_training_data_do_not_depend_on_order_or_number_of_test_points():
+    """In the published generator the last points of every client all have label 0."""
+    few, many = (data.synthetic_classification(30, 20, test_points=n) for n in (0, 200))
+    assert few.test is None and torch.equal(few.train.x, many.train.x)
+    assert 0.4 < many.test.y.reshape(30, 200)[:, 150:].double().mean() < 0.6
+
+
+def test_the_bayes_rule_is_right_up_to_noise_and_better_than_similar_rules():
+    assert 0.97 < data.bayes_accuracy(data.synthetic_classification(10, 50, sources=1, test_points=2000)) < 1
+    assert data.bayes_accuracy(data.synthetic_classification(10, 50, sources=1, noise=0.0, test_points=200)) == 1
+    f = data.synthetic_classification(100, 150, test_points=300, seed=5)
+    best = data.bayes_accuracy(f)
+    assert 0.83 < best < 0.90
+    score, own = f.test.x @ f.truth.sources.T, f.truth.memberships[f.test.client_of()]
+    main_source = score.gather(1, own.argmax(1, keepdim=True)).flatten() > 0
+    mixed_weights = (own * score).sum(1) > 0
+    for rule in (main_source, mixed_weights):
+        assert (rule.long() == f.test.y).double().mean() <= best
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_groups_are_easy_to_tell_apart(task):
+    f = data.synthetic_groups(task=task)
+    score = f.train.x @ f.truth.sources.T
+    fits = -(score - f.train.y[:, None]).square() if task == "regression" else (score > 0) == f.train.y[:, None]
+    by_client = torch.zeros(f.n_clients, 3).index_add_(0, f.train.client_of(), fits.float())
+    assert torch.equal(by_client.argmax(1), f.truth.memberships.argmax(1))
+
+
+def test_targets_follow_the_model_of_the_client():
+    """Linear targets differ by the noise only; of labels with probability p a share p is 1, to 4.5 standard errors."""
+    f = data.synthetic_linear(n_clients=100, noise=0.3)
+    own = (f.truth.memberships @ f.truth.sources)[f.train.client_of()]
+    assert float((f.train.y - (f.train.x * own).sum(1)).std()) == pytest.approx(0.3, rel=0.05)
+    f = data.logistic_population(4000, samples=10, dim=6, k=3, test_points=5)
+    own = f.truth.memberships @ f.truth.sources
+    for part in f.splits.values():
+        p = torch.sigmoid((part.x * own[part.client_of()]).sum(1)).double()
+        for low in torch.arange(0, 1, 0.1):
+            near = (p >= low) & (p < low + 0.1)
+            error = (p[near] * (1 - p[near])).sum().sqrt()
+            assert abs(float((part.y[near] - p[near]).sum())) < 4.5 * float(error)
+
+
+def test_a_logistic_client_does_not_depend_on_the_number_of_clients_and_test_points():
+    few, many = data.logistic_population(7, seed=3), data.logistic_population(40, seed=3)
+    assert few.truth.sources.equal(many.truth.sources)
+    assert few.truth.memberships.equal(many.truth.memberships[:7])
+    some = many.select(many.ids[:7])
+    for split in ("train", "test"):
+        assert few.split(split).x.equal(some.split(split).x) and few.split(split).y.equal(some.split(split).y)
+    alone = data.logistic_population(40, seed=3, test_points=0).train
+    assert alone.x.equal(many.train.x) and alone.y.equal(many.train.y)

@@ -1,26 +1,28 @@
-"""A fit in the words of a mixed model: the population's mean and covariance, and random effects by client."""
+"""A fit in the words of a mixed model, and the summary that shows it: in a terminal and as HTML."""
+
+from html.parser import HTMLParser
 
 import numpy as np
+import pandas as pd
 import pytest
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning
 
-from kit.tables import classifier, draw_population, make_client_table, regressor
-from ppfl.core.errors import SettingError
-from ppfl.glm import PopulationRegressor, as_mixed_model
+from kit.tables import fitted, fitted_choice, make_client_table, regressor
+from ppfl.glm import as_mixed_model
 
 TABLE = make_client_table()
+GIVEN = {"y": TABLE.y, "clients": TABLE.clients}
 
 
-def coefficients(model):
-    """(d + 1, K), the intercept first."""
-    return np.vstack([model.canonical_intercept_, model.canonical_coef_.T])
+# ---------------------------------------------------------------------- the population's mean and covariance
 
 
 def test_the_covariance_is_that_of_a_client_drawn_from_the_fitted_dirichlet():
-    model = regressor().fit(TABLE.x, TABLE.y, clients=TABLE.clients)
+    model = fitted()
     fixed, effects, covariance = as_mixed_model(model)
-    drawn = np.random.default_rng(0).dirichlet(model.concentration_, 400_000) @ coefficients(model).T
-    scale = np.abs(coefficients(model)).max()
+    theta = np.hstack([model.canonical_intercept_[:, None], model.canonical_coef_])  # (K, d + 1)
+    drawn = np.random.default_rng(0).dirichlet(model.concentration_, 400_000) @ theta
+    scale = np.abs(theta).max()
     np.testing.assert_allclose(fixed, drawn.mean(0), atol=0.01 * scale)
     np.testing.assert_allclose(covariance, np.cov(drawn.T), atol=0.02 * scale**2)
     slope, intercept = model.client_coef(3)
@@ -31,42 +33,124 @@ def test_the_covariance_is_that_of_a_client_drawn_from_the_fitted_dirichlet():
 def test_the_covariance_of_the_population_is_recovered_and_that_of_posterior_means_is_smaller():
     """Clients with four rows each, so that posterior means are shrunken."""
     random = np.random.default_rng(0)
-    clients = np.repeat(np.arange(600), 4)
-    c = random.dirichlet([0.5, 0.5], 600)
+    clients, x = np.repeat(np.arange(600), 4), random.normal(size=(2400, 1))
     theta = np.array([[0.0, 2.0], [2.0, 0.0]])  # intercept and slope
-    x = random.normal(size=(2400, 1))
-    own = (c @ theta)[clients]
+    own = (random.dirichlet([0.5, 0.5], 600) @ theta)[clients]
     y = own[:, 0] + own[:, 1] * x[:, 0] + 0.8 * random.normal(size=2400)
-    fixed, effects, covariance = as_mixed_model(PopulationRegressor(2, random_state=0).fit(x, y, clients=clients))
-    truth = 0.125 * np.array([[4.0, -4.0], [-4.0, 4.0]])  # the variance of c is 1 / 8
+    fixed, effects, covariance = as_mixed_model(regressor(n_init=1).fit(x, y, clients=clients))
+    truth = 0.125 * np.array([[4.0, -4.0], [-4.0, 4.0]])  # the variance of a membership is 1 / 8
     np.testing.assert_allclose(covariance, truth, atol=0.08)
     np.testing.assert_allclose(fixed, [1.0, 1.0], atol=0.1)
-    of_means = np.cov(np.asarray(effects).T)
-    assert of_means[0, 0] < 0.85 * np.asarray(covariance)[0, 0]
-    assert abs(np.asarray(covariance)[0, 0] - 0.5) < abs(of_means[0, 0] - 0.5)
+    assert np.cov(effects.T)[0, 0] < 0.85 * covariance.to_numpy()[0, 0]
 
 
-def test_without_a_dirichlet_the_moments_are_those_of_the_points():
-    drawn = draw_population("gaussian", clients=12, rows=10)
-    model = PopulationRegressor(3, solver="profile", n_init=2, random_state=0)
-    fixed, effects, covariance = as_mixed_model(model.fit(drawn.x, drawn.y, clients=drawn.clients))
-    np.testing.assert_allclose(np.asarray(effects).mean(0), 0, atol=1e-12)
-    np.testing.assert_allclose(covariance, np.cov(np.asarray(effects).T, bias=True))
-    assert fixed.shape == (4,)
-
-
-def test_one_canonical_model_has_no_random_effects():
-    _, effects, covariance = as_mixed_model(regressor(k=1).fit(TABLE.x, TABLE.y, clients=TABLE.clients))
+def test_points_have_their_own_moments_and_one_canonical_model_has_no_random_effects():
+    _, effects, covariance = as_mixed_model(fitted(solver="profile"))
+    np.testing.assert_allclose(effects.mean(), 0, atol=1e-12)
+    np.testing.assert_allclose(covariance, np.cov(effects.T, bias=True))
+    _, effects, covariance = as_mixed_model(fitted(k=1))
     np.testing.assert_array_equal(effects, 0)
     np.testing.assert_array_equal(covariance, 0)
 
 
-def test_models_without_one_coefficient_per_client_are_refused():
-    with pytest.raises(NotFittedError):
-        as_mixed_model(regressor())
-    mixture = classifier(mix="predictions").fit(TABLE.x, TABLE.labels, clients=TABLE.clients)
-    with pytest.raises(SettingError, match="mix = 'predictions'"):
-        as_mixed_model(mixture)
-    three = classifier().fit(TABLE.x, TABLE.counts.clip(max=2), clients=TABLE.clients)
-    with pytest.raises(SettingError, match="three or more classes"):
-        as_mixed_model(three)
+# ---------------------------------------------------------------------- the summary
+
+
+class Tags(HTMLParser):
+    """Fails on a tag that is closed out of turn, and keeps the text."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text = [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert tag in ("meta", "br") or self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def model():
+    frame = pd.DataFrame(TABLE.x, columns=["price", "<size> & more"])
+    return regressor(shared=["price"]).fit(frame, **GIVEN)
+
+
+def test_the_text_has_the_figures_of_the_model(model):
+    shown = str(model.summary())
+    assert max(map(len, shown.splitlines())) <= 100
+    estimate, error = model.conf_int().loc[("0", "intercept"), ["estimate", "std_error"]]
+    variance = as_mixed_model(model)[2].loc["<size> & more", "<size> & more"]
+    for part in (
+        "gaussian, identity link", "120 rows of 12 clients", f"{model.log_likelihood_:,.2f}", f"{model.bic_:,.1f}",
+        f"{model.dispersion_:.4g}", "price", f"{estimate:.2f} ({error:.2f})", f"{variance:.4g}",
+    ):  # fmt: skip
+        assert part in shown, part
+    line = next(line for line in shown.splitlines() if line.startswith("clients of at least 80%"))
+    assert line.split()[-2:] == [str(count) for count in (model.memberships_ >= 0.8).sum()]
+
+
+def test_the_icc_is_the_share_of_the_intercepts_variance():
+    """At the means of all columns: by hand from the covariance of the population."""
+    model = regressor().fit(TABLE.x - TABLE.x.mean(0), **GIVEN)
+    between = as_mixed_model(model)[2].loc["intercept", "intercept"]
+    assert f"{between / (between + model.dispersion_):.3f}." in str(model.summary())
+
+
+def test_html_is_well_formed_and_escaped(model, tmp_path):
+    page = model.summary(0.9).to_html(tmp_path / "summary.html")
+    assert (tmp_path / "summary.html").read_text(encoding="utf-8") == page
+    assert "90% interval" in page
+    for text in (page, model.summary()._repr_html_()):
+        tags = Tags()
+        tags.feed(text)
+        assert tags.open == []
+        assert "<size> & more" in "".join(tags.text)
+
+
+def test_many_models_and_long_names_stay_within_the_terminal():
+    names = [f"a column with a very long name that never seems to end, number {i}" for i in range(2)]
+    model = regressor(k=7, n_init=1).fit(pd.DataFrame(TABLE.x, columns=names), **GIVEN)
+    lines = str(model.summary()).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert all(f"model {k}" in "".join(lines) for k in range(7))
+
+
+def test_every_estimator_and_solver_has_a_summary():
+    assert "ICC" in str(fitted("bernoulli").summary())
+    assert "class 2" in str(fitted("multinomial").summary())
+    assert "96 situations of 12 clients" in str(fitted_choice().summary())
+    plain = str(regressor(k=1).fit(TABLE.x, TABLE.y).summary())
+    assert "Memberships" not in plain and "no clients" in plain
+    points = str(fitted(solver="profile").summary())
+    assert "No standard errors: " in points and "solver = 'marginal'" in points
+
+
+@pytest.mark.parametrize(
+    ("family", "word"), [("negative binomial", "size"), ("zip", "share of extra zeros"), ("quasipoisson", "dispersion")]
+)
+def test_every_family_has_a_summary_with_its_own_parameters(family, word):
+    """And quasi families, whose dispersion has no standard error."""
+    some = slice(None, None, 4)
+    x, y = TABLE.x[some], TABLE.counts[some]
+    model = regressor(k=1, family=family).fit(x, y)
+    assert word in str(model.summary())
+    found = model.conf_int()
+    assert family == "quasipoisson" or found.loc[("", word), "lower"] < found.loc[("", word), "upper"]
+    assert np.isfinite(model.residuals(x, y, kind="quantile")).all()
+    assert (model.predict(x, interval=0.9)["new_upper"] >= 0).all()
+
+
+def test_the_summary_reports_the_choice_of_k_and_a_fit_that_did_not_converge():
+    chosen = regressor(k=[1, 2]).fit(TABLE.x, **GIVEN)
+    line = next(line for line in str(chosen.summary()).splitlines() if line.startswith("held out"))
+    for record in chosen.selection_:
+        assert f"{record.held_out:.4f} with {record.k}" in line
+    with pytest.warns(ConvergenceWarning, match="raise max_iter"):
+        stopped = regressor(max_iter=1, tol=1e-12).fit(TABLE.x, **GIVEN)
+    assert not stopped.converged_
+    assert "not converged: the fit stopped after 1 of 1 iterations" in " ".join(str(stopped.summary()).split())

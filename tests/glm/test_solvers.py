@@ -1,18 +1,27 @@
-"""Solvers: optimality conditions, and the results of other programs where they have the same model."""
+"""Solvers: optimality conditions, the results of other programs where they have the same model, and the choice of k."""
 
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import GammaRegressor, LinearRegression, LogisticRegression, PoissonRegressor
 
-from kit.tables import FAMILIES, draw_population, make_family, make_rows, to_double
-from ppfl.core import affinity as affinities
-from ppfl.core import objective as core_objective
-from ppfl.glm import PopulationClassifier, PopulationRegressor
-from ppfl.glm.gaussian_moments import fastest_form
-from ppfl.glm.solvers.marginal import Marginal
+from kit.tables import (
+    FAMILIES,
+    draw_population,
+    fitted_population,
+    make_estimator,
+    make_family,
+    make_problem,
+    make_rows,
+    papers_objective,
+    regressor,
+    to_double,
+)
+from ppfl.core import affinity
+from ppfl.glm.solvers.held_out import Fold, held_out_log_likelihoods, make_folds
+from ppfl.glm.solvers.lbfgs import find_rescaling, minimize_lbfgs
 from ppfl.glm.solvers.newton_steps import newton_direction
-from ppfl.glm.solvers.parameters import ParameterShape, Regularization, concentration
+from ppfl.glm.solvers.parameters import concentration
 from ppfl.glm.solvers.problem import GLMProblem
 from ppfl.glm.solvers.profile import Profile
 from ppfl.glm.solvers.solve import SearchSettings, solve_marginal
@@ -21,62 +30,61 @@ from ppfl.glm.solvers.split import split_corner
 K = 3
 
 
-def make_profile(name: str, mix: str, penalty: float, tol: float = 1e-9) -> tuple[Profile, ParameterShape]:
-    rows = make_rows(draw_population(name, clients=6, rows=8), make_family(name), mix, shared=["x2"])
-    shape = ParameterShape(K, rows.varying.columns, rows.shared.columns, rows.family.outputs, len(rows.family.nuisance))
-    W = affinities.uniform([str(i) for i in range(6)])
-    start = torch.full((6, K), 1 / K, dtype=torch.float64)
-    regularization = Regularization(0.1, 0.5, torch.ones(shape.varying).double(), torch.ones(shape.shared).double())
-    return Profile(rows, shape, regularization, W, penalty, tol, start), shape
+def draw_problem(name: str, clients: int, rows: int, k: int = K, mix: str = "weights", **settings) -> GLMProblem:
+    shared = settings.pop("shared", None)
+    drawn = draw_population(name, clients=clients, rows=rows)
+    return make_problem(make_rows(drawn, make_family(name), mix, shared), k, **settings)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.01])
-@pytest.mark.parametrize("mix", ["weights", "predictions"])
+def make_profile(name: str, mix: str, penalty: float, tol: float = 1e-9) -> Profile:
+    """Of six clients with eight rows each, which are all equally near."""
+    problem = draw_problem(name, 6, 8, mix=mix, shared=["x2"])
+    return problem.profile(tol, affinity.uniform([str(i) for i in range(6)]), penalty)
+
+
+# ---------------------------------------------------------------------- memberships as points
+
+
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_profile_has_the_best_memberships_and_the_right_gradient(name: str, mix: str, penalty: float) -> None:
-    profile, shape = make_profile(name, mix, penalty)
-    at = np.random.default_rng(0).normal(size=shape.size) / 3
+@pytest.mark.parametrize(("mix", "penalty"), [("weights", 0.01), ("predictions", 0.0)])
+def test_the_profile_has_the_best_memberships_and_the_right_gradient(name, mix, penalty):
+    profile = make_profile(name, mix, penalty)
+    size, k = profile.shape.size, profile.shape.k
+    at = np.random.default_rng(0).normal(size=size) / 3
     _, gradient = profile(at)
     assert profile.membership_gap(at) < 1e-7
-    free = shape.size - shape.k  # the distribution of memberships is not part of it
-    for entry in range(free):
-        step = np.zeros(shape.size)
-        step[entry] = 1e-5
-        numerical = (profile(at + step)[0] - profile(at - step)[0]) / 2e-5
-        assert gradient[entry] == pytest.approx(numerical, rel=1e-3, abs=1e-5)
-    assert (gradient[free:] == 0).all()
+    numerical = [(profile(at + step)[0] - profile(at - step)[0]) / 2e-5 for step in 1e-5 * np.eye(size)[:-k]]
+    np.testing.assert_allclose(gradient[:-k], numerical, rtol=1e-3, atol=1e-5)
+    assert (gradient[-k:] == 0).all()  # the distribution of memberships is not part of it
 
 
-def test_the_profile_is_the_papers_objective() -> None:
+def test_the_profile_is_the_papers_objective_with_the_best_memberships():
     """sum p_i f_i + lambda <C, L C> of the core with p_i = n_i / n, plus the ridges."""
-    profile, shape = make_profile("gaussian", "weights", 0.02)
-    at = np.random.default_rng(0).normal(size=shape.size) / 3
+    profile = make_profile("gaussian", "weights", 0.02)
+    at = np.random.default_rng(0).normal(size=profile.shape.size) / 3
     value, _ = profile(at)
-    coefficients, _ = shape.unpack(torch.from_numpy(at))
+    coefficients, _ = profile.shape.unpack(torch.from_numpy(at))
     c = profile.memberships
     losses = -profile.data.client_log_likelihoods(coefficients, c[..., None])[:, 0] / 8
-    p = torch.full((6,), 1 / 6, dtype=torch.float64)
-    W = affinities.uniform([str(i) for i in range(6)])
-    paper = core_objective.objective(losses, c, p, W, penalty=0.02)
-    assert value == pytest.approx(float(paper) + float(profile.regularization.value(coefficients)) / 48, rel=1e-9)
+    ridges = float(profile.regularization.value(coefficients)) / 48
+    assert value == pytest.approx(papers_objective(losses, c, 0.02) + ridges, rel=1e-9)
+    free = make_profile("gaussian", "weights", 0.0, tol=1e-12)  # without a penalty no other one is more likely
+    free(at)
+    best = profile.data.client_log_likelihoods(coefficients, free.memberships[..., None])
+    others = to_double(np.random.default_rng(0).dirichlet([0.5] * K, 200).T)[None]
+    assert bool((profile.data.client_log_likelihoods(coefficients, others) <= best + 1e-9).all())
 
 
-@pytest.mark.parametrize("mix", ["weights", "predictions"])
+# ---------------------------------------------------------------------- fits
+
+
 @pytest.mark.parametrize("solver", ["marginal", "profile"])
-@pytest.mark.parametrize("name", ["gaussian", "poisson", "bernoulli"])
-def test_a_fit_descends_to_a_stationary_point(name: str, solver: str, mix: str) -> None:
-    drawn = draw_population(name, clients=12, rows=10)
-    settings = {
-        "k": 2,
-        "mix": mix,
-        "solver": solver,
-        "n_init": 2,
-        "random_state": 0,
-        "penalty": 1e-3 * (solver == "profile"),
-    }
-    model = (
-        PopulationClassifier(**settings) if name == "bernoulli" else PopulationRegressor(family=name, **settings)
-    ).fit(drawn.x, drawn.y, clients=drawn.clients)
+@pytest.mark.parametrize(
+    ("name", "mix"), [("gaussian", "weights"), ("poisson", "predictions"), ("bernoulli", "weights")]
+)
+def test_a_fit_descends_to_a_stationary_point(name, mix, solver):
+    penalty = 1e-3 * (solver == "profile")
+    model = fitted_population(name, 12, 10, k=2, mix=mix, solver=solver, penalty=penalty)
     assert model.converged_
     assert len(model.objective_path_) in (1, model.n_iter_ + 1)
     assert (np.diff(model.objective_path_) <= 1e-12).all()
@@ -86,22 +94,17 @@ def test_a_fit_descends_to_a_stationary_point(name: str, solver: str, mix: str) 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_one_canonical_model_is_the_pooled_glm(name: str) -> None:
-    """The same as scikit-learn's."""
+def test_one_canonical_model_is_scikit_learns_pooled_glm(name):
     drawn = draw_population(name, clients=20, rows=20)
-    reference = {
+    exactly = {"tol": 1e-10, "max_iter": 1000}
+    numbers = {
         "gaussian": LinearRegression(),
-        "poisson": PoissonRegressor(alpha=0, tol=1e-10, max_iter=1000),
-        "gamma": GammaRegressor(alpha=0, tol=1e-10, max_iter=1000),
-    }.get(name, LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000))
-    reference.fit(drawn.x, drawn.y)
-    settings = {"k": 1, "ridge": 0.0, "tol": 1e-8}
-    ours = (
-        PopulationRegressor(family=name, **settings)
-        if name in ("gaussian", "poisson", "gamma")
-        else PopulationClassifier(**settings)
-    ).fit(drawn.x, drawn.y, clients=drawn.clients)
-    if name in ("gaussian", "poisson", "gamma"):
+        "poisson": PoissonRegressor(alpha=0, **exactly),
+        "gamma": GammaRegressor(alpha=0, **exactly),
+    }
+    reference = numbers.get(name, LogisticRegression(C=np.inf, **exactly)).fit(drawn.x, drawn.y)
+    ours = make_estimator(name, k=1, ridge=0.0, tol=1e-8).fit(drawn.x, drawn.y, clients=drawn.clients)
+    if name in numbers:
         np.testing.assert_allclose(ours.canonical_coef_[0], reference.coef_, atol=1e-5)
         assert ours.canonical_intercept_[0] == pytest.approx(reference.intercept_, abs=1e-5)
     else:
@@ -109,74 +112,140 @@ def test_one_canonical_model_is_the_pooled_glm(name: str) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.3, 0.1, 0.03])
-def test_a_client_with_a_precise_membership_is_not_missed(noise: float) -> None:
+def test_a_client_with_a_precise_membership_is_not_missed(noise):
     """Lines through 0 with slopes from -2 to 2 and little noise: the canonical models are the outermost clients."""
     random = np.random.default_rng(0)
     share = np.concatenate([np.zeros(4), np.ones(4), np.linspace(0.1, 0.9, 8)])
-    clients = np.repeat(np.arange(16), 10)
-    x = random.normal(size=(160, 1))
+    clients, x = np.repeat(np.arange(16), 10), random.normal(size=(160, 1))
     y = (4 * share[clients] - 2) * x[:, 0] + noise * random.normal(size=160)
-    model = PopulationRegressor(k=2, n_init=4, random_state=0).fit(x, y, clients=clients)
+    model = regressor(n_init=4).fit(x, y, clients=clients)
     np.testing.assert_allclose(sorted(model.canonical_coef_[:, 0]), [-2, 2], atol=0.1 + 0.6 * noise)
     found = np.asarray(model.memberships_)[:, int(model.canonical_coef_[:, 0].argmax())]
     assert np.abs(found - share).mean() < 0.02 + 0.1 * noise
 
 
-@pytest.mark.parametrize(("name", "k"), [("gaussian", 2), ("poisson", 2), ("gaussian", 3), ("poisson", 3)])
-def test_a_converged_marginal_fit_is_stationary(name: str, k: int) -> None:
+@pytest.mark.parametrize(("name", "k"), [("gaussian", 2), ("poisson", 2), ("poisson", 3)])
+def test_a_converged_marginal_fit_is_stationary(name, k):
     """Either for the points it has, or, where few clients say little, up to what the points themselves get wrong."""
-    rows = make_rows(draw_population(name, clients=20, rows=10), make_family(name), "weights")
-    samples = rows.n_samples * rows.family.has_dispersion
-    regularization = Regularization(0.01, 0.0, torch.ones(4).double(), torch.ones(0).double(), samples)
-    shape = ParameterShape(k, 4, 0, 1, len(rows.family.nuisance))
-    problem = GLMProblem(rows, fastest_form(rows), shape, regularization)
+    problem = draw_problem(name, 20, 10, k, ridge=0.01)
     solution, objective = solve_marginal(problem, SearchSettings(1, 1e-6, 500, np.random.default_rng(0)))
     found = objective.with_hessian(solution.vector)
     assert found.value == pytest.approx(solution.objective)
-    left = -0.5 * rows.n_samples * float(found.gradient @ newton_direction(found.gradient, found.hessian))
+    left = -0.5 * problem.rows.n_samples * float(found.gradient @ newton_direction(found.gradient, found.hessian))
     assert np.abs(found.gradient).max() <= 1e-6 if k == 2 else left <= 0.2  # of the log-likelihood
     again = objective.adapted(solution.vector).log_likelihood(solution.vector)
     assert again == pytest.approx(objective.log_likelihood(solution.vector), abs=0.1)
 
 
-def test_moments_and_rows_give_the_same_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = draw_population("gaussian", clients=12, rows=10)
-    fits = []
-    for limit in (None, 0):
-        if limit is not None:
-            monkeypatch.setattr("ppfl.glm.gaussian_moments._MAX_MOMENTS", limit)
-        model = PopulationRegressor(k=2, n_init=2, random_state=0, tol=1e-8).fit(
-            drawn.x, drawn.y, clients=drawn.clients
-        )
-        fits.append(model)
-    assert fits[0].log_likelihood_ == pytest.approx(fits[1].log_likelihood_, rel=1e-8)
-    np.testing.assert_allclose(fits[0].canonical_coef_, fits[1].canonical_coef_, atol=1e-4)
+def test_the_curvature_for_a_subset_of_the_clients_is_that_of_a_problem_of_its_own():
+    for name in ("gaussian", "poisson"):
+        problem = draw_problem(name, 9, 8, shared=["x2"])
+        objective, some = problem.marginal(K, 32), problem.subset(np.array([8, 0, 4])).marginal(K, 32)
+        at = np.random.default_rng(0).normal(size=objective.shape.size) / 3
+        np.testing.assert_allclose(objective.subset(3)(at)[1], some(at)[1], rtol=1e-12)
+        assert objective.subset(9) is objective
 
 
-def test_without_a_penalty_each_client_has_its_own_best_mixture() -> None:
-    """For fixed canonical models, no other membership has a higher likelihood."""
-    profile, shape = make_profile("gaussian", "weights", 0.0, tol=1e-12)
-    at = np.random.default_rng(3).normal(size=shape.size)
-    profile(at)
-    coefficients, _ = shape.unpack(torch.from_numpy(at))
-    best = profile.data.client_log_likelihoods(coefficients, profile.memberships[..., None])
-    others = to_double(np.random.default_rng(0).dirichlet([0.5] * K, 200).T)[None]
-    assert bool((profile.data.client_log_likelihoods(coefficients, others) <= best + 1e-9).all())
-
-
-def test_copies_of_a_canonical_model_move_apart_as_the_curvature_says() -> None:
+def test_copies_of_a_canonical_model_move_apart_as_the_curvature_says():
     """The closed form from the smaller model, against differences of the likelihood of the larger one."""
-    rows = make_rows(draw_population("poisson", clients=10, rows=6), make_family("poisson"), "weights")
-    shape = ParameterShape(2, 4, 0, 1, 0)
-    regularization = Regularization(0.0, 0.0, torch.ones(4).double(), torch.ones(0).double())
+    problem = draw_problem("poisson", 10, 6, k=2, ridge=0.0)
+    shape, corner, step, axis = problem.shape, 1, 0.1, np.array([0.5, -0.5, 0.5, 0.5])
     at = np.random.default_rng(0).normal(size=shape.size) / 3
-    smaller = Marginal.of(rows, shape, regularization, 256).adapted(at)
+    smaller = problem.marginal(2, 256).adapted(at)
     _, log_alpha = shape.unpack(torch.from_numpy(at))
-    split, axis, corner, step = split_corner(shape, at, 1), np.array([0.5, -0.5, 0.5, 0.5]), 1, 0.1
+    split = split_corner(shape, at, corner)
     curvature = smaller.with_hessian(at).apart[4:8, 4:8] / (1 + float(concentration(log_alpha)[corner]))
     apart = np.zeros_like(split)
     apart[4:8], apart[8:12] = axis, -axis
-    larger = Marginal.of(rows, shape._replace(k=3), regularization, 4096).adapted(split)
+    larger = problem.marginal(3, 4096).adapted(split)
     middle, *ends = (larger.log_likelihood(split + x * apart) for x in (0.0, -step, step))
-    expected = (2 * middle - sum(ends)) / step**2 / rows.n_samples
+    expected = (2 * middle - sum(ends)) / step**2 / problem.rows.n_samples
     assert axis @ curvature @ axis == pytest.approx(expected, rel=0.05)
+
+
+# ---------------------------------------------------------------------- L-BFGS
+
+
+class Quadratic:
+    """x'Hx / 2 - b'x, with eigenvalues of H from 1e-3 to 1e3."""
+
+    def __init__(self, size: int = 12) -> None:
+        random = np.random.default_rng(0)
+        rotation = np.linalg.qr(random.normal(size=(size, size)))[0]
+        self.H, self.b = rotation @ np.diag(np.logspace(-3, 3, size)) @ rotation.T, random.normal(size=size)
+
+    def __call__(self, x):
+        return float(x @ self.H @ x / 2 - self.b @ x), self.H @ x - self.b
+
+
+def minimize_rescaled(objective, start, tol=1e-6, max_iter=500):
+    return minimize_lbfgs(objective, start, tol, max_iter, lambda at, renew: find_rescaling(objective, at))
+
+
+def test_a_rescaled_quadratic_takes_a_few_iterations():
+    quadratic = Quadratic()
+    best = np.linalg.solve(quadratic.H, quadratic.b)
+    found = minimize_rescaled(quadratic, np.ones(12))
+    assert found.objective == pytest.approx(quadratic(best)[0], rel=1e-9)
+    assert len(found.path) <= 5 < len(minimize_lbfgs(quadratic, np.ones(12), 1e-6, 500).path)
+    assert minimize_lbfgs(quadratic, best, 1e-6, 500).vector is best
+    assert find_rescaling(Quadratic(201), np.zeros(201)) is None  # would cost more than it saves
+    quadratic.H *= 0.0  # no curvature to learn from
+    assert find_rescaling(quadratic, np.ones(12)) is None
+
+
+@pytest.mark.parametrize("name", ["gaussian", "multinomial"])
+def test_with_and_without_rescaling_it_descends_to_a_minimum(name):
+    objective = draw_problem(name, 9, 8, shared=["x2"], ridge=0.9).marginal(K, 32)
+    start = np.random.default_rng(0).normal(size=objective.shape.size) / 3
+    plain = minimize_lbfgs(objective, start, 1e-7, 2000)
+    for end in (plain, minimize_rescaled(objective, start, 1e-7, 2000)):
+        assert end.gradient <= 1e-7
+        assert np.all(np.diff(end.path) <= 1e-12)
+    # the two may be different local minima, so the second method also starts at the end of the first
+    again = minimize_rescaled(objective, plain.vector, 1e-7, 2000)
+    assert again.objective == pytest.approx(plain.objective, abs=1e-9)
+
+
+# ---------------------------------------------------------------------- the number of canonical models
+
+
+def fitted_folds(name: str, k: int) -> list[Fold]:
+    folds = make_folds(draw_problem(name, 8, 6, k, ridge=1.0), 3, np.random.default_rng(0))
+    for fold in folds:
+        fold.fit(k, SearchSettings(1, 1e-6, 200, np.random.default_rng(0), 0.5))
+    return folds
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_held_out_rows_are_scored_with_the_dispersion_that_suits_them_best(k):
+    """Few rows and many parameters: the dispersion of the fit is too small for rows that it has not seen."""
+    folds = fitted_folds("gaussian", k)
+    found = float(held_out_log_likelihoods(folds).sum())
+    totals = [float(sum(fold.log_likelihoods(wider).sum() for fold in folds)) for wider in np.linspace(0, 3, 61)]
+    assert found == pytest.approx(max(totals), abs=0.15)
+    assert k == 1 or found > totals[0] + 1
+    counts = fitted_folds("poisson", k)  # have no dispersion and are scored as they are
+    total = torch.stack([fold.log_likelihoods() for fold in counts]).sum(0)
+    torch.testing.assert_close(held_out_log_likelihoods(counts), total)
+
+
+def test_better_means_count_where_clients_have_few_rows():
+    """Six workers at three machines, three rows each: every worker has its own difference between machines.
+
+    With the dispersion of the fit, rows that are held out would look less likely under better means.
+    """
+    random = np.random.default_rng(4)
+    workers, machines = np.repeat(np.arange(6), 9), np.tile(np.repeat(np.arange(3), 3), 6)
+    y = random.normal(0, 5, (6, 3))[workers, machines] + random.normal(0, 1, 54)
+    x = (machines[:, None] == [1, 2]).astype(float)
+    model = regressor(k="auto", choose="prediction", n_init=1).fit(x, y, clients=workers)
+    assert np.asarray(model.memberships_).shape[1] >= 3
+
+
+def test_only_predictions_count_if_asked_for():
+    held_out, prediction = (
+        fitted_population("gaussian", 20, 8, k="auto", choose=choose, n_init=1) for choose in ("held_out", "prediction")
+    )
+    best = max(prediction.selection_, key=lambda record: record.held_out or -np.inf)
+    assert prediction.k_ == best.k >= held_out.k_

@@ -1,5 +1,9 @@
 """Every method with settings of its own: what the laws of all methods run over."""
 
+import torch
+
+from kit.networks import make_net
+from kit.training import Trained, run
 from ppfl.algorithms import (
     CFL,
     IFCA,
@@ -24,6 +28,7 @@ from ppfl.algorithms import (
     Scaffold,
 )
 from ppfl.algorithms.server_optimizers import Adam, Momentum
+from ppfl.core import Population, affinity
 
 SIZES = (7, 12, 20, 5, 1, 9)
 SMALL = {"lr": 0.3, "batch_size": 4, "weight_decay": 0.01}
@@ -66,11 +71,27 @@ CASES = {
     "ppfl-adam-some": (PPFL(**SMALL, participation=0.5, server_optimizer=Adam()), 3, "weights"),
     "fedper-momentum": (FedPer(**SMALL, server_optimizer=Momentum(lr=0.5)), 1, "outputs"),
     "ppfl-catch-up-some": (PPFL(**SMALL, participation=0.5, catch_up="solve"), 3, "predictions"),
+    "fedavg-by-size": (FedAvg(**SMALL, participation=0.5, sampling="size"), 1, "outputs"),
     "ppfl-by-size": (PPFL(**SMALL, participation=0.5, sampling="size"), 2, "weights"),
     "ifca": (IFCA(**SMALL), 3, "outputs"),
     "ifca-some": (IFCA(**SMALL, participation=0.5, local_steps=3, momentum=0.9), 2, "weights"),
     "fedem": (FedEM(**SMALL), 3, "predictions"),
     "fedem-some": (FedEM(**SMALL, participation=0.5, local_steps=3), 2, "predictions"),
     "cfl": (CFL(**SMALL, eps1=10, eps2=0), 3, "outputs"),  # cuts whatever it can
+    "cfl-by-size": (CFL(**SMALL, eps1=10, eps2=0, participation=0.5, sampling="size"), 2, "outputs"),
     "cfl-some": (CFL(**SMALL, eps1=10, eps2=0, participation=0.5, local_steps=3), 2, "predictions"),
 }
+
+
+def affinity_for(method, federation):
+    """How alike the labels of clients are, for methods whose clients may be pulled together."""
+    if not getattr(method, "share_memberships", True):
+        return None
+    return affinity.from_labels(federation.label_counts().to(federation.train.x.dtype), federation.ids)
+
+
+def run_case(case, federation, net: torch.nn.Module | None = None, **settings) -> Trained:
+    """A run of a method with K models and a way of mixing, on a perceptron unless another network is given."""
+    method, k, mix = case
+    net = make_net(dtype=federation.train.x.dtype) if net is None else net
+    return run(method, Population(net, k=k, mix=mix), federation, affinity=affinity_for(method, federation), **settings)

@@ -1,12 +1,11 @@
-"""Sites with secure sums for the tests: keys, sites that send given sums, and a transport that loses replies."""
+"""Sites with secure sums: keys, sites that send given sums, and a transport that loses replies."""
 
-from collections.abc import Sequence
 from hashlib import shake_128
 from types import SimpleNamespace
 
 import torch
 
-from ppfl.algorithms.contract import Roster, Rows, Total
+from ppfl.algorithms import Roster, Rows, Total
 from ppfl.federation.certificates import create_key_pair
 from ppfl.federation.secure_sums import MaskedSite, SecureSettings, SecureSums
 from ppfl.sites import Reply, Train
@@ -20,14 +19,8 @@ STEP = 2.0**-20
 
 def fixed_bytes(seed: str):
     """Bytes that look random and are the same in every run of a test."""
-    asked = 0
-
-    def next_bytes(size: int) -> bytes:
-        nonlocal asked
-        asked += 1
-        return shake_128(f"{seed} {asked}".encode()).digest(size)
-
-    return next_bytes
+    asked = iter(range(10**6))
+    return lambda size: shake_128(f"{seed} {next(asked)}".encode()).digest(size)
 
 
 class GivenSums:
@@ -40,20 +33,16 @@ class GivenSums:
 
     def answer(self, request) -> Reply:
         here = 0 if self.sums is None else self.clients
-        counts = {"asked": number(self.clients), "participants": number(here), "bytes_up": number(8 * here)}
+        counts = {"asked": self.clients, "participants": here, "bytes_up": 8 * here, "loss": 0.25 * here}
+        metrics = {name: torch.tensor(float(value), dtype=torch.float64) for name, value in counts.items()}
         if self.sums is None:
-            return Reply(metrics=counts)
+            del metrics["loss"]
+            return Reply(metrics=metrics)
         totals = {"models": Total(self.sums[:2], {"weight": self.sums[2:].clone(), "bias": -self.sums[:1]})}
-        return Reply(
-            totals, counts | {"loss": number(0.25 * here)}, Rows(("x",), self.rows) if self.rows else Rows((), {})
-        )
+        return Reply(totals, metrics, Rows(("x",), self.rows) if self.rows else Rows((), {}))
 
 
-def number(value: float) -> torch.Tensor:
-    return torch.tensor(float(value), dtype=torch.float64)
-
-
-def masked(site, settings: SecureSettings, names: Sequence[str], seed: str = "seed") -> MaskedSite:
+def masked(site, settings: SecureSettings, names, seed: str = "seed") -> MaskedSite:
     keys = {name: PUBLIC_KEYS[name] for name in names}
     return MaskedSite(site, PAIRS[site.name].private_key, keys, settings, fixed_bytes(f"{seed} {site.name}"))
 
@@ -62,7 +51,7 @@ class LossyTransport:
     """Every message as bytes; the sites that `down` names for a kind of request are not reached by it."""
 
     def __init__(self, *sites) -> None:
-        self.sites, self.down, self.replies = sites, {}, []
+        self.sites, self.down, self.replies = [*sites], {}, []
         self.roster, self.device, self.bytes_carried = Roster(("x",)), torch.device("cpu"), 0
 
     def ask(self, requests):
@@ -76,19 +65,17 @@ class LossyTransport:
 
 
 def secure(sums: dict[str, torch.Tensor | None], settings: SecureSettings | None = None, clients: int = 5, **options):
-    """Sites with these sums behind masks, and the server's way to them."""
+    """The server's way to sites with these sums behind masks, and the transport below it."""
     settings = SecureSettings(step=STEP, largest=2.0**20, **options) if settings is None else settings
-    sites = [masked(GivenSums(name, given, clients), settings, list(sums)) for name, given in sums.items()]
-    transport = LossyTransport(*sites)
-    keys = {name: PUBLIC_KEYS[name] for name in sums}
-    return SecureSums(transport, settings, keys, run="run-1"), transport
+    transport = LossyTransport(*(masked(GivenSums(name, sums[name], clients), settings, sums) for name in sums))
+    return SecureSums(transport, settings, {name: PUBLIC_KEYS[name] for name in sums}, run="run-1"), transport
 
 
 def train_request(exchange: int = 1) -> Train:
     return Train("main", exchange - 1, exchange, exchange - 1, ("x",), 0.1, {}, {})
 
 
-def integer_sums(names: Sequence[str], size: int = 50, step: float = STEP) -> dict[str, torch.Tensor]:
+def integer_sums(names, size: int = 50) -> dict[str, torch.Tensor]:
     """Multiples of the step, which fixed point keeps exactly."""
     generator = torch.Generator().manual_seed(1)
-    return {name: torch.randint(-(2**39), 2**39, (size,), generator=generator).double() * step for name in names}
+    return {name: torch.randint(-(2**39), 2**39, (size,), generator=generator).double() * STEP for name in names}

@@ -1,21 +1,41 @@
-"""Small federations and networks that the tests share."""
+"""Small federations, and `PROBLEMS`: kinds of network, input, target and loss, for laws that hold for all."""
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
-from ppfl.core.population import Population
-from ppfl.data.federation import Federation
+from kit.networks import (  # noqa: F401, some are for other modules alone
+    NETWORKS,
+    PartlyFrozen,
+    Recurrent,
+    Residual,
+    SharedLayer,
+    View,
+    Words,
+    attention,
+    filters,
+    long_chain,
+    make_linear,
+    make_net,
+    normalised,
+    with_seed,
+)  # fmt: skip
+from ppfl import Federation, Population, lora, with_adapters
 
 
 def make_federation(sizes=(7, 12, 20, 5), dim=4, classes=3, seed=0, dtype=torch.float32, **settings) -> Federation:
     """Clients of unequal size whose labels come from linear models of their own."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(sum(sizes), dim, generator=generator, dtype=torch.float64)
-    clients = [f"client-{i}" for i, size in enumerate(sizes) for _ in range(size)]
     models = torch.randn(len(sizes), dim, classes, generator=generator, dtype=torch.float64)
     owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     y = torch.einsum("nd,ndc->nc", x, models[owner]).argmax(1)
+    clients = [f"client-{i}" for i in owner.tolist()]
     federation = Federation.from_arrays(x.float(), y, clients, **{"test_fraction": 0.0, **settings})
     return federation.to(dtype=dtype) if dtype != torch.float32 else federation
 
@@ -29,89 +49,141 @@ def make_contradicting_federation(groups=(0, 1, 0, 0, 1), size=12, dtype=torch.f
     return Federation.from_arrays(x.repeat(len(groups), 1), labels, clients, test_fraction=0.0).to(dtype=dtype)
 
 
-def make_net(dim=4, hidden=5, classes=3, seed=0, dtype=torch.float32) -> nn.Module:
-    """A two-layer perceptron."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, classes)).to(dtype)
-
-
-def make_linear(dim=4, classes=3, seed=0, dtype=torch.float32) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Linear(dim, classes).to(dtype)
-
-
 def make_population(k=2, mix="outputs", net=None, **settings) -> Population:
     return Population(make_net() if net is None else net, k=k, mix=mix, **settings)
 
 
-# ---------------------------------------------------------------------- networks for vmap to refuse
+# ---------------------------------------------------------------------- problems
 
-
-class Recurrent(nn.Module):
-    """Four steps of one number each; the last state is classified."""
-
-    def __init__(self, kind: type[nn.Module] = nn.LSTM, packed: bool = False, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.cells, self.out = kind(1, 5, batch_first=True), nn.Linear(5, 3)
-        self.dropout, self.packed = nn.Dropout(dropout), packed
-
-    def forward(self, x: Tensor) -> Tensor:
-        steps = x[:, :, None]
-        if self.packed:
-            lengths = 1 + (x[:, 1:] > -0.5).sum(1)  # any rule that differs between samples
-            steps = pack_padded_sequence(steps, lengths, batch_first=True, enforce_sorted=False)
-        _, state = self.cells(steps)
-        last = state[0] if isinstance(state, tuple) else state
-        return self.out(self.dropout(last[0]))
-
-
-class Cube(torch.autograd.Function):
-    """Without setup_context, so that torch.func refuses it."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, slope):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * slope
-
-
-class OwnFunction(nn.Module):
-    """An activation with a backward pass of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells, self.out = nn.Linear(4, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(Cube.apply(self.cells(x)))
-
-
-class Branches(OwnFunction):
-    """Looks at each sample with Python's `if`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.cells(x)
-        return self.out(torch.stack([torch.tanh(h) if float(h.detach().sum()) > 0 else torch.relu(h) for h in hidden]))
-
-
-NETWORKS = {
-    "lstm": Recurrent,
-    "gru": lambda: Recurrent(nn.GRU),
-    "rnn": lambda: Recurrent(nn.RNN),
-    "packed": lambda: Recurrent(packed=True),
-    "function": OwnFunction,
-    "branches": Branches,
+LINKS = {  # from outputs to predictions, and back
+    "softmax": (partial(torch.softmax, dim=-1), torch.log),
+    "logit": (torch.sigmoid, torch.logit),
+    "log": (torch.exp, torch.log),
+    "identity": (lambda output: output, lambda prediction: prediction),
 }
 
 
-def make_network(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """One of NETWORKS, with values of its own."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return NETWORKS[name]().to(dtype)
+class Problem(NamedTuple):
+    """A kind of data and network, with the loss that torch itself gives; every law of engines and gradients runs over
+    all. Numbers are in double precision, and all samples are for training (`federation.holdout` splits them)."""
+
+    federation: Federation
+    net: Callable[[], nn.Module]  # fresh, with the same values every time
+    loss: Any = "cross_entropy"  # as `Population` takes it
+    mean_loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy  # of outputs and targets, by torch
+    link: str = "softmax"
+    metric: str = "accuracy"
+    canonical: Sequence[str | Sequence[str]] = ("all",)  # parts to try
+
+    def population(self, k: int = 1, **settings) -> Population:
+        return Population(self.net(), k=k, loss=self.loss, inputs=self.federation.inputs, **settings)
+
+    def output(self, net: nn.Module, x: Tensor) -> Tensor:
+        """Of an ordinary network, on samples as the federation holds them."""
+        inputs = self.federation.inputs
+        return net(x) if inputs is None else net(**inputs.take_apart(x))
+
+    def plain(self, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The mean loss of an ordinary network."""
+        return self.mean_loss(self.output(net, x), y)
+
+    def mixed_predictions(self, outputs: Tensor, c: Tensor) -> Tensor:
+        """The output that belongs to the mean prediction of K models, outputs (K, ...)."""
+        inverse, link = LINKS[self.link]
+        return link(torch.einsum("k,k...->...", c, inverse(outputs)))
+
+
+def by_torch(criterion: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean loss by a criterion of torch, which may want targets as integers or in the shape of outputs."""
+    own = copy.deepcopy(criterion).double()
+    own.reduction = "mean"
+    if isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss | nn.MultiMarginLoss):
+        return own
+    return lambda output, y: own(output.reshape(y.shape), y.to(output.dtype))
+
+
+def half_squares(output: Tensor, y: Tensor) -> Tensor:
+    return (output.reshape(y.shape) - y).square().sum() / (2 * len(y))
+
+
+def mean_of_texts(output: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The mean over samples of the mean over the tokens that count."""
+    each = F.cross_entropy(output.movedim(-1, 1), y, reduction="none", label_smoothing=smoothing)
+    return (each.sum(1) / (y != -100).sum(1)).mean()
+
+
+def power(output: Tensor, y: Tensor) -> Tensor:
+    return (output - y).abs().pow(1.5)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+SIZES = (5, 9, 6)  # of the clients
+N = sum(SIZES)
+X, Y = numbers(N, 4), numbers(N, 3, seed=1)
+LABELS, BINARY = Y.argmax(1), (Y > 0).long()
+TEXTS = torch.randint(0, 7, (N, 4), generator=torch.Generator().manual_seed(2))
+NEXT = ((TEXTS + 1) % 7).masked_fill(torch.arange(4) > torch.arange(N)[:, None] % 4, -100)  # -100 is padding
+
+
+def of_net(make: Callable[[], nn.Module], *parts, x: Any = X, y: Tensor = LABELS, tokens=False, **rest) -> Problem:
+    clients = [f"c{i}" for i, size in enumerate(SIZES) for _ in range(size)]
+    federation = Federation.from_arrays(x, y, clients, test_fraction=0.0, tokens=tokens).to(dtype=torch.float64)
+    return Problem(federation, partial(with_seed, make), **{"canonical": ("all", *parts), **rest})
+
+
+def of_loss(loss: Any, y: Tensor, link: str, metric: str, mean_loss=None, last: nn.Module | None = None) -> Problem:
+    """A chain of layers with one output per number of the target, or three for labels."""
+    width = 3 if y is LABELS else y[0].numel()
+    make = lambda: nn.Sequential(*make_net(classes=width), *([] if last is None else [last]))  # noqa: E731
+    return of_net(make, y=y, loss=loss, mean_loss=mean_loss or by_torch(loss), link=link, metric=metric)
+
+
+BCE, WEIGHTED_BCE = nn.BCEWithLogitsLoss(), nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0]))
+SMOOTHED, PAIRS = nn.CrossEntropyLoss(label_smoothing=0.1), nn.Unflatten(1, (2, 2))
+TEXT = {"x": TEXTS, "y": NEXT, "tokens": True, "mean_loss": mean_of_texts}
+SMOOTHED_TEXT = TEXT | {"loss": SMOOTHED, "mean_loss": partial(mean_of_texts, smoothing=0.1)}
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "linear": partial(of_net, make_linear),
+    "chain": partial(of_net, make_net, "0", "2", ("0", "2")),
+    "long chain": partial(of_net, long_chain, "6", x=X.view(N, 2, 2)),
+    **{name: partial(of_net, make) for name, make in NETWORKS.items()},
+    **{name: partial(of_net, NETWORKS[name], "out", "cells") for name in ("lstm", "packed", "function")},
+    "residual": partial(of_net, Residual, "middle", ("first", "middle")),
+    "shared layer": partial(of_net, SharedLayer, "middle", "last"),
+    "group norm": partial(of_net, normalised, "1"),
+    "attention": partial(of_net, attention, "2"),
+    "images": partial(of_net, filters, "0", "4", x=numbers(N, 2, 4, 4)),
+    "images of one channel": partial(of_net, partial(filters, 1), x=numbers(N, 1, 4, 4)),
+    "images in one layout": partial(of_net, partial(filters, flatten=View), x=numbers(N, 2, 4, 4)),
+    "partly frozen": partial(of_net, PartlyFrozen, "body", "head"),
+    "adapters": partial(of_net, lambda: with_adapters(make_net(), lora(rank=2)), canonical=("adapters.up",)),
+    "texts": partial(of_net, Words, "hidden", **TEXT),
+    "tied": partial(of_net, partial(Words, tied=True), "out", "hidden", **SMOOTHED_TEXT),
+    "several inputs": partial(of_net, Words, "out", x={"tokens": TEXTS, "age": X[:, 0]}),
+    "several labels": partial(of_loss, "multilabel", BINARY, "logit", "accuracy", by_torch(BCE)),
+    "one label": partial(of_loss, "logistic", BINARY[:, 0], "logit", "accuracy", by_torch(BCE)),
+    "counts": partial(of_loss, "poisson", Y[:, 0].exp().round(), "log", "deviance", by_torch(nn.PoissonNLLLoss())),
+    "one number": partial(of_loss, "squared", Y[:, 0], "identity", "rmse", half_squares),
+    "several numbers": partial(of_loss, "squared", Y, "identity", "rmse", half_squares),
+    "grid of numbers": partial(of_loss, "squared", numbers(N, 2, 2), "identity", "rmse", half_squares, PAIRS),
+    "own loss": partial(of_loss, power, Y, "identity", "power", lambda output, y: power(output, y).mean()),
+    "huber": partial(of_loss, nn.HuberLoss(delta=0.3), Y, "identity", "mae"),
+    "huber of one number": partial(of_loss, nn.HuberLoss(delta=0.3, reduction="sum"), Y[:, 0], "identity", "mae"),
+    "mse": partial(of_loss, nn.MSELoss(), Y, "identity", "rmse"),
+    "l1": partial(of_loss, nn.L1Loss(), Y[:, 0], "identity", "mae"),
+    "smooth l1": partial(of_loss, nn.SmoothL1Loss(beta=0.5), Y, "identity", "mae"),
+    "poisson": partial(of_loss, nn.PoissonNLLLoss(), Y.exp().round(), "log", "deviance"),
+    "bce": partial(of_loss, WEIGHTED_BCE, BINARY.float(), "logit", "accuracy"),
+    "bce of integers": partial(of_loss, BCE, BINARY, "logit", "accuracy"),
+    "bce of one label": partial(of_loss, BCE, BINARY[:, 0], "logit", "accuracy"),
+    "bce of probabilities": partial(of_loss, nn.BCELoss(), BINARY.float(), "identity", "accuracy", None, nn.Sigmoid()),
+    "soft margin": partial(of_loss, nn.SoftMarginLoss(), 2.0 * BINARY - 1, "logit", "accuracy"),
+    "multilabel soft margin": partial(of_loss, nn.MultiLabelSoftMarginLoss(), BINARY.float(), "logit", "accuracy"),
+    "cross entropy": partial(of_loss, SMOOTHED, LABELS, "softmax", "accuracy"),
+    "cross entropy of probabilities": partial(of_loss, nn.CrossEntropyLoss(), Y.softmax(-1), "softmax", "accuracy"),
+    "nll": partial(of_loss, nn.NLLLoss(), LABELS, "log", "accuracy", None, nn.LogSoftmax(-1)),
+    "multi margin": partial(of_loss, nn.MultiMarginLoss(), LABELS, "identity", "accuracy"),
+}

@@ -1,35 +1,73 @@
-"""Small tables with a client column, quick estimators to fit them, and random populations that follow the model."""
+"""Tables with a client column, populations drawn from the model, and fits that tests share.
 
+Shared fits are cached and never changed: a test that adds clients to one does so to a copy (`copy.deepcopy`).
+"""
+
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from ppfl.core import affinity
+from ppfl.core.objective import objective
 from ppfl.glm import PopulationChoice, PopulationClassifier, PopulationRegressor
 from ppfl.glm.client_ids import ClientCodes
 from ppfl.glm.families import BernoulliFamily, Family, MultinomialFamily, regression_family
+from ppfl.glm.gaussian_moments import fastest_form
 from ppfl.glm.sample_rows import ClientRows
+from ppfl.glm.solvers.parameters import ParameterShape, Regularization
+from ppfl.glm.solvers.problem import GLMProblem
 from ppfl.glm.standardize import ColumnScaling, sort_by_client
 
+Array = np.ndarray[Any, Any]
 SMALL = {"k": 2, "n_init": 2, "random_state": 0}
+FAMILIES = ("gaussian", "poisson", "gamma", "bernoulli", "multinomial")
+HETEROSCEDASTIC = "heteroscedastic gaussian"
+
+
+def make_estimator(family: str = "gaussian", **settings: Any) -> Any:
+    if family in ("bernoulli", "multinomial"):
+        return classifier(**settings)
+    return regressor(family=family, **settings)
+
+
+def regressor(**settings: Any) -> PopulationRegressor:
+    return PopulationRegressor(**{**SMALL, **settings})
+
+
+def classifier(**settings: Any) -> PopulationClassifier:
+    return PopulationClassifier(**{**SMALL, **settings})
+
+
+def choice(**settings: Any) -> PopulationChoice:
+    return PopulationChoice(**{**SMALL, **settings})
+
+
+# ---------------------------------------------------------------------- tables of clients of two kinds
 
 
 class ClientTable(NamedTuple):
     """Targets for every family. The sign of the first slope depends on the group of the client."""
 
-    x: np.ndarray  # (n, 2)
-    clients: np.ndarray  # (n,), 0, 0, ..., 1, ...
-    y: np.ndarray
-    labels: np.ndarray  # 0 or 1
-    counts: np.ndarray
-    amounts: np.ndarray  # above 0
+    x: Array  # (n, 2)
+    clients: Array  # (n,), 0, 0, ..., 1, ...
+    y: Array
+    labels: Array  # 0 or 1
+    counts: Array
+    amounts: Array  # above 0
+
+    def target(self, family: str) -> Array:
+        if family == "multinomial":
+            return self.counts.clip(max=2)
+        return {"poisson": self.counts, "gamma": self.amounts, "bernoulli": self.labels}.get(family, self.y)
 
 
 class ChoiceTable(NamedTuple):
-    x: np.ndarray  # (3 n, 2)
-    y: np.ndarray  # 1 for the alternative that was taken
-    situations: np.ndarray
-    clients: np.ndarray
+    x: Array  # (3 n, 2)
+    y: Array  # 1 for the alternative that was taken
+    situations: Array
+    clients: Array
 
 
 def make_client_table(clients: int = 12, rows: int = 10, seed: int = 0) -> ClientTable:
@@ -40,6 +78,13 @@ def make_client_table(clients: int = 12, rows: int = 10, seed: int = 0) -> Clien
     labels = (eta + random.logistic(size=len(client)) > 0).astype(int)
     counts, amounts = random.poisson(np.exp(0.5 * eta)), np.exp(0.5 * eta) * random.gamma(3.0, 1 / 3, size=len(client))
     return ClientTable(x, client, eta + 1.5 * random.normal(size=len(client)), labels, counts, amounts)
+
+
+@cache
+def fitted(family: str = "gaussian", clients: int = 12, rows: int = 10, **settings: Any) -> Any:
+    """The shared fit of a family to its target in the table of this size."""
+    table = make_client_table(clients, rows)
+    return make_estimator(family, **settings).fit(table.x, table.target(family), clients=table.clients)
 
 
 def make_choice_table(clients: int = 12, situations: int = 8, seed: int = 0) -> ChoiceTable:
@@ -56,22 +101,9 @@ def make_choice_table(clients: int = 12, situations: int = 8, seed: int = 0) -> 
     )
 
 
-def regressor(**settings) -> PopulationRegressor:
-    return PopulationRegressor(**{**SMALL, **settings})
-
-
-def classifier(**settings) -> PopulationClassifier:
-    return PopulationClassifier(**{**SMALL, **settings})
-
-
-def choice(**settings) -> PopulationChoice:
-    return PopulationChoice(**{**SMALL, **settings})
-
-
-# ---------------------------------------------------------------------- drawn populations
-
-Array = np.ndarray[Any, Any]
-FAMILIES = ("gaussian", "poisson", "gamma", "bernoulli", "multinomial")
+@cache
+def fitted_choice() -> PopulationChoice:
+    return choice().fit(*make_choice_table())
 
 
 class DrawnPopulation(NamedTuple):
@@ -91,17 +123,10 @@ def triangle(d: int, radius: float, random: np.random.Generator) -> Array:
 
 
 def draw_population(
-    family: str,
-    seed: int = 0,
-    *,
-    clients: int = 30,
-    rows: int = 20,
-    d: int = 3,
-    radius: float = 1.0,
-    alpha: float = 0.3,
+    family: str, clients: int = 30, rows: int = 20, d: int = 3, radius: float = 1.0, alpha: float = 0.3
 ) -> DrawnPopulation:
     """Draw memberships, features and targets. For gaussian families, half of the variance of y is noise."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     theta = triangle(d, radius, random)
     c = random.dirichlet([alpha] * 3, clients)
     client = np.repeat(np.arange(clients), rows)
@@ -109,18 +134,28 @@ def draw_population(
     eta = (x * (c @ theta)[client]).sum(1)
     if family == "gaussian":
         y = eta + random.normal(size=len(eta)) * eta.std()
-    elif family == "heteroscedastic gaussian":
+    elif family == HETEROSCEDASTIC:
         shares = random.gamma(3.0, size=clients)[client] / 2  # inverse variances, so that the mean variance is 1
         y = eta + random.normal(size=len(eta)) * eta.std() / np.sqrt(shares)
-    elif family == "poisson":
-        y = random.poisson(np.exp(eta)).astype(float)
     elif family == "gamma":
         y = random.gamma(2.0, np.exp(eta) / 2) + 1e-9
     elif family == "bernoulli":
         y = (random.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(float)
-    else:
+    elif family == "multinomial":
         y = np.digitize(eta + random.logistic(size=len(eta)), [-1.0, 1.0]).astype(float)
+    else:
+        y = random.poisson(np.exp(eta)).astype(float)
     return DrawnPopulation(x, y, client, c, theta, eta)
+
+
+@cache
+def fitted_population(family: str = "gaussian", clients: int = 20, rows: int = 20, **settings: Any) -> Any:
+    """The shared fit, with three canonical models, to `draw_population` of this size."""
+    drawn = draw_population(family, clients, rows)
+    return make_estimator(family, **{"k": 3, **settings}).fit(drawn.x, drawn.y, clients=drawn.clients)
+
+
+# ---------------------------------------------------------------------- below the estimators
 
 
 def make_family(name: str) -> Family:
@@ -129,16 +164,27 @@ def make_family(name: str) -> Family:
     return MultinomialFamily(3) if name == "multinomial" else regression_family(name, None)
 
 
-def make_rows(
-    drawn: DrawnPopulation, family: Family, mix: str, shared: Any = None, x: Any = None, weight: Any = None
-) -> ClientRows:
-    table = drawn.x if x is None else x
+def make_rows(drawn: DrawnPopulation, family: Family, mix: str, shared: Any = None, weight: Any = None) -> ClientRows:
     weight = np.ones(len(drawn.y)) if weight is None else weight
-    names = [f"x{i}" for i in range(table.shape[1])]
-    scaling = ColumnScaling.of(table, weight, names, shared, intercept=True)
-    codes = ClientCodes.of(drawn.clients, len(drawn.y))
-    return sort_by_client(scaling, table, drawn.y, weight, codes, family, mix)
+    names = [f"x{i}" for i in range(drawn.x.shape[1])]
+    scaling = ColumnScaling.of(drawn.x, weight, names, shared, intercept=True)
+    return sort_by_client(scaling, drawn.x, drawn.y, weight, ClientCodes.of(drawn.clients, len(drawn.y)), family, mix)
 
 
-def to_double(array: Array) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float64))
+def make_problem(rows: ClientRows, k: int, ridge: float = 0.1, spread: float = 0.0) -> GLMProblem:
+    """With the same ridge for intercepts, so that every coefficient is regularized."""
+    shape = ParameterShape(k, rows.varying.columns, rows.shared.columns, rows.family.outputs, len(rows.family.nuisance))
+    samples = rows.n_samples * rows.family.has_dispersion
+    ones = [torch.ones(columns, dtype=torch.float64) for columns in (shape.varying, shape.shared)]
+    return GLMProblem(rows, fastest_form(rows), shape, Regularization(ridge, spread, *ones, samples))
+
+
+def to_double(values: Any) -> torch.Tensor:
+    return torch.tensor(np.asarray(values), dtype=torch.float64)
+
+
+def papers_objective(losses: torch.Tensor, memberships: torch.Tensor, penalty: float) -> float:
+    """sum_i f_i / M + penalty <C, L C>, where all clients are equally near."""
+    p = torch.full((len(losses),), 1 / len(losses), dtype=torch.float64)
+    uniform = affinity.uniform([str(i) for i in range(len(losses))])
+    return float(objective(losses, memberships, p, uniform, penalty=penalty))

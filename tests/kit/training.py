@@ -1,12 +1,14 @@
 """Run a method and collect the states: server, clients, and everyone's personal model."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from ppfl.algorithms.contract import Method, Problem, Rows, Share, participants
+from ppfl.algorithms.contract import MESSAGES, Method, Problem, Rows, Share, participants
+from ppfl.core.draws import name_keys, uniform
 from ppfl.core.models import Mixture, Networks
-from ppfl.core.trees import tree_leaves, with_leaves
+from ppfl.core.trees import tree_leaves, tree_map, with_leaves
 from ppfl.server import InProcess, RoundReport, ServerState, begin, client_states, make_problem, train
 from ppfl.server.loop import MAIN
 from ppfl.sites import Engine, Loop, Restore, Site, Stacked, Train
@@ -18,13 +20,12 @@ ENGINES = {"loop": Loop(), "stacked": Stacked(), "chunks-of-2": Stacked(2), "thr
 class BytesTransport(InProcess):
     """Every message becomes bytes and comes back from bytes, so that nothing passes by reference."""
 
-    carried = 0
+    carried = 0  # bytes, counted here; bytes_carried is what the package says
 
     def deliver(self, site, requests):
         sent = encode(list(requests))
-        received = encode([site.answer(request) for request in decode(sent)])
+        received = encode(super().deliver(site, decode(sent)))
         self.carried += len(sent) + len(received)
-        self.bytes_carried = self.carried
         return decode(received)
 
 
@@ -73,27 +74,35 @@ class Trained(NamedTuple):
         """All tensors there are after the last round."""
         return self.server, self.clients[-1].values
 
+    def by_client(self) -> dict[str, list[torch.Tensor]]:
+        """Every client's personal model and all that its site keeps of it, by name."""
+        ids, kept = self.clients[-1].ids, self.clients[-1].values.values()
+        rows = {client: [leaf[at] for leaf in kept] for at, client in enumerate(ids)}
+        return {client: [*personal, *rows[client]] for client, personal in self.personal().items()}
+
 
 def connect(
-    federation, population, engine: Engine | str = "loop", kind=InProcess, sites: int = 1, on_disk: bool | None = None
-) -> InProcess:
-    """A transport to the federation's clients, spread over so many sites."""
+    federation, population, engine: Engine | str = "loop", kind=InProcess, sites: int = 1, on_disk: bool | None = None,
+    **settings,
+) -> InProcess:  # fmt: skip
+    """A transport to the federation's clients, spread over so many sites. settings: of every site."""
     engine = ENGINES[engine] if isinstance(engine, str) else engine
+    settings = {"states_on_disk": on_disk, **settings}
     if sites == 1:
-        return kind(Site(federation, population, engine, states_on_disk=on_disk))
+        return kind(Site(federation, population, engine, **settings))
     parts = [federation.select(federation.ids[at::sites]) for at in range(sites)]
     return kind(
-        *(Site(part, population, engine, name=f"site-{at}", states_on_disk=on_disk) for at, part in enumerate(parts)),
+        *(Site(part, population, engine, name=f"site-{at}", **settings) for at, part in enumerate(parts)),
         order=federation.ids,
     )
 
 
 def run(
     method, population, federation, *, engine="loop", rounds=4, seed=1, affinity=None, dropout=0.0, until=None,
-    resume: Trained | None = None, kind=InProcess, sites=1, on_disk=None,
+    resume: Trained | None = None, kind=InProcess, sites=1, on_disk=None, filters=None,
 ) -> Trained:  # fmt: skip
     """From the start, or from where another run is, to the last round or `until`."""
-    transport = connect(federation, population, engine, kind, sites, on_disk)
+    transport = connect(federation, population, engine, kind, sites, on_disk, filters=filters)
     problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
     state = begin(method, problem, transport, dropout=dropout)
     if resume is not None:
@@ -110,10 +119,10 @@ def run(
 
 
 def copied(rows: Rows) -> Rows:
-    return rows._replace(values={name: leaf.clone() for name, leaf in rows.values.items()})
+    return rows._replace(values=tree_map(torch.clone, rows.values))
 
 
-def tensors(tree):
+def tensors(tree) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
@@ -140,6 +149,11 @@ class Recording(InProcess):
         return [exchange for exchange in asked if round is None or exchange[0].round == round]
 
 
+def kinds_of_messages(*packages: str) -> list[type]:
+    """All that these packages may send between server and sites, by name."""
+    return [kind for _, kind in sorted(MESSAGES.items()) if kind.__module__.startswith(packages)]
+
+
 def at_start(
     method, population, federation, *, rounds, seed=1, affinity=None, models=None, memberships=None
 ) -> Trained:
@@ -157,6 +171,11 @@ def at_start(
     return Trained(method, problem, transport, [state], [clients], [])
 
 
+def luck(seed: int, purpose: str, ids: Sequence[str], *keys: int) -> torch.Tensor:
+    """The numbers in [0, 1) that clients draw for a purpose ("dropout", "participants"), (M,); keys: the round."""
+    return uniform(seed, purpose, *keys, name_keys(ids))
+
+
 def positions_of(problem, method, round) -> list[int]:
     """Where the clients of a round stand, as a method without plans of its own draws them."""
     who = participants(problem, method.participation, round)
@@ -168,15 +187,15 @@ def networks_of_clients(trained: Trained, at: int = -1) -> list[dict[str, torch.
     """Every client's personal network, parameters by name."""
     models = trained.models(at)
     assert not isinstance(models, Mixture)
-    own = isinstance(models, Networks)
-    return [{name: leaf[i] if own else leaf for name, leaf in models.values.items()} for i in _clients(trained)]
+    own, clients = isinstance(models, Networks), range(trained.problem.n_clients)
+    return [{name: leaf[i] if own else leaf for name, leaf in models.values.items()} for i in clients]
 
 
 def losses_of_clients(trained: Trained, at: int = -1) -> torch.Tensor:
     """Mean loss of every client's personal model on its own training data, (M,)."""
     models, (site,) = trained.models(at), trained.transport.sites
     found = []
-    for i in _clients(trained):
+    for i in range(trained.problem.n_clients):
         one = models
         if isinstance(models, Networks):
             one = Networks({name: leaf[i : i + 1] for name, leaf in models.values.items()})
@@ -185,7 +204,3 @@ def losses_of_clients(trained: Trained, at: int = -1) -> torch.Tensor:
         samples = site.federation.train.client(i)
         found.append(site.backend.evaluate(one, samples.x[None], samples.y[None])[1].mean())
     return torch.stack(found)
-
-
-def _clients(trained: Trained) -> range:
-    return range(trained.problem.n_clients)

@@ -5,52 +5,45 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from kit.experiments import SMALL
-from ppfl.algorithms import PPFL
-from ppfl.core import CheckpointError
-from ppfl.runs import Experiment, Interrupted, RunFolder, load_run, run
+from kit.experiments import PLACES, Place, StopError, interrupt_at, small_experiment, stop_after
+from kit.refusals import CheckpointError, assert_refused
+from ppfl.runs import Experiment, Interrupted, RunRecord, load_run, run, seed_run
 from ppfl.runs.storage import read_tensors, write_json
 from ppfl.sites import Site
 
 RANDOM = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "order": "random", "participation": 0.5, "membership_batch": 3}
-CASES = {
+LOCAL = {"name": "local", "participation": 0.5}
+LAZY = {"name": "lazy_population", "n_clients": 12, "samples": 6, "dim": 3, "k": 2, "test_points": 4}
+NETWORK = {"name": "perceptron", "hidden": 4}
+EXPERIMENTS = {
     "random blocks, random output": {"algorithm": RANDOM, "watch": {"every": 2, "output": "random"}},
     "random blocks, best output": {"algorithm": RANDOM, "watch": {"every": 2, "output": "best"}},
     "lost clients": {"dropout": 0.5, "algorithm": {"name": "ppfl", "batch_size": 4}},
     "mixed weights": {"population": {"k": 2, "mix": "weights"}},
     "fedavg": {"algorithm": {"name": "fedavg", "participation": 0.5}, "population": {"k": 1}},
-    "local": {
-        "algorithm": {"name": "local", "participation": 0.5},
-        "population": {"k": 1},
-        "model": {"name": "perceptron", "hidden": 4},
-    },
+    "local, on disk": {"algorithm": LOCAL, "population": {"k": 1}, "model": NETWORK, "states_on_disk": True},
+    "lazy data, on disk": {"algorithm": RANDOM, "watch": {"output": "best"}, "data": LAZY, "states_on_disk": True},
 }
+BEST = EXPERIMENTS["random blocks, best output"]
 
 
-class StopError(Exception):
-    pass
-
-
-def stop_after(round: int, error: type[BaseException] = StopError):
-    def stop(_seed, end) -> None:
-        if end.state.round == round:
-            raise error
-
-    return stop
+def assert_same_tensors(one: Path, other: Path, name: str) -> None:
+    a, b = (read_tensors(folder / name)[0] for folder in (one, other))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[key], b[key]) for key in a)
 
 
 def assert_same(resumed: Path, whole: Path) -> None:
     """The same bits in all tensors and records, seconds apart."""
     for name in ("result.safetensors", "checkpoint.safetensors"):
-        (a, meta_a), (b, meta_b) = (read_tensors(folder / name) for folder in (resumed, whole))
-        assert meta_a == meta_b
-        assert a.keys() == b.keys()
-        assert all(torch.equal(a[key], b[key]) for key in a)
+        assert_same_tensors(resumed, whole, name)
+        assert read_tensors(resumed / name)[1] == read_tensors(whole / name)[1]
     a, b = load_run(resumed), load_run(whole)
     assert [{**row, "seconds": 0} for row in a.metrics] == [{**row, "seconds": 0} for row in b.metrics]
     assert a.memberships_by_round.keys() == b.memberships_by_round.keys()
@@ -58,69 +51,31 @@ def assert_same(resumed: Path, whole: Path) -> None:
     assert a.scores == b.scores
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_resuming_gives_the_same_bits(make_experiment, tmp_path, case):
-    experiment = make_experiment(**CASES[case])
-    run(experiment, tmp_path / "whole")
-    for round, every in ((1, 1), (3, 2), (2, 5), (6, 6)):
-        out = tmp_path / f"stopped-{round}-{every}"
+@pytest.mark.parametrize("case", EXPERIMENTS)
+def test_a_run_may_be_stopped_many_times(tmp_path, case):
+    """Before the first checkpoint, right after one, between two, and when all rounds are done."""
+    experiment, out = small_experiment(**EXPERIMENTS[case]), tmp_path / "out"
+    (whole,) = run(experiment, tmp_path / "whole")
+    for round, every in ((2, 5), (1, 1), (3, 2), (6, 6)):
         with pytest.raises(StopError):
-            run(experiment, out, checkpoint_every=every, on_round_end=stop_after(round))
+            run(experiment, out, resume=True, checkpoint_every=every, on_round_end=stop_after(round))
         assert not load_run(out / "seed-0").finished
-        run(experiment, out, resume=True)
-        assert_same(out / "seed-0", tmp_path / "whole" / "seed-0")
+    (record,) = run(experiment, out, resume=True)
+    assert_same(record.folder, whole.folder)
+    assert len(record.versions["resumed"]) == 4
 
 
-LAZY = {"name": "lazy_population", "n_clients": 12, "samples": 6, "dim": 3, "k": 2, "test_points": 4}
+@pytest.mark.parametrize("case", ["local, on disk", "lazy data, on disk"])
+def test_client_states_on_disk_have_the_bits_of_those_in_memory(tmp_path, case):
+    for name, on_disk in (("disk", True), ("memory", False)):
+        run(small_experiment(**EXPERIMENTS[case] | {"states_on_disk": on_disk}), tmp_path / name)
+    assert_same_tensors(tmp_path / "disk" / "seed-0", tmp_path / "memory" / "seed-0", "result.safetensors")
 
 
-@pytest.mark.parametrize("case", ["random blocks, best output", "local"])
-def test_lazy_data_and_states_on_disk_give_the_same_bits_and_are_resumed(make_experiment, tmp_path, monkeypatch, case):
-    experiment = make_experiment(**CASES[case] | {"data": LAZY})
-    run(experiment, tmp_path / "whole")
-    monkeypatch.setattr("ppfl.sites.site.MOST_BYTES", 0)  # so that states are on disk
-    run(experiment, tmp_path / "disk")
-    assert_same(tmp_path / "disk" / "seed-0", tmp_path / "whole" / "seed-0")
+def test_what_a_kill_cut_short_is_forgotten(tmp_path):
+    (whole,) = run(small_experiment(), tmp_path / "whole")
     with pytest.raises(StopError):
-        run(experiment, tmp_path / "stopped", checkpoint_every=2, on_round_end=stop_after(3))
-    run(experiment, tmp_path / "stopped", resume=True)
-    assert_same(tmp_path / "stopped" / "seed-0", tmp_path / "whole" / "seed-0")
-
-
-def test_no_more_than_the_states_of_clients_is_left_in_the_file_of_a_checkpoint(make_experiment, tmp_path, monkeypatch):
-    experiment = make_experiment(**CASES["random blocks, best output"])
-    with pytest.raises(StopError):
-        run(experiment, tmp_path, checkpoint_every=2, on_round_end=stop_after(3))
-    left: list[str] = []
-
-    def read(path: Path, mapped: tuple[str, ...] = ()):
-        tensors, about = read_tensors(path, mapped=mapped)
-        if path.name == "checkpoint.safetensors":
-            left.extend(name for name in tensors if name.startswith(mapped))
-            assert left == [name for name in tensors if ".clients." in name]
-        return tensors, about
-
-    monkeypatch.setattr(sys.modules["ppfl.runs.folder"], "read_tensors", read)
-    run(experiment, tmp_path, resume=True)
-    assert left
-
-
-def test_a_run_may_be_stopped_many_times(make_experiment, tmp_path):
-    experiment = make_experiment(**CASES["random blocks, best output"])
-    run(experiment, tmp_path / "whole")
-    for round in range(1, 6):
-        with pytest.raises(StopError):
-            run(experiment, tmp_path / "out", resume=True, checkpoint_every=1, on_round_end=stop_after(round))
-    (record,) = run(experiment, tmp_path / "out", resume=True)
-    assert_same(record.folder, tmp_path / "whole" / "seed-0")
-    assert len(record.versions["resumed"]) == 5
-
-
-def test_what_a_kill_cut_short_is_forgotten(make_experiment, tmp_path):
-    experiment = make_experiment()
-    run(experiment, tmp_path / "whole")
-    with pytest.raises(StopError):
-        run(experiment, tmp_path / "out", checkpoint_every=2, on_round_end=stop_after(3))
+        run(small_experiment(), tmp_path / "out", checkpoint_every=2, on_round_end=stop_after(3))
     folder = tmp_path / "out" / "seed-0"
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "lo')
@@ -128,149 +83,88 @@ def test_what_a_kill_cut_short_is_forgotten(make_experiment, tmp_path):
         log.write(b"PPFM half")
     (folder / "checkpoint.safetensors.partial").write_bytes(b"half")
     assert load_run(folder).rounds_done == 3
-    run(experiment, tmp_path / "out", resume=True)
-    assert_same(folder, tmp_path / "whole" / "seed-0")
+    run(small_experiment(), tmp_path / "out", resume=True)
+    assert_same(folder, whole.folder)
 
 
-def test_ctrl_c_keeps_the_round_it_came_after(make_experiment, tmp_path):
-    experiment = make_experiment()
-    run(experiment, tmp_path / "whole")
-    with pytest.raises(Interrupted, match=r"stopped after round 3 of 6 .*resume=True") as stopped:
-        run(experiment, tmp_path / "out", on_round_end=stop_after(3, KeyboardInterrupt))
-    assert (stopped.value.round, stopped.value.rounds, stopped.value.out) == (3, 6, tmp_path / "out")
-    seen = []
-    run(experiment, tmp_path / "out", resume=True, on_round_end=lambda _seed, end: seen.append(end.state.round))
-    assert seen == [4, 5, 6]
-    assert_same(tmp_path / "out" / "seed-0", tmp_path / "whole" / "seed-0")
-
-
-def interrupt(monkeypatch, owner, name: str, call: int, *, after: bool = False) -> None:
-    """Ctrl-C at the nth call of a function, before what it does or after it."""
-    original, calls = getattr(owner, name), iter(range(10**6))
-
-    def stopped(*arguments, **settings):
-        stop = next(calls) == call
-        if stop and not after:
-            raise KeyboardInterrupt
-        result = original(*arguments, **settings)
-        if stop:
-            raise KeyboardInterrupt
-        return result
-
-    monkeypatch.setattr(owner, name, stopped)
-
-
-PLACES = {
-    "in the work of a client": (PPFL, "work", 4, False),
-    "after all clients have worked": (Site, "train", 4, True),
-    "before their work is merged": (PPFL, "merge", 3, False),
-    "after it is merged": (PPFL, "merge", 3, True),
-    "in an evaluation": (Site, "evaluate", 2, False),
-    "before a state is kept": (Site, "keep", 1, False),
-    "after a state is kept": (Site, "keep", 1, True),
-    "while a checkpoint is written": (RunFolder, "save_checkpoint", 3, False),
-    "after a checkpoint is written": (RunFolder, "save_checkpoint", 3, True),
-}
-
-
-ONE_BY_ONE, IN_THREADS = {"engine": "loop"}, {"chunk": 1, "threads": 2}
-
-
-@pytest.fixture(scope="module")
-def never_stopped(request, tmp_path_factory):
-    """An experiment that returns a state from the middle, and the folder of its whole run."""
-    settings = SMALL | {"watch": {"output": "random"}, "rounds": 8, "seeds": [5]} | request.param
-    experiment, folder = Experiment.model_validate(settings), tmp_path_factory.mktemp("whole")
-    (record,) = run(experiment, folder)
-    assert 1 < record.scores["round"] < 8, "choose another seed"
-    return experiment, record.folder
-
-
-EVERYWHERE = [(ONE_BY_ONE, place) for place in PLACES] + [(IN_THREADS, "in the work of a client")]
-
-
-@pytest.mark.parametrize(("never_stopped", "place"), EVERYWHERE, indirect=["never_stopped"])
-def test_ctrl_c_at_any_place_loses_nothing(never_stopped, tmp_path, monkeypatch, place):
-    experiment, whole = never_stopped
-    owner, name, call, after = PLACES[place]
-    with monkeypatch.context() as patched:
-        interrupt(patched, owner, name, call, after=after)
-        with pytest.raises(Interrupted):
-            run(experiment, tmp_path / "out", checkpoint_every=1)
-    run(experiment, tmp_path / "out", resume=True)
-    assert_same(tmp_path / "out" / whole.name, whole)
-
-
-def test_ctrl_c_in_the_middle_of_a_round_of_many_exchanges_loses_nothing(make_experiment, tmp_path, monkeypatch):
-    """A private start takes ten exchanges, here in the second round: too few clients come back in the first."""
-    private = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "share_memberships": False}
-    experiment = make_experiment(algorithm=private, population={"k": 4}, dropout=0.4, seeds=[8])
-    (record,) = run(experiment, tmp_path / "whole")
-    assert [row["participants"] < 4 for row in record.metrics[:2]] == [True, False], "choose another seed"
-    with monkeypatch.context() as patched:
-        interrupt(patched, Site, "train", 4)
-        with pytest.raises(Interrupted):
-            run(experiment, tmp_path / "out")
-    run(experiment, tmp_path / "out", resume=True)
-    assert_same(tmp_path / "out" / "seed-8", tmp_path / "whole" / "seed-8")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_half_a_checkpoint_is_refused_and_nothing_is_touched(make_experiment, tmp_path, snapshot, share):
-    with pytest.raises(StopError):
-        run(make_experiment(), tmp_path, checkpoint_every=1, on_round_end=stop_after(3))
-    file = tmp_path / "seed-0" / "checkpoint.safetensors"
-    content = file.read_bytes()
-    file.write_bytes(content[: int(share * len(content))])
-    before = snapshot(tmp_path)
-    with pytest.raises(CheckpointError, match=r"checkpoint.safetensors cannot be read .* start again in another"):
-        run(make_experiment(), tmp_path, resume=True)
-    assert snapshot(tmp_path) == before
-
-
-def test_lost_rounds_are_noticed(make_experiment, tmp_path):
-    with pytest.raises(StopError):
-        run(make_experiment(), tmp_path, checkpoint_every=1, on_round_end=stop_after(3))
-    metrics = tmp_path / "seed-0" / "metrics.jsonl"
-    metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
-    with pytest.raises(CheckpointError, match="1 rounds, fewer than the checkpoint's 3"):
-        run(make_experiment(), tmp_path, resume=True)
-
-
-def test_changed_data_are_noticed(make_experiment, tmp_path, snapshot):
-    table = tmp_path / "table.csv"
-
-    def write(rows: int) -> None:
-        lines = [f"{client},{i % 5},{i % 2}" for client in "abc" for i in range(rows)]
-        table.write_text("\n".join(["who,x,y", *lines]))
-
-    data = {"name": "csv", "file": str(table), "client": "who", "target": "y"}
-    write(10)
-    with pytest.raises(StopError):
-        run(make_experiment(data=data), tmp_path / "out", checkpoint_every=1, on_round_end=stop_after(3))
-    write(12)
-    before = snapshot(tmp_path)
-    with pytest.raises(CheckpointError, match=r"clients.json differs from the data.*samples.*bring the old data back"):
-        run(make_experiment(data=data), tmp_path / "out", resume=True)
-    assert snapshot(tmp_path) == before
-
-
-def test_what_a_run_chose_it_keeps(make_experiment, tmp_path, monkeypatch):
-    experiment = make_experiment(algorithm={"name": "fedavg"}, population={"k": 1})
+def test_what_a_run_chose_it_keeps(tmp_path, monkeypatch):
+    experiment, folder = small_experiment(**EXPERIMENTS["fedavg"]), tmp_path / "out" / "seed-0"
     (whole,) = run(experiment, tmp_path / "whole")
     assert whole.experiment["algorithm"]["lr"] > 0
     assert json.loads((whole.folder / "experiment.json").read_text())["algorithm"]["lr"] == "auto"
     with pytest.raises(StopError):
         run(experiment, tmp_path / "out", checkpoint_every=1, on_round_end=stop_after(3))
-    monkeypatch.setattr(sys.modules["ppfl.runs.seed_run"], "choose_lr", None)  # a second choice would fail
+    monkeypatch.setattr(seed_run, "choose_lr", None)  # a second choice would fail
     run(experiment, tmp_path / "out", resume=True)
-    assert_same(tmp_path / "out" / "seed-0", whole.folder)
-    chosen = tmp_path / "out" / "seed-0" / "chosen.json"
-    (tmp_path / "out" / "seed-0" / "result.safetensors").unlink()
-    write_json(chosen, {"algorithm": {"name": "fedavg", "lr": -1}})
-    with pytest.raises(CheckpointError, match="chosen.json does not hold"):
-        run(experiment, tmp_path / "out", resume=True)
+    assert_same(folder, whole.folder)
+    (folder / "result.safetensors").unlink()
+    write_json(folder / "chosen.json", {"algorithm": {"name": "fedavg", "lr": -1}})
+    assert_refused(lambda: run(experiment, tmp_path / "out", resume=True), CheckpointError, "chosen.json")
 
+
+# ---------------------------------------------------------------------- Ctrl-C
+
+
+def run_with_some_seed(settings: dict, folder: Path, wanted: Callable[[RunRecord], bool]) -> RunRecord:
+    """The first seed whose run is as the test needs it."""
+    found = (run(small_experiment(**settings, seeds=[seed]), folder)[0] for seed in range(30))
+    return next(filter(wanted, found))
+
+
+def interrupt_and_resume(settings: dict, whole: RunRecord, out: Path, place: Place) -> None:
+    experiment = small_experiment(**settings, seeds=[whole.seed])
+    with pytest.MonkeyPatch.context() as patched:
+        interrupt_at(patched, place)
+        with pytest.raises(Interrupted):
+            run(experiment, out, checkpoint_every=1)
+    run(experiment, out, resume=True)
+    assert_same(out / whole.folder.name, whole.folder)
+
+
+ONE_BY_ONE = {"watch": {"output": "random"}, "rounds": 8, "engine": "loop"}
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory) -> RunRecord:
+    """A run that returns a state from the middle."""
+    folder = tmp_path_factory.mktemp("whole")
+    return run_with_some_seed(ONE_BY_ONE, folder, lambda record: 1 < record.scores["round"] < 8)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_ctrl_c_at_any_place_loses_nothing(never_stopped, tmp_path, place):
+    interrupt_and_resume(ONE_BY_ONE, never_stopped, tmp_path, PLACES[place])
+
+
+def test_ctrl_c_while_clients_work_in_threads_loses_nothing(tmp_path):
+    settings = {"chunk": 1, "threads": 2}
+    (whole,) = run(small_experiment(**settings), tmp_path / "whole")
+    interrupt_and_resume(settings, whole, tmp_path / "out", PLACES["in the work of a client"])
+
+
+def test_ctrl_c_in_the_middle_of_a_round_of_many_exchanges_loses_nothing(tmp_path):
+    """A private start takes several exchanges, here in the second round: too few clients come back in the first."""
+    private = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "share_memberships": False}
+    settings = {"algorithm": private, "population": {"k": 4}, "dropout": 0.4}
+
+    def starts_late(record: RunRecord) -> bool:
+        first, second = record.metrics[:2]
+        return first["participants"] < 4 <= second["participants"]
+
+    whole = run_with_some_seed(settings, tmp_path / "whole", starts_late)
+    interrupt_and_resume(settings, whole, tmp_path / "out", Place(Site, "train", 4))
+
+
+def test_ctrl_c_after_a_round_keeps_it_and_says_how_to_go_on(tmp_path):
+    with pytest.raises(Interrupted, match=r"stopped after round 3 of 6 .*resume=True") as stopped:
+        run(small_experiment(), tmp_path, on_round_end=stop_after(3, KeyboardInterrupt))
+    assert (stopped.value.round, stopped.value.rounds, stopped.value.out) == (3, 6, tmp_path)
+    seen = []
+    run(small_experiment(), tmp_path, resume=True, on_round_end=lambda _seed, end: seen.append(end.state.round))
+    assert seen == [4, 5, 6]
+
+
+# ---------------------------------------------------------------------- SIGKILL
 
 KILLED = """
 import json, sys, torch
@@ -292,11 +186,11 @@ def kill_somewhere(experiment: Experiment, out: Path, after: int, delay: float) 
         process.kill()
 
 
-def test_a_killed_run_resumes_to_the_same_bits(make_experiment, tmp_path):
-    experiment = make_experiment(**CASES["random blocks, best output"], rounds=60)
-    run(experiment, tmp_path / "whole")
-    when = random.randint(1, 20), random.uniform(0, 0.02)
-    kill_somewhere(experiment, tmp_path / "out", *when)
-    assert not load_run(tmp_path / "out" / "seed-0").finished, f"the run was over before it was killed at {when}"
+@pytest.mark.processes
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
+    experiment, seeded = small_experiment(**BEST, rounds=60), random.Random(0)
+    (whole,) = run(experiment, tmp_path / "whole")
+    kill_somewhere(experiment, tmp_path / "out", after=seeded.randint(1, 20), delay=seeded.uniform(0, 0.02))
+    assert not load_run(tmp_path / "out" / "seed-0").finished, "the run was over before it was killed"
     run(experiment, tmp_path / "out", resume=True)
-    assert_same(tmp_path / "out" / "seed-0", tmp_path / "whole" / "seed-0")
+    assert_same(tmp_path / "out" / "seed-0", whole.folder)

@@ -1,27 +1,178 @@
-"""What every method owes, on every engine and every transport, with a network that is a chain and one that is not."""
+"""What every method promises, however its clients are computed, spread over sites, stored, stopped and lost."""
 
 import math
-from functools import cache
+import os
+import subprocess
+import sys
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from kit.cases import CASES, SIZES
-from kit.problems import make_federation, make_net
-from kit.training import BytesTransport, assert_same, run, tensors
+from kit.cases import CASES, SIZES, run_case
+from kit.networks import OwnFunction, Recurrent, make_net, with_seed
+from kit.problems import make_federation
+from kit.refusals import SettingError, assert_refused
+from kit.training import BytesTransport, Trained, assert_same, luck, run, tensors
+from ppfl import Federation, Population
 from ppfl.algorithms import METHODS, FedAvg, Local
-from ppfl.core import affinity
-from ppfl.core.errors import SettingError
-from ppfl.core.population import Population
-from ppfl.server import InProcess
 
-DROPOUTS = (0.0, 0.4)  # with SIZES and seed 1: all but one come back, then one alone, two, three
-ALL_LOST = 1 - 1e-9
+FEDERATION = make_federation(SIZES, dtype=torch.float64)
+SAME_BITS = {"atol": 0, "rtol": 0}
+DROPOUT, ALL_LOST = 0.4, 1 - 1e-9
+CHANGES = {
+    "clients in reverse order": {"turned": True},
+    "the stacked engine": {"engine": "stacked"},
+    "three sites": {"sites": 3},
+    "messages as bytes": {"kind": BytesTransport},
+    "states on disk": {"on_disk": True},
+    "stopped after two rounds, then threads over two sites": {"then": {"engine": "threads", "sites": 2}},
+}
+
+
+@cache
+def chosen_seed() -> int:
+    """Loses one client in the first round, all but one in the second, and none in the third."""
+
+    def lost(seed: int, round: int) -> int:
+        return int((luck(seed, "dropout", FEDERATION.ids, round) < DROPOUT).sum())
+
+    wanted = {0: 1, 1: len(SIZES) - 1, 2: 0}
+    return next(seed for seed in range(10**5) if all(lost(seed, round) == n for round, n in wanted.items()))
+
+
+def copies(tree) -> list[torch.Tensor]:
+    return [leaf.clone() for leaf in tensors(tree)]
+
+
+def data_of(federation: Federation) -> tuple[torch.Tensor, ...]:
+    return federation.train.x, federation.train.y, federation.weights
+
+
+class Compared:
+    """Runs of one method and network that differ in what must not matter."""
+
+    def __init__(self, case, net: nn.Module | None = None, **settings) -> None:
+        self.run = partial(run_case, case, net=net, seed=chosen_seed(), dropout=DROPOUT, **settings)
+        self.reference = self.run(FEDERATION)
+
+    def difference(self, turned: bool = False, then: dict | None = None, **how) -> str | None:
+        """How a run with these changes differs from the reference: loop, one site, in memory, never stopped."""
+        federation = FEDERATION.select(FEDERATION.ids[::-1]) if turned else FEDERATION
+        data, until = copies(data_of(federation)), None if then is None else 2
+        try:
+            found = self.run(federation, until=until, **how)
+            reports, states = found.reports, copies(found.everything())
+            if isinstance(found.transport, BytesTransport):
+                reported = [report.bytes_carried for report in reports]
+                assert found.transport.bytes_carried == found.transport.carried > sum(reported) and min(reported) > 0
+            if then is not None:
+                first, found = found, self.run(federation, resume=found, **then)
+                reports = first.reports + found.reports
+                assert_same(first.everything(), states, **SAME_BITS)
+            assert_same(data_of(federation), data, **SAME_BITS)
+            self.compare(found, reports)
+        except AssertionError as error:
+            return str(error)
+        return None
+
+    def compare(self, found: Trained, reports) -> None:
+        expected = self.reference.by_client()
+        for client, tree in found.by_client().items():
+            assert_same(tree, expected[client], atol=1e-9, rtol=1e-8)
+        for one, other in zip(reports, self.reference.reports, strict=True):
+            for name in ("participants", "lost", "refused", "bytes_up", "bytes_down"):
+                assert getattr(one, name) == getattr(other, name), name
+            assert one.loss == pytest.approx(other.loss, nan_ok=True)
+
+    def check(self) -> None:
+        """Everything is changed at once; where that fails, one change at a time, to name those that matter."""
+        everything = {setting: value for change in CHANGES.values() for setting, value in change.items()}
+        if said := self.difference(**everything):
+            alone = [name for name, change in CHANGES.items() if self.difference(**change)]
+            pytest.fail(f"differs with {', '.join(alone) or 'all changes at once alone'}: {said}")
+
+
+@cache
+def compared(name: str) -> Compared:
+    return Compared(CASES[name])
+
+
+def test_every_method_is_among_the_cases() -> None:
+    assert {method.name for method, *_ in CASES.values()} == METHODS.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_everything_else_gives_the_reference(name: str) -> None:
+    """Order of clients, engine, sites, messages, states on disk and a stop change nothing beyond rounding."""
+    compared(name).check()
+
+
+def test_what_does_matter_is_named() -> None:
+    """The comparison can fail, and says which change it fails with."""
+
+    class FirstClientLeads(FedAvg):
+        def merge(self, problem, server, task, totals, rows):
+            merged = super().merge(problem, server, task, totals, rows)
+            return server if problem.roster.ids[0] == FEDERATION.ids[-1] else merged
+
+    with pytest.raises(pytest.fail.Exception, match="differs with clients in reverse order: "):
+        Compared((FirstClientLeads(lr=0.3), 1, "outputs")).check()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stopped_and_on_disk_has_the_same_bits(name: str) -> None:
+    """The same engine gives the same bits, wherever states are and whenever it stops; without filters too."""
+    trained = partial(compared(name).run, FEDERATION, engine="threads")
+    whole, half = trained(), trained(until=2, on_disk=True, filters=())
+    assert_same(whole.everything(), compared(name).reference.everything(), atol=1e-10, rtol=1e-9)
+    assert_same(trained(resume=half, on_disk=False, filters=()).everything(), whole.everything(), **SAME_BITS)
+    for one, other in zip(half.clients, whole.clients, strict=False):
+        assert_same(one.values, other.values, **SAME_BITS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_another_seed_differs_and_single_precision_is_near(name: str) -> None:
+    expected = compared(name).reference
+    other = run_case(CASES[name], FEDERATION, until=1, seed=chosen_seed() + 1)
+    first, second = (tensors((one.states[1].server, one.clients[1].values)) for one in (expected, other))
+    assert any(not a.equal(b) for a, b in zip(first, second, strict=True))
+    one, many = (compared(name).run(make_federation(SIZES), engine=engine) for engine in ("loop", "stacked"))
+    assert_same(many.everything(), one.everything(), atol=2e-5, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lost_and_absent_clients_stay_as_they_are(name: str) -> None:
+    found = compared(name).reference
+    for before, after, report in zip(found.clients, found.clients[1:], found.reports, strict=False):
+        moved = torch.zeros(len(SIZES), dtype=torch.bool)
+        for leaf, later in zip(before.values.values(), after.values.values(), strict=True):
+            moved |= (leaf != later).reshape(len(SIZES), -1).any(1)
+        assert int(moved.sum()) <= report.participants
+        assert report.participants + report.lost <= len(SIZES)
+    nobody = run_case(CASES[name], FEDERATION, dropout=ALL_LOST, rounds=2)
+    assert_same(nobody.everything(), (nobody.states[0].server, nobody.clients[0].values), **SAME_BITS)
+    for report in nobody.reports:
+        assert report.participants == report.bytes_up == 0 and report.lost > 0 and math.isnan(report.loss)
+    sent = nobody.reports[0].bytes_down > 0  # what they were to work on
+    assert sent or found.reports[0].bytes_down == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_sample_per_client_and_one_client_alone_stay_finite(name: str) -> None:
+    method, k, mix = CASES[name]
+    for sizes, models, engine in (((1, 1, 1), k, "stacked"), ((15,), 1, "loop")):
+        found = run_case((method, models, mix), make_federation(sizes), engine=engine, rounds=2)
+        assert all(bool(leaf.isfinite().all()) for leaf in tensors(found.everything()))
+
+
+# ---------------------------------------------------------------------- other networks
 
 
 class Residual(nn.Module):
-    """No chain: tokens by an embedding, a residual layer, a layer norm; dropout where it is asked for."""
+    """No chain of layers: tokens by an embedding, a residual layer, a layer norm; dropout where it is asked for."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -33,190 +184,37 @@ class Residual(nn.Module):
         return self.out(self.dropout(self.norm(x + torch.tanh(self.inner(x)))))
 
 
-def residual(dtype=torch.float64, dropout: float = 0.0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Residual(dropout).to(dtype)
+LSTM_WITH_DROPOUT = partial(Recurrent, dropout=0.5)
+NETWORKS = {  # those that vmap cannot run too; each with some of the methods
+    "residual": (Residual, ["fedavg", "pfedme", "ifca", "ppfl-weights", "ppfl-outputs", "finetune-ditto"]),
+    "residual with dropout": (partial(Residual, 0.5), ["scaffold", "centralized", "fedem", "ppfl-predictions", "cfl"]),
+    "lstm": (Recurrent, ["ditto", "fedper-some", "fedem", "ppfl-weights", "ppfl-private"]),
+    "lstm with dropout": (LSTM_WITH_DROPOUT, ["local", "fedprox", "finetune", "ppfl-outputs", "ppfl-predictions"]),
+    "packed": (partial(Recurrent, packed=True), ["fedavg", "fedsim", "ifca", "ppfl-weights", "finetune-ppfl"]),
+    "own function": (OwnFunction, ["scaffold", "centralized", "ditto", "ppfl-outputs", "ppfl-random-some"]),
+}
+PAIRS = [(network, name) for network, (_, names) in NETWORKS.items() for name in names]
 
 
-PARTS = {"0": "embedding", "2": "out"}  # what personal_part names in the chain, and here
+@pytest.mark.parametrize(("network", "name"), PAIRS)
+def test_other_networks_give_the_reference_too(network: str, name: str) -> None:
+    (make, _), (method, k, mix) = NETWORKS[network], CASES[name]
+    Compared((method.with_lr(0.05), k, mix), with_seed(make), rounds=3).check()
 
 
-def on_residual(case):
-    method, k, mix = case
-    part = getattr(method, "personal_part", None)
-    if isinstance(part, tuple):
-        method = method.model_copy(update={"personal_part": tuple(PARTS[name] for name in part)})
-    return method, k, mix
+# ---------------------------------------------------------------------- clients that are lost
 
 
-@pytest.fixture(params=CASES)
-def case(request):
-    return CASES[request.param]
-
-
-@pytest.fixture(params=CASES)
-def name(request) -> str:
-    return request.param
-
-
-@cache
-def finished_run(name: str, dropout: float, engine: str = "loop"):
-    """A run in float64 that several tests look at."""
-    return trained(CASES[name], make_federation(SIZES, dtype=torch.float64), engine=engine, dropout=dropout)
-
-
-def trained(case, federation, net=None, **settings):
-    method, k, mix = case
-    population = Population(make_net(dtype=federation.train.x.dtype) if net is None else net, k=k, mix=mix)
-    likeness = affinity.from_labels(federation.label_counts().to(federation.train.x.dtype), federation.ids)
-    pulls = getattr(method, "share_memberships", True)
-    return run(method, population, federation, affinity=likeness if pulls else None, **settings)
-
-
-def test_every_method_is_among_the_cases() -> None:
-    assert {method.name for method, *_ in CASES.values()} == METHODS.keys()
-
-
-@pytest.mark.parametrize("dropout", DROPOUTS)
-@pytest.mark.parametrize("engine", ["stacked", "chunks-of-2", "threads"])
-def test_engines_give_the_same_trajectory(name: str, engine: str, dropout: float) -> None:
-    found = finished_run(name, dropout, engine)
-    assert_same(found.everything(), finished_run(name, dropout).everything(), atol=1e-10, rtol=1e-9)
-
-
-@pytest.mark.parametrize("dropout_layer", [0.0, 0.5])
-def test_engines_give_the_same_trajectory_on_a_network_that_is_no_chain(case, dropout_layer: float) -> None:
-    federation, net = make_federation(SIZES, dtype=torch.float64), residual(dropout=dropout_layer)
-    reference = trained(on_residual(case), federation, net, dropout=0.4)
-    found = trained(on_residual(case), federation, net, engine="stacked", dropout=0.4)
-    assert_same(found.everything(), reference.everything(), atol=1e-9, rtol=1e-8)
-
-
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-@pytest.mark.parametrize("sites", [1, 3])
-def test_messages_as_bytes_give_the_same_states_and_carry_what_is_reported(name: str, engine: str, sites: int) -> None:
-    federation, reference = make_federation(SIZES, dtype=torch.float64), finished_run(name, 0.0, engine)
-    found = trained(CASES[name], federation, engine=engine, kind=BytesTransport, sites=sites)
-    assert_same(found.everything(), reference.everything(), atol=1e-10, rtol=1e-9)
-    same = reference if sites == 1 else trained(CASES[name], federation, engine=engine, kind=InProcess, sites=sites)
-    carried = [[report.bytes_carried for report in one.reports] for one in (found, same)]
-    assert carried[0] == carried[1] and min(carried[0]) > 0
-    for one, other in zip(found.reports, reference.reports, strict=True):
-        for name in ("participants", "lost", "refused", "bytes_up", "bytes_down"):
-            assert getattr(one, name) == getattr(other, name)
-        assert one.loss == pytest.approx(other.loss, nan_ok=True)
-
-
-def test_single_precision_engines_agree_to_rounding_error(case) -> None:
-    federation = make_federation(SIZES)
-    reference = trained(case, federation)
-    found = trained(case, federation, engine="stacked")
-    assert_same(found.everything(), reference.everything(), atol=2e-5, rtol=2e-4)
-
-
-@pytest.mark.parametrize("dropout", DROPOUTS)
-def test_the_order_of_clients_is_irrelevant(name: str, dropout: float) -> None:
-    federation, expected = (
-        make_federation(SIZES, dtype=torch.float64),
-        finished_run(name, dropout, "stacked").personal(),
-    )
-    turned = federation.select(federation.ids[::-1])
-    found = trained(CASES[name], turned, engine="stacked", dropout=dropout).personal()
-    for client in federation.ids:
-        assert_same(found[client], expected[client], atol=1e-9, rtol=1e-8)
-
-
-@pytest.mark.parametrize("engine", ["loop", "threads"])
-def test_a_round_leaves_the_data_and_earlier_server_states_untouched(case, engine: str) -> None:
-    federation = make_federation(SIZES)
-    data = federation.train.x, federation.train.y, federation.weights
-    kept_data = [leaf.clone() for leaf in data]
-    half = trained(case, federation, until=2)
-    kept = [leaf.clone() for leaf in tensors(half.everything())]
-    trained(case, federation, engine=engine, resume=half)
-    assert_same(half.everything(), kept, atol=0, rtol=0)
-    assert_same(data, kept_data, atol=0, rtol=0)
-
-
-@pytest.mark.parametrize("dropout", DROPOUTS)
-@pytest.mark.parametrize("engine", ["loop", "threads"])
-def test_a_resumed_run_ends_with_the_same_bits(name: str, engine: str, dropout: float) -> None:
-    federation, whole = make_federation(SIZES, dtype=torch.float64), finished_run(name, dropout, engine)
-    half = trained(CASES[name], federation, engine=engine, until=2, dropout=dropout)
-    resumed = trained(CASES[name], federation, engine=engine, resume=half, dropout=dropout)
-    assert_same(resumed.everything(), whole.everything(), atol=0, rtol=0)
-
-
-@pytest.mark.parametrize("dropout", DROPOUTS)
-@pytest.mark.parametrize("engine", ["loop", "threads"])
-def test_client_states_on_disk_give_the_same_bits(name: str, engine: str, dropout: float) -> None:
-    federation, expected = make_federation(SIZES, dtype=torch.float64), finished_run(name, dropout, engine)
-    found = trained(CASES[name], federation, engine=engine, dropout=dropout, on_disk=True)
-    assert_same(found.everything(), expected.everything(), atol=0, rtol=0)
-    assert_same([rows.values for rows in found.clients], [rows.values for rows in expected.clients], atol=0, rtol=0)
-
-
-@pytest.mark.parametrize("on_disk", [(True, True), (True, False), (False, True)])
-def test_a_run_resumed_with_states_elsewhere_ends_with_the_same_bits(name: str, on_disk: tuple[bool, bool]) -> None:
-    federation, whole = make_federation(SIZES, dtype=torch.float64), finished_run(name, 0.4)
-    half = trained(CASES[name], federation, until=2, dropout=0.4, on_disk=on_disk[0])
-    resumed = trained(CASES[name], federation, resume=half, dropout=0.4, on_disk=on_disk[1])
-    assert_same(resumed.everything(), whole.everything(), atol=0, rtol=0)
-
-
-@pytest.mark.parametrize("engine", ["loop", "threads"])
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(name: str, engine: str) -> None:
-    federation, first = make_federation(SIZES, dtype=torch.float64), finished_run(name, 0.0, engine).everything()
-    same, other = (trained(CASES[name], federation, engine=engine, seed=seed).everything() for seed in (1, 2))
-    assert_same(same, first, atol=0, rtol=0)
-    assert any(not x.equal(y) for x, y in zip(tensors(first), tensors(other), strict=True))
-
-
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (15,)])
-def test_clients_with_one_sample_each_and_one_client_alone(case, engine: str, sizes) -> None:
-    method, k, mix = case
-    found = trained((method, k if len(sizes) > 1 else 1, mix), make_federation(sizes), engine=engine)
-    assert all(bool(leaf.isfinite().all()) for leaf in tensors(found.everything()))
-
-
-@pytest.mark.parametrize("engine", ["loop", "threads"])
-@pytest.mark.parametrize("dropout", DROPOUTS)
-def test_clients_that_take_no_part_or_are_lost_stay_as_they_are(name: str, engine: str, dropout: float) -> None:
-    found = finished_run(name, dropout, engine)
-    for before, after, report in zip(found.clients, found.clients[1:], found.reports, strict=False):
-        same = torch.ones(len(SIZES), dtype=torch.bool)
-        for name, leaf in before.values.items():
-            same &= (leaf == after.values[name]).flatten(1).all(1) if leaf.dim() > 1 else leaf == after.values[name]
-        assert not before.values or int((~same).sum()) <= report.participants
-        assert report.participants + report.lost <= len(SIZES)
-
-
-def test_a_round_in_which_all_are_lost_changes_nothing(case) -> None:
-    federation = make_federation(SIZES)
-    whole = trained(case, federation, until=1)
-    lost = trained(case, federation, dropout=ALL_LOST)
-    assert_same(lost.server, lost.states[0].server, atol=0, rtol=0)
-    assert_same(lost.clients[-1].values, lost.clients[0].values, atol=0, rtol=0)
-    for report in lost.reports:
-        assert report.participants == report.bytes_up == 0 and report.lost > 0 and math.isnan(report.loss)
-    assert lost.reports[0].bytes_down > 0 or whole.reports[0].bytes_down == 0  # they were sent what to work on
-
-
-def test_where_no_client_happens_to_be_lost_the_bits_are_those_of_no_dropout(case) -> None:
-    federation = make_federation(SIZES)
-    without = trained(case, federation, engine="stacked")
-    with_luck = trained(case, federation, engine="stacked", dropout=1 - ALL_LOST)
-    assert_same(with_luck.everything(), without.everything(), atol=0, rtol=0)
+@pytest.mark.parametrize("name", ["fedavg", "scaffold-some", "ppfl-outputs"])
+def test_where_no_client_happens_to_be_lost_the_bits_are_those_of_no_dropout(name: str) -> None:
+    with_luck, without = (run_case(CASES[name], FEDERATION, dropout=dropout) for dropout in (1 - ALL_LOST, 0.0))
+    assert_same(with_luck.everything(), without.everything(), **SAME_BITS)
 
 
 def test_clients_are_lost_independently_in_every_round_at_the_rate_asked_for() -> None:
     clients, rounds, dropout = 500, 20, 0.3
-    federation = make_federation((1,) * clients)
-    found = run(
-        Local(lr=0.1), Population(make_net(), k=1), federation, engine="stacked", rounds=rounds, dropout=dropout
-    )
+    settings = {"engine": "stacked", "rounds": rounds, "dropout": dropout}
+    found = run(Local(lr=0.1), Population(make_net(), k=1), make_federation((1,) * clients), **settings)
     lost = torch.tensor([report.lost for report in found.reports], dtype=torch.float64)
     spread = (dropout * (1 - dropout)) ** 0.5
     assert abs(float(lost.mean()) / clients - dropout) < 4.5 * spread / (clients * rounds) ** 0.5
@@ -224,6 +222,44 @@ def test_clients_are_lost_independently_in_every_round_at_the_rate_asked_for() -
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, math.nan])
-def test_a_share_that_is_none_is_refused(dropout: float) -> None:
-    with pytest.raises(SettingError, match="0 <= dropout < 1"):
-        run(FedAvg(lr=0.1), Population(make_net(), k=1), make_federation(), dropout=dropout)
+def test_a_dropout_that_is_no_share_of_clients_is_refused(dropout: float) -> None:
+    assert_refused(lambda: run_case(CASES["fedavg"], FEDERATION, dropout=dropout), SettingError, "0 <= dropout < 1")
+
+
+# ---------------------------------------------------------------------- several cores
+
+ON_TWO_CORES = """
+import threading, torch
+torch.set_num_threads(2)
+from kit.cases import run_case
+from kit.networks import make_net
+from kit.problems import make_federation
+from kit.training import assert_same
+from ppfl.algorithms import FedAvg
+from ppfl.sites import Stacked
+
+class Watched(FedAvg):
+    def work(self, *arguments):
+        threads.add(threading.current_thread().name)
+        return super().work(*arguments)
+
+threads, federation = set(), make_federation((5, 7, 4, 6), dtype=torch.float64)
+case, net = (Watched(lr=0.05, batch_size=4), 1, "outputs"), make_net(hidden=200_000, dtype=torch.float64)
+found = run_case(case, federation, net, engine=Stacked(), rounds=2, dropout=0.2)
+print(len(threads), sum(report.lost for report in found.reports))
+expected = run_case(case, federation, net, rounds=2, dropout=0.2)
+assert_same(found.everything(), expected.everything(), atol=1e-10, rtol=1e-9)
+"""
+
+
+@pytest.mark.processes
+def test_the_default_engine_on_two_cores_gives_the_reference() -> None:
+    """Models so large that a round is more than one chunk are divided among threads without being asked to."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ON_TWO_CORES],
+        capture_output=True, text=True, check=False, timeout=300, env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    threads, lost = map(int, done.stdout.split())
+    assert threads == 2 and lost > 0

@@ -1,18 +1,20 @@
-"""Which state is returned: the last, the best, or the random one of Algorithm 1, drawn in advance."""
+"""Which state is returned: the last, the best, or the random one of Algorithm 1; and what it is worth to newcomers."""
 
 import math
+from functools import cache
 
 import pytest
 import torch
 
-from kit.problems import make_federation, make_net
-from kit.training import connect, run
+from kit.networks import make_linear, make_net
+from kit.problems import make_federation
+from kit.refusals import SettingError, assert_refused
+from kit.training import assert_same, connect, run, tensors
 from ppfl import fit
-from ppfl.algorithms import PPFL, FedAvg
-from ppfl.core import affinity
-from ppfl.core.errors import SettingError
-from ppfl.core.population import Population
-from ppfl.server import Watch, begin, client_states, make_problem, train_and_measure
+from ppfl.algorithms import PPFL, FedAvg, Local
+from ppfl.core import Population, affinity
+from ppfl.data import synthetic_groups
+from ppfl.server import Watch, client_states, evaluate, part_newcomers, score_newcomers
 from ppfl.server.output import draw_output_round, output_probabilities
 
 
@@ -31,44 +33,27 @@ def test_draws_follow_the_probabilities() -> None:
     assert float(((counts - expected) ** 2 / expected).sum()) < 16.3  # 99.9 %, 3 degrees of freedom
 
 
-def test_steps_beyond_the_bounds_cannot_be_drawn() -> None:
-    with pytest.raises(SettingError, match="smaller steps"):
-        output_probabilities([1.0], 0.5, (10.0, 1.0))
-
-
-def test_an_evaluation_every_zero_rounds_is_refused() -> None:
-    with pytest.raises(SettingError, match="every >= 1"):
-        Watch(every=0)
-
-
 BOLD = PPFL(lr=2.0, batch_size=4, schedule="constant")  # so that the best is not the last
 
 
 @pytest.mark.parametrize("rule", ["last", "best", "random"])
 def test_each_rule_returns_its_round_with_the_states_that_clients_had_then(rule: str) -> None:
-    federation = make_federation(validation_fraction=0.3)
-    population, watch = Population(make_net(), k=2), Watch(output=rule)
-    transport = connect(federation, population, "stacked")
-    problem = make_problem(population, transport, rounds=12, seed=5)
-    ends = list(train_and_measure(BOLD, problem, transport, watch, begin(BOLD, problem, transport)))
-    losses = [end.record["validation_loss"] for end in ends]
+    federation, population = make_federation(validation_fraction=0.3), Population(make_net(), k=2)
+    fitted = fit(population, federation, BOLD, rounds=12, seed=5, watch=Watch(output=rule))
+    losses = [record["validation_loss"] for record in fitted.history]
     expected = {
         "last": 12,
         "best": losses.index(min(losses)) + 1,
         "random": draw_output_round(output_probabilities([2.0] * 12, 0.5), seed=5),
     }[rule]
-    assert ends[-1].kept.state.round == expected
-    fitted = fit(population, federation, BOLD, rounds=12, seed=5, watch=watch)
-    assert fitted.state.round == expected
+    assert fitted.state.round == expected and (rule == "last" or expected < 12)
     trajectory = run(BOLD, population, federation, engine="stacked", rounds=12, seed=5)
-    kept = client_states(transport, ends[-1].state, "now" if rule == "last" else "kept")
-    for name, leaf in trajectory.clients[expected].values.items():
-        assert leaf.equal(kept.values[name]) and leaf.equal(fitted.clients.values[name])
+    assert_same(fitted.clients.values, trajectory.clients[expected].values, atol=0, rtol=0)
+    assert_same(fitted.state.server, trajectory.states[expected].server, atol=0, rtol=0)
 
 
 def test_best_without_validation_data_goes_by_the_objective() -> None:
-    federation = make_federation()
-    fitted = fit(Population(make_net(), k=2), federation, PPFL(lr=2.0), rounds=8, watch=Watch(output="best"))
+    fitted = fit(Population(make_net(), k=2), make_federation(), BOLD, rounds=8, watch=Watch(output="best"))
     objectives = [record["objective"] for record in fitted.history]
     assert all(math.isfinite(value) for value in objectives)
     assert fitted.state.round == objectives.index(min(objectives)) + 1
@@ -76,13 +61,67 @@ def test_best_without_validation_data_goes_by_the_objective() -> None:
 
 @pytest.mark.parametrize("method", [FedAvg(lr=0.3), PPFL(lr=0.3, penalty=0.5)])
 def test_the_objective_does_not_depend_on_whether_clients_report_their_scores(method) -> None:
-    federation = make_federation()
+    federation, population = make_federation(), Population(make_net(), k=2 if method.name == "ppfl" else 1)
     likeness = affinity.from_labels(federation.label_counts(), federation.ids)
-    objectives = [
-        [record["objective"] for record in fit(
-            Population(make_net(), k=2 if method.name == "ppfl" else 1), federation, method, rounds=3,
-            affinity=likeness, watch=Watch(objective=True, report_clients=reported),
-        ).history]
-        for reported in (True, False)
-    ]  # fmt: skip
+    watches = [Watch(objective=True, report_clients=reported) for reported in (True, False)]
+    fits = [fit(population, federation, method, rounds=3, affinity=likeness, watch=watch) for watch in watches]
+    objectives = [[record["objective"] for record in fitted.history] for fitted in fits]
     assert objectives[0] == pytest.approx(objectives[1])
+
+
+# ---------------------------------------------------------------------- clients never seen in training
+
+FEDERATION = synthetic_groups(n_clients=40, groups=2, dim=3, samples=20, test_points=50, seed=0)
+KNOWN, UNKNOWN = part_newcomers(FEDERATION, 0.3, seed=0)
+METHODS = {"fedavg": FedAvg(lr=0.3), "local": Local(lr=0.3), "ppfl": PPFL(lr=0.3, batch_size=None)}
+
+
+@cache
+def scored(name: str):
+    """A finished run, a copy of all it ended with, and the scores of newcomers."""
+    population = Population(make_linear(dim=3, classes=2), k=2 if name == "ppfl" else 1, mix="predictions")
+    ended = run(METHODS[name], population, KNOWN, engine="stacked", rounds=30, seed=0)
+    kept = [leaf.clone() for leaf in tensors(ended.everything())]
+    newcomers = connect(UNKNOWN, population, "stacked")
+    return ended, kept, score_newcomers(METHODS[name], ended.problem, ended.server, newcomers)
+
+
+def test_newcomers_and_others_are_all_clients_whatever_their_order() -> None:
+    assert sorted((*KNOWN.ids, *UNKNOWN.ids)) == sorted(FEDERATION.ids)
+    _, again = part_newcomers(FEDERATION.select(FEDERATION.ids[::-1]), 0.3, seed=0)
+    assert set(again.ids) == set(UNKNOWN.ids)
+    assert part_newcomers(FEDERATION, 0.0, seed=0) == (FEDERATION, None)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_other_client_and_no_shared_model_changes(name: str) -> None:
+    ended, kept, _ = scored(name)
+    assert_same((ended.server, client_states(ended.transport, ended.state).values), kept, atol=0, rtol=0)
+
+
+def test_a_newcomer_finds_its_group() -> None:
+    """Two groups that contradict each other: even memberships are no better than chance, adapted ones are."""
+    ended, _, found = scored("ppfl")
+    seen = evaluate(ended.method, ended.problem, ended.transport, ended.server).splits["test"]
+    assert found.after.pooled > found.before.pooled + 0.05
+    assert found.after.pooled > seen.pooled - 0.05
+
+
+def test_with_one_model_for_all_a_newcomer_gets_that() -> None:
+    _, _, found = scored("fedavg")
+    assert found.before.pooled == found.after.pooled
+
+
+REFUSED = {
+    "steps beyond the bounds": (lambda: output_probabilities([1.0], 0.5, (10.0, 1.0)), "smaller steps"),
+    "an evaluation every zero rounds": (lambda: Watch(every=0), "every >= 1"),
+    "a share of no clients": (lambda: Watch(share=0.0), "0 < share <= 1"),
+    "a share that is no number": (lambda: Watch(share=math.nan), "0 < share <= 1"),
+    "no one left to train": (lambda: part_newcomers(FEDERATION.select(FEDERATION.ids[:1]), 0.5, 0), "some of both"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_without_a_meaning_are_refused(name: str) -> None:
+    call, words = REFUSED[name]
+    assert_refused(call, SettingError, words)

@@ -1,34 +1,28 @@
 """What torchrun starts for test_torchrun.py: every process compares runs on all processes with runs in its own."""
 
 import hashlib
-import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from kit.cases import CASES, SIZES
-from kit.problems import make_federation, make_net
-from kit.training import connect, tensors
-from ppfl.algorithms import Method, Problem
-from ppfl.core import affinity
-from ppfl.core.errors import SettingError
-from ppfl.core.population import Population
+from kit.cases import CASES, SIZES, affinity_for
+from kit.networks import make_net
+from kit.problems import make_federation
+from kit.refusals import SettingError, assert_refused
+from kit.training import Trained, assert_same, run, tensors
+from ppfl.core import Population
 from ppfl.data import Federation
 from ppfl.runs import Experiment
 from ppfl.runs import run as run_experiment
-from ppfl.server import TorchRanks, TorchRun, Transport, begin, client_states, evaluate, make_problem, train
-from ppfl.sites import Site, Stacked
+from ppfl.server import InProcess, TorchRanks, TorchRun, evaluate
 from ppfl.sites.engines import balanced
-
-ROUNDS, SEED, DROPOUT = 3, 1, 0.4
 
 
 class Counted:
@@ -43,129 +37,74 @@ class Counted:
         self.all_reduce(tensor)
 
 
-class Case(NamedTuple):
-    name: str
-    method: Method
-    k: int
-    mix: str
-    federation: Federation
+def trained(case, federation: Federation, ranks: TorchRanks | None) -> tuple[Trained, list[torch.Tensor]]:
+    """A run on all processes, or in this one alone, and everything it ends with."""
+    (method, k, mix), part, kind = case, federation, InProcess
+    if ranks is not None:
+        mine = sorted(balanced(federation.train.sizes.tolist(), ranks.size)[ranks.rank])
+        part = federation.select([federation.ids[at] for at in mine])
 
-    def run(self, ranks: TorchRanks | None) -> dict:
-        """On all processes, or in this one alone."""
-        federation, population = self.federation, Population(make_net(dtype=torch.float64), k=self.k, mix=self.mix)
-        transport = on_all(ranks, federation, population) if ranks else connect(federation, population, Stacked())
-        likeness = affinity.from_labels(federation.label_counts().double(), federation.ids)
-        pulls = getattr(self.method, "share_memberships", True)
-        problem = make_problem(population, transport, likeness if pulls else None, rounds=ROUNDS, seed=SEED)
-        return trained(self.method, problem, transport)
+        def kind(site) -> TorchRun:
+            site.importance = federation.importance[mine]
+            return TorchRun(site, ranks, order=federation.ids)
 
-
-def on_all(ranks: TorchRanks, federation: Federation, population: Population) -> TorchRun:
-    mine = sorted(balanced(federation.train.sizes.tolist(), ranks.size)[ranks.rank])
-    part = federation.select([federation.ids[at] for at in mine])
-    site = Site(part, population, Stacked(), importance=federation.importance[mine])
-    return TorchRun(site, ranks, order=federation.ids)
+    population = Population(make_net(dtype=torch.float64), k=k, mix=mix)
+    settings = {"affinity": affinity_for(method, federation), "rounds": 3, "dropout": 0.4}
+    found = run(method, population, part, engine="stacked", kind=kind, **settings)
+    scores = evaluate(method, found.problem, found.transport, found.server, ("train",)).splits["train"]
+    return found, [leaf.clone() for leaf in tensors((found.everything(), scores))]
 
 
-def trained(method: Method, problem: Problem, transport: Transport) -> dict:
-    """Everything a run ends with, and its reports without what differs from transport to transport."""
-    rounds = list(train(method, problem, transport, begin(method, problem, transport, dropout=DROPOUT)))
-    state = rounds[-1][0]
-    scores = evaluate(method, problem, transport, state.server, ("train",)).splits["train"]
-    assert all(report.bytes_carried > 0 for _, report in rounds)
-    return {
-        "tensors": [leaf.clone() for leaf in tensors((state.server, client_states(transport, state).values, scores))],
-        "reports": [report._replace(bytes_carried=0, seconds=0) for _, report in rounds],
-    }
+def check(case, federation: Federation, ranks: TorchRanks, compares: bool) -> None:
+    """Processes have the same bits; one of them compares them with a run of its own."""
+    many, ended = trained(case, federation, ranks)
+    bits = hashlib.sha256(b"".join(leaf.numpy().tobytes() for leaf in ended)).digest()
+    assert len(set(ranks.gather_texts(bits))) == 1
+    if not compares:
+        return
+    alone, expected = trained(case, federation, None)
+    assert_same(ended, expected, atol=1e-10, rtol=1e-9)
+    for one, other in zip(many.reports, alone.reports, strict=True):
+        assert one.bytes_carried > 0 and one.loss == pytest.approx(other.loss, nan_ok=True)
+        one, other = (report._replace(loss=0, bytes_carried=0, seconds=0) for report in (one, other))
+        assert one == other
 
 
-def difference(name: str, many: dict, alone: dict) -> str | None:
-    """What differs between a run on all processes and a run in this one."""
-    try:
-        for one, other in zip(many["tensors"], alone["tensors"], strict=True):
-            torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-9)
-        for one, other in zip(many["reports"], alone["reports"], strict=True):
-            losses = torch.tensor([one.loss, other.loss], dtype=torch.float64)
-            torch.testing.assert_close(losses[0], losses[1], equal_nan=True)
-            assert one._replace(loss=0) == other._replace(loss=0), (one, other)
-    except AssertionError as error:
-        return f"{name}: {error}"
-    return None
-
-
-def digest(run: dict) -> bytes:
-    """Of all bits of a run's tensors."""
-    return hashlib.sha256(b"".join(leaf.numpy().tobytes() for leaf in run["tensors"])).digest()
-
-
-def differences(cases: Sequence[Case], ranks: TorchRanks) -> list[str]:
-    """Processes compare their bits in every case; each compares a share of the cases with runs of its own."""
-    many = [case.run(ranks) for case in cases]
-    digests = [set(ranks.gather_texts(digest(run))) for run in many]
-    found = [
-        f"{case.name}: other bits on other ranks" for case, one in zip(cases, digests, strict=True) if len(one) > 1
-    ]
-    for case, run in list(zip(cases, many, strict=True))[ranks.rank :: ranks.size]:
-        if said := difference(case.name, run, case.run(None)):
-            found.append(said)
-    return found
-
-
-def weighted(federation: Federation) -> Federation:
+def with_weights(federation: Federation) -> Federation:
     weights = {client: 1.0 + at for at, client in enumerate(federation.ids)}
     owners = [federation.ids[at] for at in federation.train.client_of().tolist()]
-    return Federation.from_arrays(
-        federation.train.x.float(), federation.train.y, owners, test_fraction=0, weights=weights
-    ).to(dtype=torch.float64)
+    samples = federation.train.x.float(), federation.train.y, owners
+    return Federation.from_arrays(*samples, test_fraction=0, weights=weights).to(dtype=torch.float64)
 
 
-def too_many_processes() -> str | None:
-    """One client for two processes."""
-    settings = {
-        "name": "one", "rounds": 1, "model": {"name": "linear"}, "algorithm": {"name": "local", "lr": 0.1},
-        "data": {"name": "synthetic_groups"},
-    }  # fmt: skip
-    try:
-        run_experiment(Experiment.model_validate(settings), "/nowhere", read=lambda *_: make_federation((9,)))
-    except SettingError as error:
-        return str(error)
-    return None
+def one_client_for_two_processes() -> None:
+    linear, local = {"name": "linear"}, {"name": "local", "lr": 0.1}
+    settings = {"name": "one", "rounds": 1, "model": linear, "algorithm": local, "data": {"name": "synthetic_groups"}}
+    run_experiment(Experiment.model_validate(settings), "/nowhere", read=lambda *_: make_federation((9,)))
 
 
-def refused_by_the_first() -> str:
-    """How a process learns that the first one refuses to go on."""
-
-    def refuse() -> None:
-        raise SettingError("not like this")
-
-    try:
-        TorchRanks().decide_on_first(refuse)
-    except (SettingError, SystemExit) as end:
-        return repr(end)
-    return "nothing"
+def refuse() -> None:
+    raise SettingError("not like this")
 
 
 def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    counted, ranks = Counted(), TorchRanks()
-    federation = make_federation(SIZES, dtype=torch.float64)
-    cases = [Case(name, *case, federation) for name, case in CASES.items()]
-    cases += [
-        Case(f"{name} with weights of clients", *CASES[name], weighted(federation))
-        for name in ("fedavg", "ppfl-outputs")
-    ]
-    said = {
-        "rank": ranks.rank,
-        "differences": differences(cases, ranks),
-        "bytes": [ranks.bytes_carried, counted.bytes],
-        "too_many": too_many_processes(),
-        "answer": ranks.decide_on_first(lambda: ["the first's", None] if ranks.first else "another"),
-        "refused": refused_by_the_first(),
-    }
+    counted, ranks, federation = Counted(), TorchRanks(), make_federation(SIZES, dtype=torch.float64)
+    for at, case in enumerate(CASES.values()):
+        check(case, federation, ranks, at % ranks.size == ranks.rank)
+    for name in ("fedavg", "ppfl-outputs"):
+        check(CASES[name], with_weights(federation), ranks, ranks.first)
+    assert ranks.bytes_carried == counted.bytes > 0
+    assert_refused(one_client_for_two_processes, SettingError, "start at most 1 processes")
+    said = ranks.decide_on_first(lambda: ["the first's", None] if ranks.first else "another")
+    assert said == ["the first's", None]  # what the first decides holds for all
+    with pytest.raises(SettingError if ranks.first else SystemExit):  # and what it refuses, of which it alone says why
+        TorchRanks().decide_on_first(refuse)
     dist.destroy_process_group()
-    said["threads"] = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
-    os.write(1, f"{json.dumps(said)}\n".encode())  # in one piece, because both processes write here
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
+    assert not [name for name in threads if "gloo" in name]  # they could abort the process as it ends
+    os.write(1, f"rank {ranks.rank} is done\n".encode())  # in one piece, because both processes write here
 
 
 if __name__ == "__main__":

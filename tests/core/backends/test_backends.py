@@ -1,312 +1,425 @@
-"""Models run and mix as the figures say, and both backends find the same gradients."""
+"""Every kind of network and loss trains as K ordinary networks of torch would, on every engine."""
 
 import copy
+import itertools
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from kit.problems import make_linear, make_net
+from kit.problems import LINKS, NETWORKS, PROBLEMS, Problem, Recurrent, make_linear, make_net, of_net, with_seed
+from kit.refusals import DataError, ModelError, assert_refused
+from kit.training import assert_same, run
+from ppfl import PPFL, FedAvg, FedPer, Population, fit
 from ppfl.core.backends import Autograd, Batch, Chained, make_backend
-from ppfl.core.errors import DataError, ModelError
+from ppfl.core.backends.networks import FunctionalNetwork
+from ppfl.core.backends.pooling import pool_before_relu
 from ppfl.core.models import Mixture, Networks, OneNetwork
-from ppfl.core.params import Params, map_params
-from ppfl.core.population import Population
+from ppfl.core.params import Params
 
-X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-Y = torch.tensor([0, 1, 2, 0, 1, 2])
-C = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-EVEN = torch.full((6,), 1 / 6, dtype=torch.float64)
-PADDED = torch.stack([EVEN, torch.tensor([0.25] * 4 + [0.0] * 2, dtype=torch.float64)])
-
-
-def distinct(backend: Autograd) -> Params:
-    return backend.population.initial_models(seed=3, distinct=True)
+MIXES = ("outputs", "predictions", "weights")
+C = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64)
+SHARE = torch.tensor([[1 / 6] * 6, [1 / 4] * 4 + [0.0] * 2], dtype=torch.float64)
+REAL = (6, 4)
+every_problem = pytest.mark.parametrize("name", PROBLEMS)
+# torch loops over clients in its margin loss and in attention, and says so
+loops_of_torch = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
-def make_batch(x: torch.Tensor = X, y: torch.Tensor = Y, share: torch.Tensor = EVEN) -> Batch:
-    """Of one client (N, ...), or of several (C, N, ...)."""
-    x, y, share = (t[None] if share.dim() == 1 else t for t in (x, y, share))
-    return Batch(x, y, share, (share > 0).sum(1).to(share), torch.zeros_like(share, dtype=torch.long), None)
+def batch_of(problem: Problem, keys: Tensor | None = None) -> Batch:
+    """Two clients; the last two samples of the second one are padding."""
+    train = problem.federation.train
+    x, y = (values[:12].reshape(2, 6, *values.shape[1:]) for values in (train.x, train.y))
+    return Batch(x, y, SHARE, torch.tensor([6.0, 4.0]).double(), torch.zeros(2, 6, dtype=torch.long), keys)
 
 
-def autograd(net: nn.Module, *, y: torch.Tensor = Y, n_classes: int | None = 3, **settings) -> Autograd:
-    return Autograd(Population(net, **{"k": 3, **settings}), X, y, n_classes)
+def backends_of(problem: Problem, population: Population) -> list[Autograd]:
+    """The reference, and the one that is chosen if it is another."""
+    like = population, problem.federation.train.x, problem.federation.train.y, problem.federation.n_classes
+    chosen = make_backend(*like)
+    return [chosen] if type(chosen) is Autograd else [Autograd(*like), chosen]
 
 
-def predict_one(backend: Autograd, models: Params, c: torch.Tensor, x: torch.Tensor = X) -> torch.Tensor:
-    return backend.predict(Mixture(models, c[None]), x[None])[0]
+def distinct(population: Population) -> Params:
+    return population.initial_models(seed=3, distinct=True)
 
 
-def plain_nets(backend: Autograd, net: nn.Module, shared: Params) -> list[nn.Module]:
-    """The K networks as ordinary modules."""
-    nets = [copy.deepcopy(net) for _ in range(backend.population.k)]
-    canonical = backend.population.canonical_names
+def with_values(net: nn.Module, values: Params) -> nn.Module:
+    """The network with other values of what is trained."""
     with torch.no_grad():
-        for k, one in enumerate(nets):
-            for name, parameter in one.named_parameters():
-                parameter.copy_(shared[name][k] if name in canonical else shared[name])
-    return nets
+        for name, parameter in net.named_parameters():
+            if parameter.requires_grad:
+                parameter.copy_(values[name])
+    return net
 
 
-class Middle(nn.Module):
-    """A canonical layer with layers on both sides, and a skip around it."""
+def member(models: Params, names: frozenset[str], k: int) -> Params:
+    """One of K models, with the common part."""
+    return {name: leaf[k] if name in names else leaf for name, leaf in models.items()}
 
+
+def gradients_of(net: nn.Module) -> Params:
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in net.named_parameters() if p.requires_grad}
+
+
+# ---------------------------------------------------------------------- what K ordinary networks give
+
+
+def mixed_outputs(c: Tensor, outputs: list) -> object:
+    """Sums of numbers; lengths in packed sequences are the same for all."""
+    first = outputs[0]
+    if first is None or isinstance(first, Tensor):
+        moves = first is not None and first.is_floating_point()
+        return torch.einsum("k,k...->...", c, torch.stack(outputs)) if moves else first
+    parts = [mixed_outputs(c, list(part)) for part in zip(*outputs, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+
+
+class Mixed(nn.Module):
+    """K modules in one place, whose outputs are mixed before the next layer."""
+
+    def __init__(self, modules: list[nn.Module], c: Tensor) -> None:
+        super().__init__()
+        self.each, self.c = modules, c
+
+    def forward(self, *inputs):
+        return mixed_outputs(self.c, [module(*inputs) for module in self.each])
+
+
+def naive_step(problem: Problem, population: Population, models: Params, c: Tensor, x: Tensor, y: Tensor):
+    """The output of one client's mixed model, its mean loss, and the gradients of models and membership."""
+    names, k = population.canonical_names, len(c)
+    if population.mix.name == "weights":
+        mixed = {n: torch.einsum("k,k...->...", c, v) if n in names else v for n, v in models.items()}
+        net = with_values(problem.net(), mixed)
+        output = problem.output(net, x)
+        loss = problem.mean_loss(output, y)
+        loss.backward()
+        G = gradients_of(net)
+        slopes = torch.stack([sum((G[n] * models[n][i]).sum() for n in names) for i in range(k)])
+        return output, loss, {n: torch.stack([w * g for w in c]) if n in names else g for n, g in G.items()}, slopes
+    c = c.clone().requires_grad_()
+    nets = [with_values(problem.net(), member(models, names, i)) for i in range(k)]
+    trained = [dict(net.named_parameters()) for net in nets]  # before modules are replaced
+    parts = population.canonical_modules
+    if population.mix.name == "predictions" or parts == ("",):
+        outputs = torch.stack([problem.output(net, x) for net in nets])
+        predictions = population.mix.name == "predictions"
+        output = problem.mixed_predictions(outputs, c) if predictions else mixed_outputs(c, list(outputs))
+    else:
+        for part, modules in {part: [net.get_submodule(part) for net in nets] for part in parts}.items():
+            nets[0].set_submodule(part, Mixed(modules, c))
+        output = problem.output(nets[0], x)
+    loss = problem.mean_loss(output, y)
+    loss.backward()
+    each = {n: [torch.zeros_like(net[n]) if net[n].grad is None else net[n].grad for net in trained] for n in models}
+    return output, loss, {n: torch.stack(g) if n in names else sum(g) for n, g in each.items()}, c.grad
+
+
+def assert_steps(backend: Autograd, models: Params, batch: Batch, inverse_link, steps: list) -> None:
+    """Losses, predictions and gradients of two clients are those of `naive_step`."""
+    mix, scale = backend.population.mix.name, torch.tensor([2.0, 0.5], dtype=torch.float64)
+    own = {n: torch.stack([v, v]) for n, v in models.items()}
+    gradients, losses = backend.model_gradients(models, C, batch)
+    slopes, slope_losses = backend.membership_gradients(models, C, batch)
+    empty, velocity = ({n: torch.full_like(v, f) for n, v in own.items()} for f in (torch.nan, 1.0))
+    backend.add_model_gradients(own, empty, 0.0, C, batch)
+    backend.add_model_gradients(own, velocity, 0.5, C, batch, scale)
+    assert all(leaf.equal(torch.stack([models[n]] * 2)) for n, leaf in own.items())
+    predictions, evaluated = backend.evaluate(Mixture(models, C), batch.x, batch.y)
+    torch.testing.assert_close(backend.predict(Mixture(models, C), batch.x), predictions)
+    kept = slopes, losses
+    if backend.caches_outputs:
+        kept = backend.membership_loss(backend.outputs(models, batch.x), batch.y, SHARE)(C)
+    for i, (output, loss, expected, slope) in enumerate(steps):
+        for found in (losses[i], slope_losses[i], kept[1][i], (evaluated[i] * SHARE[i]).sum()):
+            torch.testing.assert_close(found, loss.detach())
+        for found in (slopes[i], kept[0][i]):  # with mixed predictions up to a constant, which moves no membership
+            constant = (found - slope).mean() if mix == "predictions" else 0.0
+            torch.testing.assert_close(found - constant, slope)
+        prediction = inverse_link(output.detach())
+        torch.testing.assert_close(predictions[i, : REAL[i]].reshape(prediction.shape), prediction)
+        for n, gradient in expected.items():
+            factor = scale[i] if n in backend.population.canonical_names else 1.0
+            torch.testing.assert_close(gradients[n][i], gradient)
+            torch.testing.assert_close(empty[n][i], gradient)
+            torch.testing.assert_close(velocity[n][i], 0.5 + factor * gradient)
+
+
+@loops_of_torch
+@every_problem
+def test_mixed_models_have_the_gradients_of_k_ordinary_networks(name: str) -> None:
+    problem = PROBLEMS[name]()
+    batch, inverse_link = batch_of(problem), LINKS[problem.link][0]
+    for canonical, mix in itertools.product(problem.canonical, MIXES):
+        population = problem.population(k=3, mix=mix, canonical=canonical)
+        models = distinct(population)
+        steps = [
+            naive_step(problem, population, models, C[i], batch.x[i, :size], batch.y[i, :size])
+            for i, size in enumerate(REAL)
+        ]
+        for backend in backends_of(problem, population):
+            assert_steps(backend, models, batch, inverse_link, steps)
+
+
+def assert_ordinary(problem: Problem) -> None:
+    """Gradients and outputs of one network per client, and of K models whose losses have weights, as in an EM step."""
+    batch, scale = batch_of(problem), torch.tensor([2.0, 0.5], dtype=torch.float64)
+    weights = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    population, before = problem.population(k=3, canonical=problem.canonical[-1]), batch.x.clone()
+    models, one, names = distinct(population), population.initial_network(), population.canonical_names
+    networks = {n: torch.stack([v, v + 0.1]) for n, v in one.items()}
+    own = {n: torch.stack([v, v]) for n, v in models.items()}
+    for backend in backends_of(problem, population):
+        velocity, weighted = ({n: torch.ones_like(v) for n, v in leaves.items()} for leaves in (networks, own))
+        losses = backend.add_gradients(networks, velocity, 0.5, batch, scale)
+        weighted_losses = backend.add_weighted_gradients(own, weighted, 0.5, weights, batch)
+        outputs = [backend.outputs_of(which, batch.x) for which in (OneNetwork(one), Networks(networks))]
+        assert batch.x.equal(before)
+        for i, size in enumerate(REAL):
+            x, y = batch.x[i, :size], batch.y[i, :size]
+            net = with_values(problem.net(), {n: v[i] for n, v in networks.items()})
+            torch.testing.assert_close(outputs[0][i, :size], problem.output(problem.net(), x))
+            torch.testing.assert_close(outputs[1][i, :size], problem.output(net, x))
+            problem.plain(net, x, y).backward()
+            torch.testing.assert_close(losses[i], problem.plain(net, x, y).detach())
+            for n, gradient in gradients_of(net).items():
+                torch.testing.assert_close(velocity[n][i], 0.5 + (scale[i] if n in names else 1.0) * gradient)
+            each = [with_values(problem.net(), member(models, names, k)) for k in range(3)]
+            total = sum(
+                weights[i, k, j] * problem.plain(each[k], batch.x[i, j : j + 1], batch.y[i, j : j + 1])
+                for k, j in itertools.product(range(3), range(6))
+            )
+            total.backward()
+            torch.testing.assert_close(weighted_losses[i], total.detach())
+            found = [gradients_of(net) for net in each]
+            for n in models:
+                expected = torch.stack([g[n] for g in found])
+                torch.testing.assert_close(weighted[n][i], 0.5 + (expected if n in names else expected.sum(0)))
+
+
+@loops_of_torch
+@every_problem
+def test_networks_that_are_not_mixed_have_the_gradients_of_ordinary_ones(name: str) -> None:
+    assert_ordinary(PROBLEMS[name]())
+
+
+@loops_of_torch
+@every_problem
+def test_engines_give_one_trajectory(name: str) -> None:
+    problem, at = PROBLEMS[name](), list(PROBLEMS).index(name) % 3
+    for turn, mix in enumerate(MIXES if len(problem.canonical) > 1 else MIXES[at : at + 1]):
+        population = problem.population(k=2, mix=mix, canonical=problem.canonical[turn % len(problem.canonical)])
+        one, other = (
+            run(PPFL(lr=0.05, batch_size=4), population, problem.federation, engine=engine, rounds=2)
+            for engine in ("loop", "threads")
+        )
+        assert_same(other.everything(), one.everything(), atol=1e-9, rtol=1e-8)
+        start, end = one.states[0].server.shared, one.server.shared
+        assert all(not torch.allclose(start[n], end[n], rtol=0, atol=1e-9) for n in population.canonical_names)
+
+
+@loops_of_torch
+@every_problem
+def test_one_full_step_of_fedavg_is_torchs_own(name: str) -> None:
+    problem = PROBLEMS[name]()
+    train, net = problem.federation.train, problem.net()
+    problem.plain(net, train.x, train.y).backward()
+    expected = {n: (p - 0.1 * p.grad).detach() for n, p in net.named_parameters() if p.requires_grad}
+    after = problem.plain(with_values(net, expected), train.x, train.y).item()
+    method = FedAvg(lr=0.1, momentum=0.0, batch_size=None, local_steps=1, schedule="constant")
+    for engine in ("loop", "stacked"):
+        fitted = fit(problem.population(), problem.federation, method, rounds=1, engine=engine)
+        found = fitted.models(["c0"]).values
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)  # weights of clients are in single precision
+        scores = fitted.evaluate(problem.federation, "train")
+        assert scores.pooled_loss == pytest.approx(after, rel=1e-5)
+        assert fitted.problem.population.loss.metric_name == problem.metric
+
+
+def predictions_of(net: nn.Module, c: Tensor = C, **settings) -> Tensor:
+    """Of two clients, with models that are drawn apart."""
+    population, batch = Population(net, **{"k": 3, **settings}), batch_of(PROBLEMS["chain"]())
+    backend = make_backend(population, batch.x[0], batch.y[0], 3)
+    return backend.predict(Mixture(distinct(population), c), batch.x)
+
+
+def test_mixed_outputs_are_mixed_weights_where_layers_are_linear_and_nowhere_else() -> None:
+    line, net = make_linear(dtype=torch.float64), make_net(dtype=torch.float64)
+    torch.testing.assert_close(predictions_of(line, mix="outputs"), predictions_of(line, mix="weights"))
+    torch.testing.assert_close(predictions_of(net, canonical=("0", "2")), predictions_of(net, mix="weights"))
+    for one, other in itertools.combinations([predictions_of(net, mix=mix) for mix in MIXES], 2):
+        assert not torch.allclose(one, other, atol=1e-3)
+
+
+def test_the_max_rule_takes_one_network_however_models_are_mixed() -> None:
+    net, x = make_net(dtype=torch.float64), batch_of(PROBLEMS["chain"]()).x
+    models, hard = distinct(Population(net, k=3)), Mixture({}, C).hardened().memberships
+    alone = [with_values(copy.deepcopy(net), {n: v[k] for n, v in models.items()}) for k in (0, 2)]
+    expected = torch.stack([one(x[i]).softmax(-1) for i, one in enumerate(alone)])
+    for mix in MIXES:
+        torch.testing.assert_close(predictions_of(net, hard, mix=mix), expected)
+
+
+@pytest.mark.parametrize("method", [FedAvg(lr=0.1, batch_size=4), FedPer(lr=0.1, batch_size=4, personal_part="out")])
+def test_a_tied_parameter_stays_one_parameter(method) -> None:
+    problem = PROBLEMS["tied"]()
+    found = [run(method, problem.population(), problem.federation, engine=e, rounds=2) for e in ("loop", "stacked")]
+    assert_same(found[1].everything(), found[0].everything(), atol=1e-9, rtol=1e-8)
+    both = {"embed.weight", "out.bias"}
+    for canonical in ("out", "embed", ("embed", "out")):
+        assert problem.population(k=2, canonical=canonical).canonical_names == both
+
+
+def test_only_networks_that_vmap_cannot_run_or_runs_slowly_go_client_by_client() -> None:
+    for name, make in PROBLEMS.items():
+        problem = make()
+        *_, backend = backends_of(problem, problem.population())
+        assert backend.clients.one_by_one == (name in NETWORKS or "images" in name), name
+        assert backend.clients.channels_last == ("images" in name and name != "images in one layout"), name
+        if name in ("linear", "chain", "long chain", "one label"):
+            assert type(backend) is Chained  # which is differentiated by hand
+
+
+class Skip(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+def tied_chain() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    net[2].weight = net[0].weight
+    return net
+
+
+NO_CHAINS = [
+    tied_chain,
+    lambda: nn.Sequential(*[nn.Linear(4, 4)] * 2),
+    lambda: nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 3)),
+    lambda: nn.Sequential(nn.ReLU(), nn.Linear(4, 3)),  # would write into its input
+    lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.ReLU()),
+    lambda: nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(), nn.Linear(4, 3)),
+    lambda: nn.Sequential(nn.Linear(4, 8), nn.Unflatten(1, (2, 4)), nn.Flatten(), nn.Linear(8, 3)),
+    lambda: Skip(nn.Linear(4, 4)),
+]
+
+
+@pytest.mark.parametrize("make", NO_CHAINS)
+def test_what_is_almost_a_chain_of_layers_runs_as_it_is_written(make) -> None:
+    problem = of_net(make)
+    assert type(backends_of(problem, problem.population())[0]) is Autograd
+    assert_ordinary(problem)
+
+
+@pytest.mark.parametrize("part", ["out", "cells"])
+def test_gradients_of_some_parameters_are_those_among_all_and_the_rest_is_left_alone(part: str) -> None:
+    problem = PROBLEMS["lstm"]()
+    (backend,), batch = backends_of(problem, problem.population(k=3, canonical=part)), batch_of(problem)
+    networks = {n: torch.stack([v, v + 0.1]) for n, v in backend.population.initial_network().items()}
+    every, some = ({n: torch.ones_like(v) for n, v in networks.items()} for _ in range(2))
+    only = backend.population.canonical_names
+    losses = backend.add_gradients(networks, every, 0.5, batch)
+    torch.testing.assert_close(backend.add_gradients(networks, some, 0.5, batch, only=only), losses)
+    for name, velocity in some.items():
+        torch.testing.assert_close(velocity, every[name] if name in only else torch.ones_like(velocity))
+
+
+@pytest.mark.parametrize("canonical", ["all", "out", "cells"])
+def test_dropout_masks_are_the_same_in_a_chunk_of_clients_and_alone(canonical: str) -> None:
+    net = with_seed(lambda: Recurrent(dropout=0.5))
+    batch = batch_of(PROBLEMS["lstm"](), keys=torch.tensor([5, 9]))
+    population = Population(net, k=3, canonical=canonical)
+    backend, models = make_backend(population, batch.x[0], batch.y[0], 3), distinct(population)
+    together, losses = backend.model_gradients(models, C, batch)
+    for i in range(2):
+        gradients, loss = backend.model_gradients(models, C[i : i + 1], Batch(*(leaf[i : i + 1] for leaf in batch)))
+        torch.testing.assert_close(loss[0], losses[i])
+        for name, leaf in gradients.items():
+            torch.testing.assert_close(leaf[0], together[name][i])
+    assert not backend.model_gradients(models, C, batch._replace(keys=None))[1].equal(losses)
+
+
+POOLED = [
+    lambda: (nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 3, 2)),
+    lambda: (nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1), nn.MaxPool2d(2)),  # windows that overlap
+    lambda: (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveMaxPool2d(2)),),
+]
+
+
+@pytest.mark.parametrize("make", POOLED)
+def test_pooling_before_relu_gives_the_bits_of_pooling_after_it(make) -> None:
+    net = with_seed(lambda: nn.Sequential(*make()), dtype=torch.float32)
+    own = FunctionalNetwork(net, torch.device("cpu")).net
+    kinds = [[type(module) for module in one.modules()] for one in (net, own)]
+    assert kinds[0] != kinds[1] and list(net.state_dict()) == list(own.state_dict())
+    x = torch.randn(5, 2, 12, 12, generator=torch.Generator().manual_seed(0))
+    for at in (x.requires_grad_(), x.detach().round().requires_grad_()):  # with many equal values, and many zeros
+        found = []
+        for out, one in ((net(at), net), (own(at), own)):
+            weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+            found.append([out, *torch.autograd.grad((out * weights).sum(), [at, *one.parameters()])])
+        assert all(torch.equal(plain, quick) for plain, quick in zip(*found, strict=True))
+
+
+def test_pooling_that_is_not_after_relu_or_is_watched_stays_where_it_is() -> None:
+    watched = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+    watched[0].register_forward_hook(lambda *_: None)
+    others = [(nn.ReLU(), nn.AvgPool2d(2)), (nn.LeakyReLU(-1.0), nn.MaxPool2d(2))]
+    others += [(nn.ReLU(), nn.MaxPool2d(2, return_indices=True))]
+    for net in (*(nn.Sequential(*layers) for layers in others), Skip(nn.ReLU(), nn.MaxPool2d(2)), watched):
+        before = list(net.children())
+        assert list(pool_before_relu(net).children()) == before
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+class Functional(nn.Module):
+    def __init__(self, f) -> None:
+        super().__init__()
+        self.inner, self.f = nn.Linear(4, 3), f
+
+    def forward(self, x: Tensor) -> object:
+        return self.f(self.inner(x))
+
+
+class TiedToItself(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.middle, self.last = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = torch.relu(self.first(x))
-        return self.last(torch.tanh(self.middle(hidden)) + hidden)
+        self.embed = nn.Embedding(3, 3)
+        self.table = self.embed.weight
 
 
-def test_outputs_of_whole_networks_are_summed() -> None:
-    net = make_net(dtype=torch.float64)
-    backend = autograd(net, mix="outputs")
-    shared = distinct(backend)
-    expected = sum(c * one(X) for c, one in zip(C, plain_nets(backend, net, shared), strict=True)).softmax(1)
-    torch.testing.assert_close(predict_one(backend, shared, C), expected)
+def no_gradient(x: Tensor) -> Tensor:
+    return x.new_tensor(x.tolist())
 
 
-def test_predictions_are_averaged_after_the_link() -> None:
-    net = make_net(dtype=torch.float64)
-    backend = autograd(net, mix="predictions")
-    shared = distinct(backend)
-    expected = sum(c * one(X).softmax(1) for c, one in zip(C, plain_nets(backend, net, shared), strict=True))
-    torch.testing.assert_close(predict_one(backend, shared, C), expected)
-    loss = -expected[torch.arange(6), Y].log()
-    _, losses = backend.evaluate(Mixture(shared, C[None]), X[None], Y[None])
-    torch.testing.assert_close(losses[0], loss)
+def run_on(net: nn.Module, y: Tensor | None = None, n_classes: int | None = 3, **settings) -> None:
+    problem = PROBLEMS["chain"]()
+    y = problem.federation.train.y if y is None else y
+    make_backend(Population(net.double(), **{"k": 2, **settings}), problem.federation.train.x, y, n_classes)
 
 
-def test_weights_are_averaged_before_the_network() -> None:
-    net = make_net(dtype=torch.float64)
-    backend = autograd(net, mix="weights")
-    shared = distinct(backend)
-    nets = plain_nets(backend, net, shared)
-    with torch.no_grad():
-        for into, *values in zip(net.parameters(), *(one.parameters() for one in nets), strict=True):
-            into.copy_(sum(c * v for c, v in zip(C, values, strict=True)))
-    torch.testing.assert_close(predict_one(backend, shared, C), net(X).softmax(1))
+ONES = torch.ones(20, dtype=torch.float64)
+REFUSED = {
+    "other samples": (lambda: run_on(nn.Linear(7, 3)), ModelError, "(4,)"),
+    "too few outputs": (lambda: run_on(make_net(), n_classes=5), ModelError, "5 outputs"),
+    "too many outputs": (lambda: run_on(make_net(), ONES, 2, loss="logistic"), ModelError, "one output"),
+    "other labels": (lambda: run_on(nn.Linear(4, 1), 2 * ONES, None, loss="logistic"), DataError, "0 or 1"),
+    "other numbers": (lambda: run_on(nn.Linear(4, 2), ONES, None, loss="squared"), ModelError, "outputs"),
+    "two tensors": (lambda: run_on(Functional(lambda x: (x, x))), ModelError, "tuple"),
+    "no gradient": (lambda: run_on(Functional(no_gradient)), ModelError, "no gradient"),
+    "dropout": (lambda: run_on(Functional(nn.functional.dropout)), ModelError, "nn.Dropout"),
+    "dropout in a part": (
+        lambda: run_on(nn.Sequential(Functional(nn.functional.dropout)), canonical="0"), ModelError, "nn.Dropout",
+    ),
+    "tied to what holds it": (
+        lambda: Population(TiedToItself(), k=2, canonical="embed"), ModelError, "'table'", "canonical='all'",
+    ),
+}  # fmt: skip
 
 
-def test_mixed_outputs_of_a_middle_layer_go_to_the_next_layer() -> None:
-    net = Middle().double()
-    backend = autograd(net, canonical="middle", mix="outputs")
-    assert not backend.caches_outputs
-    shared = distinct(backend)
-    nets = plain_nets(backend, net, shared)
-    hidden = torch.relu(net.first(X))
-    mixed = sum(c * one.middle(hidden) for c, one in zip(C, nets, strict=True))
-    expected = net.last(torch.tanh(mixed) + hidden).softmax(1)
-    torch.testing.assert_close(predict_one(backend, shared, C), expected)
-
-
-def test_several_canonical_layers_are_mixed_each_on_its_own() -> None:
-    net = make_net(dtype=torch.float64)
-    backend = autograd(net, canonical=["0", "2"], mix="outputs")
-    shared = distinct(backend)
-    nets = plain_nets(backend, net, shared)
-    hidden = torch.relu(sum(c * one[0](X) for c, one in zip(C, nets, strict=True)))
-    expected = sum(c * one[2](hidden) for c, one in zip(C, nets, strict=True)).softmax(1)
-    torch.testing.assert_close(predict_one(backend, shared, C), expected)
-
-
-def test_whole_networks_and_layer_by_layer_are_different_models() -> None:
-    net = make_net(dtype=torch.float64)
-    whole, layers = autograd(net), autograd(net, canonical=["0", "2"])
-    shared = distinct(whole)
-    assert not torch.allclose(predict_one(whole, shared, C), predict_one(layers, shared, C), atol=1e-3)
-
-
-def test_a_linear_canonical_part_makes_outputs_and_weights_equal() -> None:
-    net = make_linear(dtype=torch.float64)
-    outputs, weights = autograd(net, mix="outputs"), autograd(net, mix="weights")
-    shared = distinct(outputs)
-    torch.testing.assert_close(predict_one(outputs, shared, C), predict_one(weights, shared, C))
-    found = [backend.model_gradients(shared, C[None], make_batch())[0] for backend in (outputs, weights)]
-    for name in shared:
-        torch.testing.assert_close(found[0][name], found[1][name])
-
-
-def test_a_hidden_layer_makes_them_differ() -> None:
-    net = make_net(dtype=torch.float64)
-    outputs, weights = autograd(net, mix="outputs"), autograd(net, mix="weights")
-    shared = distinct(outputs)
-    assert not torch.allclose(predict_one(outputs, shared, C), predict_one(weights, shared, C), atol=1e-3)
-
-
-@pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
-def test_one_canonical_model_is_the_network(mix: str) -> None:
-    net = make_net(dtype=torch.float64)
-    backend = autograd(net, k=1, mix=mix)
-    one = torch.ones(1, dtype=torch.float64)
-    models = backend.population.initial_models(0)
-    torch.testing.assert_close(predict_one(backend, models, one), net(X).softmax(1))
-    torch.testing.assert_close(
-        backend.predict(OneNetwork(backend.population.initial_network()), X[None])[0], net(X).softmax(1)
-    )
-
-
-@pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
-def test_equal_canonical_models_make_memberships_irrelevant(mix: str) -> None:
-    backend = autograd(make_net(dtype=torch.float64), mix=mix)
-    shared = backend.population.initial_models(0)
-    torch.testing.assert_close(predict_one(backend, shared, C), predict_one(backend, shared, C.flip(0)))
-
-
-@pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
-def test_the_max_rule_uses_one_model(mix: str) -> None:
-    net = make_net(dtype=torch.float64)
-    backend = autograd(net, mix=mix)
-    shared = distinct(backend)
-    expected = plain_nets(backend, net, shared)[1](X).softmax(1)
-    c = torch.tensor([[0.3, 0.4, 0.3]], dtype=torch.float64)
-    torch.testing.assert_close(backend.predict(Mixture(shared, c).hardened(), X[None])[0], expected)
-
-
-@pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
-@pytest.mark.parametrize("canonical", ["all", "2"])
-def test_a_chunk_of_clients_is_its_clients_one_by_one(mix: str, canonical: str) -> None:
-    backend = autograd(make_net(dtype=torch.float64), mix=mix, canonical=canonical)
-    shared, c = distinct(backend), torch.stack([C, C.flip(0)])
-    x, y = torch.stack([X, X + 1]), torch.stack([Y, Y])
-    together, losses = backend.model_gradients(shared, c, make_batch(x, y, PADDED))
-    slopes, _ = backend.membership_gradients(shared, c, make_batch(x, y, PADDED))
-    for i, size in enumerate((6, 4)):
-        alone = make_batch(x[i, :size], y[i, :size], PADDED[i, :size])
-        gradients, loss = backend.model_gradients(shared, c[i : i + 1], alone)
-        torch.testing.assert_close(losses[i], loss[0])
-        torch.testing.assert_close(slopes[i], backend.membership_gradients(shared, c[i : i + 1], alone)[0][0])
-        for name in together:
-            torch.testing.assert_close(together[name][i], gradients[name][0])
-
-
-def both_backends(net: nn.Module, target: torch.Tensor, loss: str, **settings) -> list[Autograd]:
-    """The reference, and the one for chains."""
-    n_classes = 3 if loss == "cross_entropy" else None
-    reference = autograd(net, y=target, n_classes=n_classes, loss=loss, **settings)
-    chained = make_backend(reference.population, X, target, n_classes)
-    assert isinstance(chained, Chained)
-    return [reference, chained]
-
-
-@pytest.mark.parametrize("mix", ["outputs", "predictions"])
-@pytest.mark.parametrize("canonical", ["all", "2"])
-@pytest.mark.parametrize("loss", ["cross_entropy", "logistic", "squared", "poisson"])
-def test_cached_outputs_give_the_membership_gradient(mix: str, canonical: str, loss: str) -> None:
-    labels = loss == "cross_entropy"
-    net = make_net(classes=3 if labels else 1, dtype=torch.float64)
-    target = Y if labels else Y % 2 if loss == "logistic" else Y.double()
-    reference, chained = both_backends(net, target, loss, mix=mix, canonical=canonical)
-    assert reference.caches_outputs and chained.caches_outputs
-    shared, c = distinct(reference), torch.stack([C, C.flip(0)])
-    batch = make_batch(torch.stack([X, X + 1]), torch.stack([target] * 2), PADDED)
-    expected_slopes, expected_losses = reference.membership_gradients(shared, c, batch)
-    for backend in (reference, chained):
-        slopes, losses = backend.membership_loss(backend.outputs(shared, batch.x), batch.y, PADDED)(c)
-        torch.testing.assert_close(slopes, expected_slopes)
-        torch.testing.assert_close(losses, expected_losses)
-
-
-LOSS_TARGETS = {"cross_entropy": Y, "logistic": Y % 2, "squared": Y.double(), "poisson": Y.double()}
-
-
-@pytest.mark.parametrize("loss", LOSS_TARGETS)
-@pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
-@pytest.mark.parametrize("canonical", ["all", "2", "0"])
-def test_by_hand_everything_is_what_torch_func_finds(mix: str, canonical: str, loss: str) -> None:
-    target = LOSS_TARGETS[loss]
-    net = make_net(classes=3 if loss == "cross_entropy" else 1, dtype=torch.float64)
-    backends = both_backends(net, target, loss, mix=mix, canonical=canonical)
-    shared, c = distinct(backends[0]), torch.stack([C, C.flip(0)])
-    batch = make_batch(torch.stack([X, X + 1]), torch.stack([target] * 2), PADDED)
-    own = {name: leaf.expand(2, *leaf.shape).clone() for name, leaf in shared.items()}
-    start = map_params(torch.clone, own)
-    weights = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = []
-    for backend in backends:
-        velocity, weighted = (
-            map_params(lambda v: torch.linspace(-1, 1, v.numel(), dtype=v.dtype).reshape(v.shape), own) for _ in "ab"
-        )
-        losses = backend.add_model_gradients(own, velocity, 0.9, c, batch)
-        weighted_losses = backend.add_weighted_gradients(own, weighted, 0.9, weights, batch)
-        predictions, evaluated = backend.evaluate(Mixture(shared, c), batch.x, batch.y)
-        slopes = backend.membership_gradients(shared, c, batch)
-        found.append(
-            [
-                losses,
-                *velocity.values(),
-                weighted_losses,
-                *weighted.values(),
-                evaluated,
-                predictions.reshape(2, 6, -1),
-                *slopes,
-            ]
-        )
-    for reference, by_hand in zip(*found, strict=True):
-        torch.testing.assert_close(by_hand, reference)
-    assert all(own[name].equal(before) for name, before in start.items())
-
-
-@pytest.mark.parametrize("canonical", ["all", "2"])
-def test_by_hand_plain_networks_have_the_same_gradients_and_outputs(canonical: str) -> None:
-    backends = both_backends(make_net(dtype=torch.float64), Y, "cross_entropy", k=1, canonical=canonical)
-    network = backends[0].population.initial_network()
-    networks = {name: torch.stack([leaf, leaf + 0.1]) for name, leaf in network.items()}
-    scale = torch.tensor([0.4, 2.0], dtype=torch.float64)
-    batch = make_batch(torch.stack([X, X + 1]), torch.stack([Y, Y]), PADDED)
-    found = []
-    for backend in backends:
-        velocity = map_params(torch.ones_like, networks)
-        losses = backend.add_gradients(networks, velocity, 0.5, batch, scale)
-        outputs = [backend.outputs_of(models, batch.x) for models in (OneNetwork(network), Networks(networks))]
-        found.append([losses, *velocity.values(), *outputs])
-    for reference, by_hand in zip(*found, strict=True):
-        torch.testing.assert_close(by_hand, reference)
-
-
-def test_the_membership_gradient_of_mixed_weights_is_the_inner_product_of_G_and_theta() -> None:
-    backend = autograd(make_net(dtype=torch.float64), mix="weights")
-    shared = distinct(backend)
-    mixed = {name: torch.tensordot(C, theta, dims=1)[None] for name, theta in shared.items()}
-    G = map_params(torch.empty_like, mixed)
-    backend.add_gradients(mixed, G, 0.0, make_batch())
-    inner = sum(torch.einsum("...,k...->k", G[name][0], shared[name]) for name in G)
-    slopes, _ = backend.membership_gradients(shared, C[None], make_batch())
-    torch.testing.assert_close(slopes[0], inner)
-
-
-def test_chains_whose_layers_are_frozen_or_have_dropout_are_left_to_autograd() -> None:
-    frozen = make_net(dtype=torch.float64)
-    frozen[0].requires_grad_(False)
-    dropout = nn.Sequential(nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)).double()
-    for net in (frozen, dropout, Middle().double()):
-        assert type(make_backend(Population(net, k=2), X, Y, 3)) is Autograd
-
-
-def test_group_norm_is_accepted() -> None:
-    net = nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.ReLU(), nn.Linear(6, 3)).double()
-    backend = autograd(net, k=2)
-    assert predict_one(backend, backend.population.initial_models(0), C[:2]).shape == (6, 3)
-
-
-class TwoOutputs(nn.Linear):
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return super().forward(x), x
-
-
-def test_a_network_that_does_not_fit_the_data_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"shape \(4,\)"):
-        autograd(nn.Linear(7, 3).double())
-    with pytest.raises(ModelError, match="give its last layer 5 outputs"):
-        autograd(make_net(dtype=torch.float64), n_classes=5)
-    with pytest.raises(ModelError, match="one output"):
-        autograd(make_net(dtype=torch.float64), y=Y % 2, n_classes=2, loss="logistic")
-    with pytest.raises(DataError, match="0 or 1"):
-        autograd(nn.Linear(4, 1).double(), n_classes=None, loss="logistic")
-    with pytest.raises(ModelError, match="returns a tuple"):
-        autograd(TwoOutputs(4, 3).double())
-    with pytest.raises(ModelError, match="squared loss cannot be taken|outputs .* do not fit"):
-        autograd(nn.Linear(4, 2).double(), y=Y.double(), n_classes=None, loss="squared")
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_network_that_does_not_fit_is_refused(case: str) -> None:
+    assert_refused(*REFUSED[case])
+    assert Population(TiedToItself(), k=2).canonical_modules == ("",)

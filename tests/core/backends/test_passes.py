@@ -4,16 +4,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kit.networks import with_seed
+from kit.refusals import ModelError, SettingError, assert_refused
 from ppfl import PPFL, Population, Watch, fit
 from ppfl.core.backends import Autograd, Batch, Chained, Passes, make_backend, passes
-from ppfl.core.backends.passes import CheckpointedBlock, blocks_of
-from ppfl.core.errors import ModelError, SettingError
 from ppfl.data import digits_federation
 from ppfl.sites import Loop, Stacked
 
-CLIENTS, SAMPLES, WIDTH, CLASSES, K = 3, 8, 12, 4, 2
+CLIENTS, SAMPLES, WIDTH, CLASSES = 3, 8, 12, 4
 ROUNDING = 2**-9  # of one number in bfloat16
 MIXES = [("outputs", "all"), ("outputs", "first"), ("predictions", "head"), ("weights", "all")]
+CHECKPOINTED = Passes(checkpoint_activations=True)
 
 
 class Twice(nn.Module):
@@ -34,10 +35,7 @@ class Blocks(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.rest:
-            x = block(x)
-        return self.head(x)
+        return self.head(self.rest[1](self.rest[0](self.first(x))))
 
 
 @pytest.fixture
@@ -57,8 +55,7 @@ def batch_of(keys: bool = False) -> Batch:
 
 def backends(other: Passes, mix: str = "outputs", canonical: str = "all") -> tuple[Autograd, Autograd]:
     """As usual, and with other passes."""
-    torch.manual_seed(0)
-    population, batch = Population(Blocks(), k=K, mix=mix, canonical=canonical), batch_of()
+    population, batch = Population(with_seed(Blocks).float(), k=2, mix=mix, canonical=canonical), batch_of()
     like = population, batch.x[0], batch.y[0], CLASSES
     return make_backend(*like), make_backend(*like, other)
 
@@ -78,23 +75,30 @@ def gradients(backend: Autograd, batch: Batch) -> dict[str, Tensor]:
     return velocity | named | values
 
 
-# ---------------------------------------------------------------------- bfloat16
+def errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[float]:
+    return [float((found[name] - value).norm() / value.norm()) for name, value in expected.items()]
 
 
 @pytest.mark.parametrize(("mix", "canonical"), MIXES)
 def test_gradients_in_bfloat16_are_those_of_float32_to_its_rounding(mix, canonical, bfloat16) -> None:
-    plain, low = (gradients(backend, batch_of()) for backend in backends(bfloat16, mix, canonical))
-    for name, expected in plain.items():
-        assert low[name].dtype == torch.float32
-        error = (low[name] - expected).norm() / expected.norm()
-        assert error < 40 * ROUNDING, name  # a number goes through about ten layers, there and back
-    assert any(not low[name].equal(expected) for name, expected in plain.items())
+    usual, lower = backends(bfloat16, mix, canonical)
+    plain, low = gradients(usual, batch_of()), gradients(lower, batch_of())
+    assert {leaf.dtype for leaf in low.values()} == {torch.float32}
+    assert 0 < max(errors(low, plain)) < 40 * ROUNDING  # a number goes through about ten layers, there and back
+    _, both = backends(bfloat16._replace(checkpoint_activations=True), mix, canonical)
+    assert max(errors(gradients(both, batch_of(True)), gradients(lower, batch_of(True)))) < 40 * ROUNDING
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["no dropout", "dropout"])
+@pytest.mark.parametrize(("mix", "canonical"), MIXES)
+def test_gradients_are_the_same_with_checkpointed_activations(mix, canonical, keys) -> None:
+    plain, checkpointed = (gradients(backend, batch_of(keys)) for backend in backends(CHECKPOINTED, mix, canonical))
+    torch.testing.assert_close(checkpointed, plain, rtol=1e-5, atol=1e-7)
 
 
 def test_training_in_bfloat16_learns_as_well_and_keeps_parameters_in_float32(bfloat16) -> None:
     federation, method = digits_federation(), PPFL(lr=0.1, batch_size=16)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    net = with_seed(lambda: nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10)), dtype=torch.float32)
     usual, low = (
         fit(Population(net, k=4), federation, method, rounds=5, engine=engine, watch=Watch(every=1))
         for engine in (Stacked(), Stacked(precision="bfloat16"))
@@ -106,82 +110,39 @@ def test_training_in_bfloat16_learns_as_well_and_keeps_parameters_in_float32(bfl
     assert {leaf.dtype for leaf in (*personal.models.values(), personal.memberships)} == {torch.float32}
 
 
-def test_the_default_is_the_network_as_it_is_and_the_fastest_backend() -> None:
-    net, batch = nn.Sequential(nn.Linear(WIDTH, CLASSES)), batch_of()
-    like = Population(net, k=1), batch.x[0], batch.y[0], CLASSES
-    assert type(make_backend(*like)) is type(make_backend(*like, Stacked().passes)) is Chained
-    backend = Autograd(*like, Loop().passes)
-    assert backend.run({}, batch.x[0]).equal(net(batch.x[0]))
-
-
-@pytest.mark.parametrize("engine", [Loop, Stacked])
-def test_bfloat16_is_refused_where_it_cannot_be_computed(engine, monkeypatch) -> None:
-    with pytest.raises(SettingError, match=r"precision is 'half'; it must be one of 'float32', 'bfloat16'"):
-        engine(precision="half")
-    federation, population = digits_federation(), Population(nn.Linear(64, 10), k=1)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False, "amx_bf16": False}, raising=False)
-    with pytest.raises(SettingError, match=r"this processor has no instructions for it .* use precision = 'float32'"):
-        fit(population, federation, rounds=1, engine=engine(precision="bfloat16"))
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
-    doubles = Population(nn.Linear(64, 10).double(), k=1)
-    with pytest.raises(ModelError, match=r"for networks of float32 .* are torch.float64"):
-        fit(doubles, federation.to(dtype=torch.float64), rounds=1, engine=engine(precision="bfloat16"))
-
-
-# ---------------------------------------------------------------------- checkpointed activations
-
-
-def test_blocks_are_the_parts_at_the_top_that_have_layers_of_their_own() -> None:
-    assert blocks_of(Blocks()) == ["first", "rest.0", "rest.1"]
-
-
-@pytest.mark.parametrize("keys", [False, True], ids=["no dropout", "dropout"])
-@pytest.mark.parametrize(("mix", "canonical"), MIXES)
-def test_gradients_are_the_same_with_checkpointed_activations(mix, canonical, keys) -> None:
-    pair = backends(Passes(checkpoint_activations=True), mix, canonical)
-    plain, checkpointed = (gradients(backend, batch_of(keys)) for backend in pair)
-    torch.testing.assert_close(checkpointed, plain, rtol=1e-5, atol=1e-7)
-
-
-def test_both_settings_together_give_what_bfloat16_gives(bfloat16) -> None:
-    _, low = backends(bfloat16)
-    _, both = backends(bfloat16._replace(checkpoint_activations=True))
-    expected = gradients(low, batch_of(keys=True))
-    for name, found in gradients(both, batch_of(keys=True)).items():
-        assert (found - expected[name]).norm() < 40 * ROUNDING * expected[name].norm(), name
-
-
-def test_less_is_kept_between_the_passes(monkeypatch) -> None:
-    inputs: list[int] = []
-    forward = CheckpointedBlock.forward
-
-    def watched(block, x: Tensor) -> Tensor:
-        inputs.append(x.numel() * x.element_size())
-        return forward(block, x)
-
-    monkeypatch.setattr(CheckpointedBlock, "forward", watched)
+def test_less_is_kept_between_the_passes() -> None:
     kept = []
-    for backend in backends(Passes(checkpoint_activations=True)):
-        saved: dict[int, int] = {}  # by place in memory: what is saved twice is kept once
+    for backend in backends(CHECKPOINTED):
+        places: dict[int, int] = {}  # what is saved twice is kept once
 
-        def count(tensor: Tensor, saved=saved) -> Tensor:
-            saved[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        def count(tensor: Tensor, places=places) -> Tensor:
+            places[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
             return tensor
 
-        batch, network = batch_of(), backend.population.initial_network()
-        inputs.clear()
-        at = {name: leaf.requires_grad_() for name, leaf in network.items()}
+        x, at = batch_of().x[0].repeat(1000, 1), backend.population.initial_network()
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            output = backend.run(at, batch.x[0].repeat(1000, 1))
+            output = backend.run({name: leaf.requires_grad_() for name, leaf in at.items()}, x)
         weights = {leaf.data_ptr() for leaf in at.values()}
-        activations = sum(size for place, size in saved.items() if place not in weights)
-        kept.append(activations + sum(inputs))
+        activations = sum(size for place, size in places.items() if place not in weights)
+        inputs = 3 * x.numel() * x.element_size() if kept else 0  # three checkpointed blocks keep theirs
+        kept.append(activations + inputs)
         output.sum().backward()
     assert kept[1] < kept[0] / 2
 
 
-def test_a_network_without_blocks_is_refused() -> None:
-    batch = batch_of()
-    flat = Population(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)), k=1)
-    with pytest.raises(SettingError, match="the network has no blocks to run again; group its layers"):
-        make_backend(flat, batch.x[0], batch.y[0], CLASSES, Passes(checkpoint_activations=True))
+def fit_digits(engine, dtype: torch.dtype = torch.float32) -> None:
+    federation = digits_federation().to(dtype=dtype)
+    fit(Population(nn.Linear(64, 10).to(dtype), k=1), federation, rounds=1, engine=engine(precision="bfloat16"))
+
+
+@pytest.mark.parametrize("engine", [Loop, Stacked])
+def test_passes_that_cannot_be_are_refused(engine, monkeypatch) -> None:
+    assert_refused(lambda: engine(precision="half"), SettingError, "'half'", "'bfloat16'")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False, "amx_bf16": False}, raising=False)
+    assert_refused(lambda: fit_digits(engine), SettingError, "processor", "'float32'")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    assert_refused(lambda: fit_digits(engine, torch.float64), ModelError, "torch.float64")
+    batch, flat = batch_of(), Population(nn.Sequential(nn.Linear(WIDTH, CLASSES)), k=1)
+    like = flat, batch.x[0], batch.y[0], CLASSES
+    assert_refused(lambda: make_backend(*like, CHECKPOINTED), SettingError, "no blocks")
+    assert type(make_backend(*like, engine().passes)) is Chained  # by default the fastest

@@ -1,28 +1,29 @@
 """Whole runs with secure sums: every sum that the server reads is the open one to within the rounding."""
 
+import json
+
 import pytest
 import torch
 
 from kit.masked_sites import PUBLIC_KEYS, masked
+from kit.messages import Unmask, named_leaves, payload_of
 from kit.problems import make_federation, make_net
+from kit.refusals import SettingError, assert_refused
+from kit.sites import SITES, SUMS_ALONE, Sites, assert_same_run, make_experiment
 from kit.training import BytesTransport, assert_same
 from ppfl.algorithms import CFL, IFCA, PPFL, Ditto, FedAvg, FedEM, Scaffold
-from ppfl.algorithms.contract import Roster
-from ppfl.core.errors import SettingError
-from ppfl.core.population import Population
-from ppfl.core.trees import named_leaves
+from ppfl.core import Population
+from ppfl.federation.federation_errors import FederationError
 from ppfl.federation.secure_sums import SecureSettings, SecureSums
 from ppfl.federation.secure_sums.secure_settings import METRIC_STEP
+from ppfl.federation.site_service import SiteService
+from ppfl.runs import run
 from ppfl.server import DivergedError, begin, choose_lr, evaluate, make_problem, train
-from ppfl.server.transports import route
-from ppfl.sites import Site, Stacked, Train
-from ppfl.sites.messages import Unmask
+from ppfl.sites import Site, Stacked
 
 SMALL = {"lr": 0.3, "batch_size": 4}
-NAMES = ("a", "b", "c")
 FLOAT32 = 2.0**-23
 CASES = {
-    "fedavg": (FedAvg(**SMALL), 1, "outputs"),
     "fedavg-some": (FedAvg(**SMALL, participation=0.5), 1, "outputs"),
     "scaffold": (Scaffold(**SMALL), 1, "outputs"),
     "ditto": (Ditto(**SMALL), 1, "outputs"),
@@ -35,17 +36,15 @@ CASES = {
 FEDERATION = make_federation((7, 12, 20, 5, 9, 6, 8, 11, 10), test_fraction=0.3)
 
 
-def sites(population):
-    parts = [FEDERATION.select(FEDERATION.ids[at::3]) for at in range(3)]
-    return [Site(part, population, Stacked(), name=name) for name, part in zip(NAMES, parts, strict=True)]
-
-
 class Listening(BytesTransport):
-    """Keeps what each site answered to the last message."""
+    """Three sites; it keeps what each of them answered to the last message."""
 
-    def __init__(self, *sites, **settings) -> None:
+    def __init__(self, population, secure=None) -> None:
         self.heard = []
-        super().__init__(*sites, **settings)
+        parts = [FEDERATION.select(FEDERATION.ids[at::3]) for at in range(3)]
+        sites = [Site(part, population, Stacked(), name=name) for name, part in zip(SITES, parts, strict=True)]
+        behind_masks = sites if secure is None else [masked(site, secure, SITES) for site in sites]
+        super().__init__(*behind_masks, order=FEDERATION.ids)
 
     def ask(self, requests):
         self.heard = []
@@ -57,14 +56,16 @@ class Listening(BytesTransport):
         return replies
 
 
+def secure_sums(population, settings=None) -> SecureSums:
+    settings, keys = settings or SecureSettings(), {name: PUBLIC_KEYS[name] for name in SITES}
+    return SecureSums(Listening(population, settings), settings, keys, "run")
+
+
 class Compared:
     """Asks masked sites and open ones the same, and compares every sum with the exact one."""
 
     def __init__(self, population, settings: SecureSettings) -> None:
-        keys = {name: PUBLIC_KEYS[name] for name in NAMES}
-        behind_masks = [masked(site, settings, NAMES) for site in sites(population)]
-        self.secure = SecureSums(Listening(*behind_masks, order=FEDERATION.ids), settings, keys, "run")
-        self.open = Listening(*sites(population), order=FEDERATION.ids)
+        self.secure, self.open = secure_sums(population, settings), Listening(population)
         self.roster, self.device, self.step, self.compared = self.open.roster, self.open.device, settings.step, 0
 
     @property
@@ -73,31 +74,29 @@ class Compared:
 
     def ask(self, requests):
         found = self.secure.ask(requests)
-        expected = self.open.ask(requests)
-        for at, (reply, plain) in enumerate(zip(found, expected, strict=True)):
-            heard = [replies[at] for replies in self.open.heard]
-            for field, step in [("totals", self.step), ("metrics", METRIC_STEP)]:
-                names = named_leaves(getattr(plain, field)).keys()
-                self.compare(named_leaves(getattr(reply, field)), names, step, [getattr(one, field) for one in heard])
+        for at, (reply, plain) in enumerate(zip(found, self.open.ask(requests), strict=True)):
             assert reply.facts == plain.facts and not reply.rows.values
+            for field, step in [("totals", self.step), ("metrics", METRIC_STEP)]:
+                sums = named_leaves(getattr(reply, field))
+                assert sums.keys() == named_leaves(getattr(plain, field)).keys()
+                by_site = [named_leaves(getattr(replies[at], field)) for replies in self.open.heard]
+                for name, value in sums.items():
+                    self.compare(name, value, step, [leaves[name] for leaves in by_site if name in leaves])
         return found
 
-    def compare(self, found, names, step: float, heard) -> None:
+    def compare(self, name: str, value, step: float, of_sites) -> None:
         """A site's rounding adds less than a step, and the total is written in the type that it has."""
-        assert found.keys() == names
-        by_site = [named_leaves(tree) for tree in heard]
-        for name, value in found.items():
-            exact = sum(leaves[name].double() for leaves in by_site if name in leaves)
-            bound = len(by_site) * step + (FLOAT32 if value.dtype == torch.float32 else 0.0) * exact.abs()
-            assert bool(((value.double() - exact).abs() <= bound).all()), name
-            self.compared += value.numel()
+        exact = sum(leaf.double() for leaf in of_sites)
+        bound = len(SITES) * step + (FLOAT32 if value.dtype == torch.float32 else 0.0) * exact.abs()
+        assert bool(((value.double() - exact).abs() <= bound).all()), name
+        self.compared += value.numel()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_sum_of_a_run_is_the_open_one_to_within_the_rounding(name: str) -> None:
     method, k, mix = CASES[name]
     population = Population(make_net(), k=k, mix=mix)
-    transport = Compared(population, SecureSettings())
+    transport, plain = Compared(population, SecureSettings()), Listening(population)
     problem = make_problem(population, transport, rounds=3, seed=1)
     rounds = [*train(method, problem, transport, begin(method, problem, transport))]
     state = rounds[-1][0]
@@ -107,8 +106,6 @@ def test_every_sum_of_a_run_is_the_open_one_to_within_the_rounding(name: str) ->
     assert transport.compared > 200
     for replies in transport.secure.transport.heard:
         assert all(not value.is_floating_point() for reply in replies for value in reply.metrics.values())
-
-    plain = Listening(*sites(population), order=FEDERATION.ids)
     problem = make_problem(population, plain, rounds=3, seed=1)
     *_, (expected, _) = train(method, problem, plain, begin(method, problem, plain))
     assert_same(state.server, expected.server, atol=1e-5, rtol=1e-5)  # parity that all transports are held to
@@ -116,36 +113,29 @@ def test_every_sum_of_a_run_is_the_open_one_to_within_the_rounding(name: str) ->
 
 def test_a_coarse_step_shows() -> None:
     """The comparison can fail: sites that round to 2^-4 are outside the bound of 2^-32."""
-    population = Population(make_net(), k=1)
+    population, method = Population(make_net(), k=1), FedAvg(**SMALL)
     transport = Compared(population, SecureSettings(step=2.0**-4))
     transport.step = 2.0**-32
     problem = make_problem(population, transport, rounds=1, seed=1)
-    state = begin(FedAvg(**SMALL), problem, transport)
     with pytest.raises(AssertionError, match=r"models|value"):
-        list(train(FedAvg(**SMALL), problem, transport, state))
+        list(train(method, problem, transport, begin(method, problem, transport)))
 
 
 @pytest.mark.parametrize("method", [PPFL(**SMALL), CFL(**SMALL)], ids=lambda method: method.name)
 def test_methods_with_rows_are_refused_before_anything_is_sent(method) -> None:
     population = Population(make_net(), k=2)
-    transport = Compared(population, SecureSettings()).secure
+    transport = secure_sums(population)
     problem = make_problem(population, transport, rounds=2, seed=1)
     carried = transport.bytes_carried
-    with pytest.raises(SettingError, match=f"secure sums are on, and {method.name} shows .* of each client"):
-        begin(method, problem, transport)
+    assert_refused(lambda: begin(method, problem, transport), SettingError, method.name, "of each client")
     assert transport.bytes_carried == carried
 
 
 def test_step_size_trials_that_diverge_are_only_trials() -> None:
     """Where sums are larger than masks carry, a trial has failed, and the search goes on with smaller steps."""
-    population = Population(make_net(), k=1)
-    settings = SecureSettings(largest=0.02)  # a sum of weights alone is up to 1: every trial fails
-    transport = Compared(population, settings).secure
-    problem = make_problem(population, transport, rounds=3, seed=1)
-    plain = Listening(*sites(population), order=FEDERATION.ids)
-    method = FedAvg(batch_size=4)
-    too_large = []
-    open_total = transport._open
+    population, method, too_large = Population(make_net(), k=1), FedAvg(batch_size=4), []
+    transport, plain = secure_sums(population, SecureSettings(largest=0.02)), Listening(population)
+    open_total = transport._open  # a sum of weights alone is up to 1: every trial fails
 
     def watched(*asked):
         try:
@@ -155,26 +145,77 @@ def test_step_size_trials_that_diverge_are_only_trials() -> None:
             raise
 
     transport._open = watched
-    chosen = choose_lr(method, problem, transport)
-    assert too_large and chosen.lr < choose_lr(method, make_problem(population, plain, rounds=3, seed=1), plain).lr
+    found, expected = (
+        choose_lr(method, make_problem(population, t, rounds=3, seed=1), t).lr for t in (transport, plain)
+    )
+    assert too_large and found < expected
 
 
-def test_a_request_is_masked_with_what_belongs_to_a_site() -> None:
-    """Each site is asked for its own clients, as without masks."""
-    population = Population(make_net(), k=1)
-    transport = Compared(population, SecureSettings()).secure
-    problem = make_problem(population, transport, rounds=2, seed=1)
-    method = FedAvg(**SMALL)
-    begin(method, problem, transport)
-    who = FEDERATION.ids[:4]
-    shared, own = method.send(problem, method.init_server(problem), who, 0.1)
-    (reply,) = transport.ask([Train("main", 0, 1, 0, who, 0.1, shared, own)])
-    assert float(reply.metrics["asked"]) == float(reply.metrics["participants"]) == 4
+# ---------------------------------------------------------------------- over sites with stores of their own
 
 
-def test_a_site_gets_the_packets_that_are_for_it() -> None:
-    packets = {name: {other: f"{name} to {other}" for other in NAMES} for name in ("a", "c")}
-    request = Unmask("run", "keys", 1, packets)
-    roster = Roster(FEDERATION.ids)
-    assert route(request, roster, FEDERATION.ids, "b").packets == {"a": {"b": "a to b"}, "c": {"b": "c to b"}}
-    assert route(request, roster, FEDERATION.ids) == request  # where names are not known
+@pytest.mark.parametrize("method", ["fedavg", "ppfl-weights", "scaffold"])
+def test_a_run_over_sites_with_secure_sums_is_the_run_in_one_process(method, tmp_path):
+    experiment = make_experiment(method, rounds=3, **SUMS_ALONE)
+    sites = Sites(experiment, tmp_path, secure=True)
+    there = sites.run()
+    (here,) = run(experiment, tmp_path / "alone")
+    assert_same_run(here, there, experiment)
+    lines = map(json.loads, (tmp_path / "sites" / "a" / "ledger.jsonl").read_text().splitlines())
+    replies = [line["messages"] for line in lines if line.get("direction") == "to server"]
+    types = [{field["type"] for one in line for field in one["fields"] if "type" in field} for line in replies]
+    assert types[0] == {"float64"}  # numbers of samples, before the first round; no other sum of one site
+    assert {"int64"} in types and all(found <= {"int64"} for found in types[1:])
+    sent = [(to, request) for to, message in sites.pushed for request in payload_of(message)]
+    packets = [(to, one.packets) for to, one in sent if isinstance(one, Unmask)]
+    assert packets  # a site is sent the shares that are for it: all together grow with the third power of sites
+    for to, by_site in packets:
+        assert {*by_site} == {*SITES} and all({*texts} == {to} for texts in by_site.values())
+
+
+def test_sums_that_are_lost_cost_one_exchange(tmp_path):
+    """The site is left out of it, and takes part in the next."""
+    experiment, with_sums = make_experiment("fedavg", rounds=4, **SUMS_ALONE), set()
+    sites = Sites(experiment, tmp_path, secure=True)
+
+    def lose_the_second(sealed):
+        replies = payload_of(sealed)
+        if not isinstance(replies, str) and any("totals" in one.metrics for one in replies):
+            with_sums.add(sealed)
+            return None if len(with_sums) == 2 else sealed
+        return sealed
+
+    sites.faults["b"] = [lose_the_second]
+    there = sites.run()
+    counted = [one["participants"] for one in there.metrics]
+    assert there.finished and counted[1] < counted[0] == counted[2] == counted[3]
+    assert [one.get("lost", 0) for one in there.metrics] == [counted[0] - one for one in counted]
+
+
+def test_a_site_that_joins_late_takes_part(tmp_path):
+    """In the exchange in which it has no keys yet its clients are lost; then all sites agree on new ones."""
+    experiment = make_experiment("fedavg", rounds=5, **SUMS_ALONE)
+    sites = Sites(experiment, tmp_path, secure=True)
+    sites.since["c"] = None
+
+    def arrive(seed, end):
+        if end.state.round == 2:
+            sites.since["c"] = "now"
+
+    there = sites.run(sites=("a", "b"), on_round_end=arrive)
+    counted, new = [one["participants"] for one in there.metrics], len(sites.services["c"].federation.ids)
+    assert there.finished and len(there.ids) == counted[0] + new
+    assert counted == [counted[0]] * 3 + [len(there.ids)] * 2 and there.metrics[2]["lost"] == new
+
+
+def test_a_server_without_secure_sums_gets_none_and_a_site_needs_its_key(tmp_path):
+    experiment = make_experiment("fedavg", rounds=1, **SUMS_ALONE)
+    sites = Sites(experiment, tmp_path, secure=True)
+    with pytest.raises(FederationError):
+        sites.run(secure=None)
+    service = sites.services["a"]
+    assert "asked for sums without masks" in service.ledger.file.read_text()
+    keyless = service.settings.model_copy(update={"private_key": None})
+    assert_refused(lambda: SiteService(keyless, service.base), SettingError, "no private_key")
+    sites.experiment = make_experiment("ppfl-random", rounds=1, **SUMS_ALONE)
+    assert_refused(sites.run, SettingError, "share_memberships = false")

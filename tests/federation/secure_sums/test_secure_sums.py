@@ -1,28 +1,24 @@
 """Totals are exact with and without sites that drop out, and what one site sent shows nothing."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from kit.masked_sites import (
-    PAIRS,
-    PUBLIC_KEYS,
-    STEP,
-    GivenSums,
-    integer_sums,
-    masked,
-    secure,
-    train_request,
-)
-from ppfl.core.errors import PPFLError, SettingError
+from kit.masked_sites import PAIRS, PUBLIC_KEYS, STEP, GivenSums, integer_sums, masked, secure, train_request
+from kit.messages import AcceptKeys, Masked, MaskedNote, OfferKey, Unmask
+from kit.refusals import SettingError, assert_refused
 from ppfl.federation.certificates import create_key_pair
 from ppfl.federation.federation_errors import FederationError
 from ppfl.federation.secure_sums import MaskedSite, SecureSettings
+from ppfl.federation.secure_sums.fixed_point import fixed_point, whole_range
 from ppfl.federation.secure_sums.mask_streams import add_mask, pair_sign, part_key
 from ppfl.server import DivergedError
 from ppfl.sites import Describe, Evaluate, Refusal, Reply, Save
-from ppfl.sites.messages import AcceptKeys, Masked, MaskedNote, OfferKey, Unmask
 
 NAMES = ("a", "b", "c", "d", "e")
 
@@ -35,363 +31,336 @@ def total_of(reply: Reply) -> torch.Tensor:
 # ---------------------------------------------------------------------- totals
 
 
-@pytest.mark.parametrize("names", [NAMES[:2], NAMES[:3], NAMES])
-def test_the_total_is_exact(names: tuple[str, ...]) -> None:
-    sums = integer_sums(names)
-    transport, _ = secure(sums)
-    for exchange in (1, 2, 3):
-        (reply,) = transport.ask([train_request(exchange)])
+@pytest.mark.parametrize("sites", [2, 3, 5])
+def test_the_total_is_exact(sites: int) -> None:
+    sums = integer_sums(NAMES[:sites])
+    transport, below = secure(sums)
+    transport.ask([train_request(1)])
+    before = len(below.replies)
+    for reply in transport.ask([train_request(2), train_request(3)]):  # several requests in one message
         assert torch.equal(total_of(reply), sum(sums.values()))
         assert torch.equal(reply.totals["models"].value["bias"], -total_of(reply)[:1])
-        assert float(reply.metrics["participants"]) == 5 * len(names)
-        assert float(reply.metrics["loss"]) == 1.25 * len(names)
+        assert float(reply.metrics["participants"]) == 5 * sites and float(reply.metrics["loss"]) == 1.25 * sites
         assert reply.metrics.keys() == {"asked", "participants", "bytes_up", "loss"} and not reply.by_site
+    assert len(below.replies) - before == 2 * sites  # one message with sums and one that opens them, for each site
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("c", ""), ("ac", ""), ("", "b"), ("", "be"), ("c", "a"), ("e", "c"), ("a", "b")],
-    ids=lambda names: names or "none",
-)
-def test_the_total_of_those_who_answered_is_exact(before: str, after: str) -> None:
-    """Sites that are lost before they send their sums, and others after that, when masks are opened."""
-    sums = integer_sums(NAMES)
-    transport, sites = secure(sums, threshold=3)
+LOST = ["c  ", "ac  ", " b ", " be ", "c a ", "a b ", "c  b", "  abcde"]  # before, after, without clients
+
+
+@pytest.mark.parametrize("names", LOST)
+def test_the_total_of_those_who_answered_is_exact(names: str) -> None:
+    """Sites are lost before they send their sums, or when masks are opened; of some no client takes part."""
+    before, after, without = names.split(" ")
+    sums = integer_sums(NAMES) | dict.fromkeys(without)
+    transport, below = secure(sums, threshold=3)
     transport.ask([train_request(1)])
-    sites.down = {Masked: {*before}, Unmask: {*before, *after}}
+    below.down = {Masked: {*before}, Unmask: {*before, *after}}
     (reply,) = transport.ask([train_request(2)])
-    assert torch.equal(total_of(reply), sum(sums[name] for name in NAMES if name not in before))
+    here = [sums[name] for name in NAMES if name not in before + without]
+    assert torch.equal(total_of(reply), sum(here)) if here else reply.totals == {}
+    assert float(reply.metrics["asked"]) == 5 * (5 - len(before))
+    assert float(reply.metrics["participants"]) == 5 * len(here)
 
 
-def test_a_site_that_comes_back_takes_part_again() -> None:
+@pytest.mark.parametrize("started_again", [False, True])
+def test_a_site_that_comes_back_takes_part_again(started_again: bool) -> None:
+    """It was away when keys were agreed on, or has lost them: it says so, and all agree on new ones."""
     sums = integer_sums(NAMES)
-    transport, sites = secure(sums)
-    sites.down = {kind: {"b"} for kind in (OfferKey, AcceptKeys, Masked, Unmask)}
+    transport, below = secure(sums)
+    if not started_again:
+        below.down = {kind: {"b"} for kind in (OfferKey, AcceptKeys, Masked, Unmask)}
     (reply,) = transport.ask([train_request(1)])
+    assert torch.equal(total_of(reply), sum(sums[name] for name in sums if started_again or name != "b"))
+    below.down = {}
+    if started_again:
+        below.sites[1] = masked(GivenSums("b", sums["b"]), below.sites[1].settings, NAMES, seed="again")
+    (reply,) = transport.ask([train_request(2)])
     assert torch.equal(total_of(reply), sum(sums[name] for name in "acde"))
-    sites.down = {}
-    transport.ask([train_request(2)])  # it says that it has no keys
     (reply,) = transport.ask([train_request(3)])
     assert torch.equal(total_of(reply), sum(sums.values()))
 
 
-def test_a_site_that_was_started_again_takes_part_again() -> None:
-    sums = integer_sums(NAMES[:3])
-    transport, sites = secure(sums)
-    transport.ask([train_request(1)])
-    settings = sites.sites[1].settings
-    restarted = masked(GivenSums("b", sums["b"]), settings, NAMES[:3], seed="again")
-    sites.sites = (sites.sites[0], restarted, sites.sites[2])
-    (reply,) = transport.ask([train_request(2)])
-    assert torch.equal(total_of(reply), sums["a"] + sums["c"])
-    (reply,) = transport.ask([train_request(3)])
-    assert torch.equal(total_of(reply), sum(sums.values()))
-
-
-def test_a_site_of_which_no_client_took_part_has_counts_alone() -> None:
-    sums = integer_sums(NAMES) | {"b": None}
-    transport, sites = secure(sums)
-    (reply,) = transport.ask([train_request(1)])
-    assert torch.equal(total_of(reply), sum(sums[name] for name in "acde"))
-    assert (float(reply.metrics["asked"]), float(reply.metrics["participants"])) == (25, 20)
-    sites.down = {Masked: {"c"}, Unmask: {"c"}}
-    (reply,) = transport.ask([train_request(2)])
-    assert torch.equal(total_of(reply), sum(sums[name] for name in "ade"))
-    assert (float(reply.metrics["asked"]), float(reply.metrics["participants"])) == (20, 15)
-
-
-def test_nobody_took_part() -> None:
-    (reply,) = secure(dict.fromkeys(NAMES))[0].ask([train_request()])
-    assert reply.totals == {} and float(reply.metrics["asked"]) == 25 and float(reply.metrics["participants"]) == 0
-
-
-def test_several_requests_in_one_message() -> None:
-    sums = integer_sums(NAMES[:3])
-    transport, sites = secure(sums)
-    transport.ask([train_request(1)])
-    before = len(sites.replies)
-    one, two = transport.ask([train_request(2), train_request(3)])
-    assert torch.equal(total_of(one), sum(sums.values())) and torch.equal(total_of(two), sum(sums.values()))
-    assert len(sites.replies) - before == 2 * 3  # one message with sums and one that opens them, for each site
-
-
-@pytest.mark.parametrize(("step", "largest", "bits"), [(2.0**-10, 1000.0, 32), (2.0**-32, 1e6, 64)])
-def test_rounding_adds_less_than_a_step_for_each_site(step: float, largest: float, bits: int) -> None:
-    generator = torch.Generator().manual_seed(0)
+@pytest.mark.parametrize(("step", "largest", "bits"), [(2.0**-10, 2000.0, 32), (2.0**-32, 2e6, 64)])
+def test_rounding_adds_less_than_a_step_for_each_site_and_is_the_same_when_resumed(step, largest, bits) -> None:
+    generator, totals = torch.Generator().manual_seed(0), []
     sums = {name: 300 * torch.randn(400, generator=generator, dtype=torch.float64) for name in NAMES}
-    transport, sites = secure(sums, SecureSettings(step=step, largest=largest * 2))
-    (reply,) = transport.ask([train_request()])
-    error = (total_of(reply) - sum(sums.values())).abs()
-    assert 0 < float(error.max()) < len(NAMES) * step
-    sent = next(replies[0].metrics["totals"] for _, replies in sites.replies if "totals" in replies[0].metrics)
-    assert 8 * sent.element_size() == bits
-
-
-def test_a_resumed_run_rounds_in_the_same_way() -> None:
-    sums = {name: torch.rand(100, dtype=torch.float64) for name in NAMES[:3]}
-    totals = []
-    for skipped in (0, 4):  # requests for other things before it, with other keys
-        transport, _ = secure(sums)
-        for _ in range(skipped):
+    for earlier in (0, 4):  # requests for other things before it, with other keys
+        transport, below = secure(sums, SecureSettings(step=step, largest=largest))
+        for _ in range(earlier):
             transport.ask([train_request(1)])
         totals.append(total_of(transport.ask([train_request(2)])[0]))
     assert torch.equal(*totals)
+    assert 0 < float((totals[0] - sum(sums.values())).abs().max()) < len(NAMES) * step
+    assert all(8 * sent.itemsize == bits for sent in sent_totals(below.replies).values())
 
 
-def test_training_that_diverges_ends_with_an_error() -> None:
+# ---------------------------------------------------------------------- numbers as integers
+
+
+@pytest.mark.parametrize(
+    ("step", "largest", "sites"), [(2.0**-16, 1e3, 10), (2.0**-32, 2.0**20, 10), (0.3, 1e6, 3), (1.0, 2.0**29 - 1, 4)]
+)
+def test_a_total_of_the_largest_numbers_does_not_wrap(step: float, largest: float, sites: int) -> None:
+    for numbers in (fixed_point(step, largest, sites), whole_range(step, sites)):
+        for sign in (1, -1):
+            values = torch.full((8,), sign * numbers.largest, dtype=torch.float64)
+            integers, clipped = numbers.to_integers(values, torch.linspace(0, 1 - 2.0**-53, 8, dtype=torch.float64))
+            total = np.add.reduce([integers] * sites, dtype=integers.dtype)
+            error = (numbers.to_numbers(total) - sites * values).abs()
+            assert clipped == 0 and float(error.max()) <= sites * step + 1e-15 * sites * numbers.largest
+
+
+def test_the_smaller_modulus_is_chosen_where_it_is_enough() -> None:
+    """Sums of `sites` integers of up to ceil(largest / step) + 1 fit into 31 bits, and into 32 not."""
+    assert fixed_point(1.0, (2**31 - 1) // 4 - 1.0, 4).bits == 32
+    assert fixed_point(1.0, (2**31 - 1) // 4 + 0.0, 4).bits == 64
+    assert_refused(lambda: fixed_point(2.0**-40, 2.0**30, 4), SettingError, "64 bits")
+
+
+@given(st.lists(st.floats(-900, 900), min_size=1, max_size=20), st.floats(0, 1, exclude_max=True))
+def test_a_number_is_rounded_to_a_neighbour_and_a_multiple_of_the_step_is_kept(values: list, draw: float) -> None:
+    exact = torch.tensor(values, dtype=torch.float64)
+    draws = torch.full_like(exact, draw)
+    for numbers in (fixed_point(2.0**-16, 1000.0, 3), whole_range(2.0**-24, 3)):
+        found = numbers.to_numbers(numbers.to_integers(exact, draws)[0])
+        assert float((found - exact).abs().max()) <= numbers.step
+        assert torch.equal(numbers.to_numbers(numbers.to_integers(found, draws)[0]), found)
+
+
+def test_rounding_has_no_drift() -> None:
+    """Of 40,000 equal numbers the mean error has a standard deviation of sqrt(f (1 - f) / 40000) steps."""
+    numbers, n = fixed_point(1.0, 1000.0, 3), 40_000
+    draws = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for fraction in (0.1, 0.5, 0.9):
+        integers, _ = numbers.to_integers(torch.full((n,), 7 + fraction, dtype=torch.float64), draws)
+        drift = float(numbers.to_numbers(integers).mean()) - 7 - fraction
+        assert abs(drift) < 5 * math.sqrt(fraction * (1 - fraction) / n)
+
+
+def test_what_is_too_large_or_no_number_is_clipped_counted_and_ends_in_an_error() -> None:
+    numbers = fixed_point(2.0**-16, 1000.0, 3)
+    values = torch.tensor([1000.0, 1000.1, -2000.0, math.inf, math.nan, 3.0])
+    integers, clipped = numbers.to_integers(values, torch.zeros(6, dtype=torch.float64))
+    assert clipped == 4
+    assert numbers.to_numbers(integers).tolist() == [1000.0, 1000.0, -1000.0, 1000.0, 0.0, 3.0]
     sums = integer_sums(NAMES[:3])
     sums["b"][3:5] = 1e30
-    with pytest.raises(DivergedError, match="2 numbers of the sums"):
-        secure(sums)[0].ask([train_request()])
+    assert_refused(lambda: secure(sums)[0].ask([train_request()]), DivergedError, "2 numbers")
 
 
 # ---------------------------------------------------------------------- what one site sent
 
 
-def looks_uniform(data: bytes) -> bool:
+def looks_uniform(data: np.ndarray) -> bool:
     """Chi-square test on the bytes: an even source fails once in a million times."""
-    counts = np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=256)
-    expected = len(data) / 256
+    counts = np.bincount(np.frombuffer(data.tobytes(), dtype=np.uint8), minlength=256)
+    expected = data.nbytes / 256
     return float(((counts - expected) ** 2 / expected).sum()) < chi2.ppf(1 - 1e-6, 255)
 
 
 def sent_totals(replies) -> dict[str, np.ndarray]:
     """The masked totals of each site's last reply that has any."""
-    return {name: reply.metrics["totals"].numpy() for name, (reply,) in replies if "totals" in reply.metrics}
+    sent = {name: reply.metrics["totals"].numpy() for name, (reply,) in replies if "totals" in reply.metrics}
+    return {name: one.copy().view(f"u{one.itemsize}") for name, one in sent.items()}
 
 
-def test_what_a_site_sends_looks_like_random_bytes() -> None:
+def watched():
+    """Three sites with sums that are anything but random, the server's way to them, and what the server opens."""
     sums = {name: torch.linspace(-1, 1, 20_000, dtype=torch.float64) for name in NAMES[:3]}
-    transport, sites = secure(sums)
-    transport.ask([train_request()])
-    sent = sent_totals(sites.replies)
-    for one in sent.values():
-        assert looks_uniform(one.tobytes())
-    assert looks_uniform((sent["a"] + sent["b"]).tobytes())  # a part of the total does too
-    plain = (torch.cat([sums["a"]]) / STEP).long().numpy()
-    assert not looks_uniform(plain.tobytes())
-    assert not looks_uniform((3 * plain).tobytes())  # as the total is when it has been opened
+    transport, below = secure(sums)
+    opened, seen = transport._opened, []
+    transport._opened = lambda *asked: seen.append(opened(*asked)) or seen[-1]
+    return transport, below, seen
 
 
-def test_what_a_site_sent_stays_masked_when_the_total_is_open() -> None:
+def test_what_a_site_sends_looks_random_also_when_the_total_is_open() -> None:
     """The server then has every own mask: the ones that sites have in common still cover each of them."""
-    sums = {name: torch.linspace(-1, 1, 20_000, dtype=torch.float64) for name in NAMES[:3]}
-    transport, sites = secure(sums)
-    seen = {}
-    opened = transport._opened
-    transport._opened = lambda *asked: seen.setdefault("opened", opened(*asked))
+    transport, below, seen = watched()
     transport.ask([train_request()])
-    uncovered = {}
-    for name, one in sent_totals(sites.replies).items():
-        uncovered[name] = one.copy().view(np.uint64)
-        add_mask(uncovered[name], part_key(seen["opened"].own[name], "totals"), -1)
-        assert looks_uniform(uncovered[name].tobytes())
-    assert looks_uniform((uncovered["a"] + uncovered["b"]).tobytes())
-    assert not looks_uniform((uncovered["a"] + uncovered["b"] + uncovered["c"]).tobytes())  # the total itself
+    sent = sent_totals(below.replies)
+    plain = (torch.linspace(-1, 1, 20_000, dtype=torch.float64) / STEP).long().numpy()
+    assert not looks_uniform(plain) and not looks_uniform(3 * plain)  # as the total is when it has been opened
+    for opened in (False, True):
+        for name, one in sent.items():
+            if opened:
+                add_mask(one, part_key(seen[0].own[name], "totals"), -1)
+            assert looks_uniform(one)
+        assert looks_uniform(sent["a"] + sent["b"])  # a part of the total does too
+    assert not looks_uniform(sent["a"] + sent["b"] + sent["c"])  # the total itself
+    for _, replies in below.replies:  # and no number with a fraction leaves a site
+        for reply in replies:
+            assert not reply.totals and not reply.rows.values
+            assert all(value.dtype in (torch.int32, torch.int64) for value in reply.metrics.values())
+    transport.ask([train_request()])  # the same sums again have other masks
+    first, second = (sent_totals(below.replies[:at])["a"] for at in (len(below.replies) // 2, None))
+    assert looks_uniform(first - second) and np.count_nonzero(first - second) > 0.99 * len(first)
 
 
 def test_sums_that_come_late_stay_masked() -> None:
     """The server took a site for lost and opened the masks that others had in common with it. Its own mask is left."""
-    sums = {name: torch.linspace(-1, 1, 20_000, dtype=torch.float64) for name in NAMES[:3]}
-    transport, sites = secure(sums)
+    transport, below, seen = watched()
     transport.ask([train_request(1)])
-    seen, opened = {}, transport._opened
-    transport._opened = lambda *asked: seen.setdefault("opened", opened(*asked))
-    sites.down = {Masked: {"c"}, Unmask: {"c"}}
+    below.down = {Masked: {"c"}, Unmask: {"c"}}
     transport.ask([train_request(2)])
-    late = sites.sites[2].answer(Masked("run-1", transport._keys, 2, train_request(2))).metrics["totals"]
-    uncovered = late.numpy().copy().view(np.uint64)
+    reply = below.sites[2].answer(Masked("run-1", transport._keys, 2, train_request(2)))
+    late = sent_totals([("c", (reply,))])["c"]
     for other in "ab":
-        add_mask(uncovered, part_key(seen["opened"].pairs[other, "c"], "totals"), -pair_sign("c", other))
-    assert seen["opened"].own.keys() == {"a", "b"}
-    assert looks_uniform(uncovered.tobytes())
-
-
-def test_masks_differ_from_request_to_request() -> None:
-    transport, sites = secure(integer_sums(NAMES[:3]))
-    sent = []
-    for _ in range(2):  # the same sums twice
-        transport.ask([train_request(1)])
-        sent.append(sent_totals(sites.replies)["a"].copy())
-    assert looks_uniform((sent[0] - sent[1]).tobytes()) and np.count_nonzero(sent[0] - sent[1]) > 45
-
-
-def test_no_number_with_a_fraction_leaves_a_site() -> None:
-    transport, sites = secure(integer_sums(NAMES[:3]))
-    transport.ask([train_request()])
-    for _, replies in sites.replies:
-        for reply in replies:
-            assert not reply.totals and not reply.rows.values
-            assert all(value.dtype in (torch.int32, torch.int64) for value in reply.metrics.values())
+        add_mask(late, part_key(seen[-1].pairs[other, "c"], "totals"), -pair_sign("c", other))
+    assert seen[-1].own.keys() == {"a", "b"} and looks_uniform(late)
 
 
 # ---------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("lost", ["ab", "bc"])
-def test_a_total_over_too_few_sites_is_refused(lost: str) -> None:
-    transport, sites = secure(integer_sums(NAMES[:3]))
+def lost(kinds, names: str, sites: int = 3, **options):
+    """Ask twice, the second time without some sites."""
+    transport, below = secure(integer_sums(NAMES[:sites]), **options)
     transport.ask([train_request(1)])
-    sites.down = {Masked: {*lost}, Unmask: {*lost}}
-    with pytest.raises(FederationError, match=r"1 of 3 sites answered \(missing: [ab], [bc]\)"):
-        transport.ask([train_request(2)])
+    below.down = {kind: {*names} for kind in kinds}
+    return transport
 
 
-def test_a_site_does_not_open_a_total_over_too_few_sites() -> None:
-    """Whatever the server thinks is enough: this one asks all the same."""
-    transport, sites = secure(integer_sums(NAMES[:4]), min_sites=3)
-    transport.ask([train_request(1)])
-    sites.down = {Masked: {"a", "b"}}
+def a_server_that_opens_more_than_sites_do():
+    transport = lost([Masked], "ab", 4, min_sites=3)
     transport.settings = SecureSettings(min_sites=2, threshold=2)
-    with pytest.raises(FederationError, match="site 'c' refused to open a total over 2 sites; it needs 3"):
-        transport.ask([train_request(2)])
+    return transport
 
 
-def test_a_total_over_too_few_clients_is_refused() -> None:
-    transport, _ = secure(integer_sums(NAMES[:3]), clients=3, min_clients=9)
-    transport.ask([train_request(1)])
-    transport, _ = secure(integer_sums(NAMES[:3]), clients=3, min_clients=10)
-    with pytest.raises(FederationError, match="a total over 9 clients; min_clients is 10"):
-        transport.ask([train_request(1)])
+def other_site(site: MaskedSite):
+    """In the place of the second or third of three sites."""
+    transport, below = secure(integer_sums(NAMES[:3]))
+    below.sites[NAMES.index(site.name)] = site
+    return transport
 
 
-def test_clients_of_one_site_alone_are_too_few_sites() -> None:
-    sums = integer_sums(NAMES[:3]) | {"b": None, "c": None}
-    with pytest.raises(FederationError, match="clients of 1 sites took part"):
-        secure(sums)[0].ask([train_request()])
+def with_rows():
+    transport, below = secure(integer_sums(NAMES[:3]))
+    below.sites[1].site.rows = {"membership": torch.ones(1, 2)}
+    return transport
 
 
-def test_too_few_sites_help_to_open() -> None:
-    transport, sites = secure(integer_sums(NAMES))
-    sites.down = {Unmask: {"a", "b", "c"}}
-    with pytest.raises(FederationError, match="2 sites helped to open a total and 3 are needed"):
-        transport.ask([train_request()])
+THIEF, SETTINGS = create_key_pair(), SecureSettings(step=STEP, largest=2.0**20)
+THIEF_OF_B = {"private_key": THIEF.private_key, "public_keys": {"b": THIEF.public_key}, "settings": SETTINGS}
+REFUSED_BY_SERVER = {
+    "one site is left": (lambda: lost([Masked, Unmask], "ab"), ("1 of 3 sites", "missing: a, b")),
+    "sites refuse": (a_server_that_opens_more_than_sites_do, ("'c'", "over 2 sites", "needs 3")),
+    "few clients": (lambda: secure(integer_sums("abc"), clients=3, min_clients=10)[0], ("9 clients", "min_clients")),
+    "clients of one site": (lambda: secure(integer_sums("a") | {"b": None, "c": None})[0], ("clients of 1 sites",)),
+    "few help to open": (lambda: lost([Unmask], "abc", 5), ("2 sites helped", "3 are needed")),
+    "another key": (lambda: other_site(MaskedSite(GivenSums("b", None), **THIEF_OF_B)), ("'b'", "not signed")),
+    "other settings": (
+        lambda: other_site(masked(GivenSums("c", None), SecureSettings(min_sites=3), NAMES[:3])),
+        ("'c'", "settings"),
+    ),
+    "rows": (with_rows, ("'b'", "would show membership")),
+}
 
 
-def begun(settings: SecureSettings | None = None):
-    """Three sites with keys, and the packets of request 1."""
-    transport, sites = secure(integer_sums(NAMES[:3]), settings)
-    transport._agree_on_keys()
-    first = transport._masked(train_request())
-    notes = {site.name: site.answer(first).by_site[site.name] for site in sites.sites}
-    assert all(isinstance(note, MaskedNote) for note in notes.values())
-    return transport, sites.sites, first, {name: note.packets for name, note in notes.items()}
+@pytest.mark.parametrize("case", REFUSED_BY_SERVER)
+def test_a_total_that_would_show_too_much_is_refused(case: str) -> None:
+    make, words = REFUSED_BY_SERVER[case]
+    transport = make()
+    assert_refused(lambda: transport.ask([train_request(2)]), FederationError, *words)
 
 
-def test_a_repeated_request_gets_the_same_answer_and_another_one_none() -> None:
-    _, (site, *_), first, _ = begun()
-    again = site.answer(first)
-    assert torch.equal(again.metrics["totals"], site.answer(first).metrics["totals"])
-    with pytest.raises(FederationError, match="request 1 came to site 'a' a second time with other contents"):
-        site.answer(first._replace(request=train_request(2)))
+def test_enough_clients_and_sites_are_counted_with_the_bound_itself() -> None:
+    secure(integer_sums(NAMES[:3]), clients=3, min_clients=9)[0].ask([train_request(1)])
+    assert [SecureSettings().needed(sites) for sites in (2, 3, 4, 5)] == [2, 2, 3, 3]
+    assert SecureSettings(threshold=4).needed(5) == 4
+    for settings, sites in [(SecureSettings(), 1), (SecureSettings(min_sites=4), 3), (SecureSettings(threshold=4), 3)]:
+        assert_refused(lambda: settings.needed(sites), SettingError, f"{sites} sites take part")
+    transport, _ = secure(integer_sums(NAMES[:3]))
+    assert_refused(lambda: transport.ask([Evaluate("main", ("test",), {}, {})]), SettingError, "report_clients = false")
 
 
-def test_a_request_of_another_run_is_refused() -> None:
-    transport, (site, *_), first, packets = begun()
-    for request in (first._replace(run="run-2"), Unmask("run-2", transport._keys, 1, packets)):
-        with pytest.raises(FederationError, match="takes part in run 'run-1' and got a request of run 'run-2'"):
-            site.answer(request)
+class Begun:
+    """Three sites with keys that have answered request 1."""
+
+    def __init__(self) -> None:
+        self.transport, below = secure(integer_sums(NAMES[:3]))
+        self.transport._agree_on_keys()
+        self.sites, self.first = below.sites, self.transport._masked(train_request())
+        notes = {site.name: site.answer(self.first).by_site[site.name] for site in self.sites}
+        assert all(isinstance(note, MaskedNote) for note in notes.values())
+        self.packets = {name: note.packets for name, note in notes.items()}
+        self.question = Unmask(self.first.run, self.first.keys, 1, self.packets)
+
+    def accept(self, **changes):
+        """Keys of all sites come to site a, some of them changed."""
+        offers = {site.name: site.answer(OfferKey("run-1")).by_site[site.name] for site in self.sites}
+        made = {name: change(offers) for name, change in changes.items()}
+        return self.sites[0].answer(AcceptKeys("run-1", {n: o for n, o in (offers | made).items() if o is not None}))
+
+    def opened_for_fewer(self):
+        self.sites[0].answer(self.question)
+        return self.question._replace(packets={name: self.packets[name] for name in "ab"})
+
+    def packets_of_another_request(self):
+        self.sites[0].answer(self.transport._masked(train_request(2)))
+        return self.question._replace(number=2)
 
 
-def test_a_total_is_opened_for_one_set_of_sites() -> None:
-    transport, (site, *_), _, packets = begun()
-    question = Unmask(transport.run, transport._keys, 1, packets)
-    assert site.answer(question).by_site["a"] == site.answer(question).by_site["a"]
-    fewer = {name: packets[name] for name in "ab"}
-    with pytest.raises(FederationError, match="was opened for a, b, c and cannot be opened for a, b"):
-        site.answer(question._replace(packets=fewer))
+def made_up(offers):
+    """A server that signs with the key of another site."""
+    site = MaskedSite(GivenSums("b", None), PAIRS["c"].private_key, {"b": PUBLIC_KEYS["c"]}, SETTINGS)
+    return site.answer(OfferKey("run-1")).by_site["b"]
 
 
-def test_packets_of_another_request_are_refused() -> None:
-    transport, sites, _, packets = begun()
-    second = transport._masked(train_request(2))
-    for site in sites:
-        site.answer(second)
-    with pytest.raises(FederationError, match="is not of request 2 with these keys, or was changed"):
-        sites[0].answer(Unmask(transport.run, transport._keys, 2, packets))
-    with pytest.raises(FederationError, match="asked to open request 3"):
-        sites[0].answer(Unmask(transport.run, transport._keys, 3, packets))
-    others = {name: packets[name] for name in "bc"}
-    assert sites[0].answer(Unmask(transport.run, transport._keys, 1, others)) == Reply()  # a total without its own
+def of_another_run(offers):
+    return masked(GivenSums("b", None), SETTINGS, NAMES[:3]).answer(OfferKey("run-0")).by_site["b"]
 
 
-def test_keys_of_the_past_open_nothing() -> None:
-    """After new keys were agreed on, a site says of older ones that it has none."""
-    transport, (site, *_), first, packets = begun()
-    transport._agree_on_keys()
-    for request in (first, Unmask(first.run, first.keys, 1, packets)):
+REFUSED_BY_SITE = {
+    "other contents": (lambda b: b.first._replace(request=train_request(2)), ("second time",)),
+    "sums of another run": (lambda b: b.first._replace(run="run-2"), ("run-1", "run-2")),
+    "masks of another run": (lambda b: b.question._replace(run="run-2"), ("run-1", "run-2")),
+    "opened for fewer": (lambda b: b.opened_for_fewer(), ("opened for a, b, c",)),
+    "other packets": (lambda b: b.packets_of_another_request(), ("not of request 2",)),
+    "not asked yet": (lambda b: b.question._replace(number=3), ("request 3",)),
+    "without masks": (lambda b: train_request(), ("without masks",)),
+    "states": (lambda b: Save("main", 1), ("its clients' states",)),
+    "masked states": (lambda b: b.first._replace(number=2, request=Save("main", 1)), ("Save",)),
+    "made up key": (lambda b: b.accept(b=made_up), ("'b'", "not signed")),
+    "key of another run": (lambda b: b.accept(b=of_another_run), ("'b'", "not signed")),
+    "key of another site": (lambda b: b.accept(b=lambda offers: offers["c"]), ("'b'", "not signed")),
+    "no signature": (lambda b: b.accept(b=lambda o: o["b"]._replace(signature="00")), ("'b'", "not signed")),
+    "stranger": (lambda b: b.accept(z=lambda offers: offers["b"]), ("'z'", "a, b, c")),
+    "alone": (lambda b: b.accept(b=lambda offers: None, c=lambda offers: None), ("1 sites take part",)),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_SITE)
+def test_a_site_refuses_what_could_uncover_its_sums(case: str) -> None:
+    make, words = REFUSED_BY_SITE[case]
+    begun = Begun()
+    begun.sites[0].site.rows = {"x": torch.ones(1)} if case == "states" else {}
+    error = SettingError if case == "alone" else FederationError
+    assert_refused(lambda: begun.sites[0].answer(make(begun)), error, *words)
+
+
+def test_a_repeated_request_gets_the_same_answer_and_keys_of_the_past_open_nothing() -> None:
+    begun, given = Begun(), GivenSums("b", None)
+    with_key_of_another = (given, THIEF.private_key, PUBLIC_KEYS, SETTINGS)
+    assert_refused(lambda: MaskedSite(*with_key_of_another), FederationError, "does not belong to the public key")
+    site = begun.sites[0]
+    one, other = (site.answer(begun.first).metrics["totals"] for _ in range(2))
+    assert torch.equal(one, other)
+    assert site.answer(begun.question).by_site == site.answer(begun.question).by_site
+    others = begun.question._replace(packets={name: begun.packets[name] for name in "bc"})
+    assert site.answer(others) == Reply()  # a total without its own
+    assert site.answer(Describe()).metrics == {}
+    begun.transport._agree_on_keys()
+    for request in (begun.first, begun.question):
         (note,) = site.answer(request).by_site.values()
         assert type(note).__name__ == "NoKeys"
 
 
-def test_a_site_with_another_key_than_the_pinned_one_is_refused() -> None:
-    """It cannot start with the others' folder, and what it signs with its own key nobody accepts."""
-    settings, thief = SecureSettings(), create_key_pair()
-    site = GivenSums("b", torch.zeros(5))
-    with pytest.raises(FederationError, match="does not belong to the public key"):
-        MaskedSite(site, thief.private_key, PUBLIC_KEYS, settings)
-    transport, sites = secure(integer_sums(NAMES[:3]), settings)
-    sites.sites = (
-        sites.sites[0],
-        MaskedSite(site, thief.private_key, {"b": thief.public_key}, settings),
-        sites.sites[2],
-    )
-    with pytest.raises(FederationError, match="site 'b' offered a key that is not signed, for run 'run-1'"):
-        transport.ask([train_request()])
-
-
-def test_a_site_refuses_keys_that_the_server_made_up() -> None:
-    """A server that puts its own key in the place of a site's, or replays an offer of another run."""
-    transport, sites, _, _ = begun()
-    offers = {site.name: site.answer(OfferKey("run-1")).by_site[site.name] for site in sites}
-    server = GivenSums("b", None)
-    made_up = MaskedSite(server, PAIRS["c"].private_key, {"b": PUBLIC_KEYS["c"]}, transport.settings)
-    forged = made_up.answer(OfferKey("run-1")).by_site["b"]
-    old = masked(GivenSums("b", None), transport.settings, NAMES[:3]).answer(OfferKey("run-0")).by_site["b"]
-    for wrong in (forged, old, offers["c"], offers["b"]._replace(signature="00")):
-        with pytest.raises(FederationError, match="'b' offered a key that is not signed"):
-            sites[0].answer(AcceptKeys("run-1", offers | {"b": wrong}))
-    stranger = offers | {"z": offers["b"]}
-    with pytest.raises(FederationError, match="site 'z' is not one of a, b, c"):
-        sites[0].answer(AcceptKeys("run-1", stranger))
-    with pytest.raises(PPFLError, match="1 sites take part, and a total needs 2"):
-        sites[0].answer(AcceptKeys("run-1", {"a": offers["a"]}))
-
-
-def test_sites_with_other_settings_are_refused() -> None:
-    transport, sites = secure(integer_sums(NAMES[:3]))
-    other = SecureSettings(min_sites=3)
-    sites.sites = (*sites.sites[:2], masked(GivenSums("c", None), other, NAMES[:3]))
-    with pytest.raises(FederationError, match="site 'c' has the secure sums settings .*give all sites the same"):
-        transport.ask([train_request()])
-
-
-def test_rows_are_refused() -> None:
-    transport, sites = secure(integer_sums(NAMES[:3]))
-    sites.sites[1].site.rows = {"membership": torch.ones(1, 2)}
-    with pytest.raises(FederationError, match="site 'b' has secure sums on and would show membership of each"):
-        transport.ask([train_request()])
-    with pytest.raises(FederationError, match="would show its clients' states"):
-        sites.sites[1].answer(Save("main", 1))
-    with pytest.raises(SettingError, match="set report_clients = false"):
-        transport.ask([Evaluate("main", ("test",), {}, {})])
-
-
-def test_sums_without_masks_are_refused_and_a_description_has_none() -> None:
-    _, (site, *_), first, _ = begun()
-    with pytest.raises(FederationError, match="asked for sums without masks"):
-        site.answer(train_request())
-    assert site.answer(Describe()).metrics == {}
-    with pytest.raises(FederationError, match="a Save has no sums that are masked"):
-        site.answer(first._replace(number=2, request=Save("main", 1)))
-
-
 def test_the_norm_of_a_refused_upload_stays_at_the_site() -> None:
-    transport, sites = secure(integer_sums(NAMES[:3]))
-    given = sites.sites[0].site
-    answer = given.answer
-    reasons = [("x", "its update has norm 123.4, most have 1.2"), ("y", "its update is not finite")]
-    given.answer = lambda request: answer(request)._replace(refused=tuple(Refusal(*reason) for reason in reasons))
+    transport, below = secure(integer_sums(NAMES[:3]))
+    given = below.sites[0].site
+    answer, reasons = given.answer, {"x": "its update has norm 123.4, most have 1.2", "y": "its update is not finite"}
+    given.answer = lambda request: answer(request)._replace(refused=tuple(Refusal(*one) for one in reasons.items()))
     (reply,) = transport.ask([train_request()])
     assert [refusal.client for refusal in reply.refused] == ["x", "y"]
     assert "123" not in reply.refused[0].reason and "not finite" in reply.refused[1].reason

@@ -1,4 +1,4 @@
-"""IFCA, FedEM and CFL again, from their papers' pseudocode: one client, one model, one batch at a time."""
+"""IFCA, FedEM and CFL, from their papers' pseudocode: one client, one model, one batch at a time."""
 
 import copy
 from itertools import combinations
@@ -7,26 +7,25 @@ import torch
 from sklearn.cluster import AgglomerativeClustering
 from torch import nn
 
-from kit.twins.ppfl import average, batches_of, data_of, descend, train_network, weights_of
+from kit.twins.plain import Outcome, average, descend, vector
 
 
-def networks(net, models):
-    """K networks with the values of a population whose parts are all canonical."""
-    found = [copy.deepcopy(net) for _ in next(iter(models.values()))]
+def first_networks(given):
+    """K draws of the network."""
+    population = given.problem.population
+    drawn = population.initial_models(given.seed, distinct=True)
+    found = [given.net for _ in range(population.k)]
     for k, one in enumerate(found):
-        one.load_state_dict({name: theta[k] for name, theta in models.items()})
+        one.load_state_dict({name: theta[k] for name, theta in drawn.items()})
     return found
+
+
+def one_hot(choice, k):
+    return nn.functional.one_hot(torch.tensor(choice), k).double()
 
 
 def losses(net, x, y):
     return nn.functional.cross_entropy(net(x), y, reduction="none")
-
-
-def best_model(nets, data):
-    """The number of the network with the least mean loss."""
-    with torch.no_grad():
-        means = [float(losses(net, data.x, data.y).mean()) for net in nets]
-    return means.index(min(means))
 
 
 def mean_within(nets, choice, ends, p):
@@ -38,15 +37,17 @@ def mean_within(nets, choice, ends, p):
     return new
 
 
-def ifca(federation, nets, settings, rounds, seed, lr_of):
-    clients, choice = range(federation.n_clients), []
-    for t in range(rounds):
-        choice = [best_model(nets, data_of(federation, i)) for i in clients]
-        ends = [
-            train_network(copy.deepcopy(nets[choice[i]]), federation, i, settings, seed, t, lr_of(t)) for i in clients
-        ]
-        nets = mean_within(nets, choice, ends, weights_of(federation))
-    return nets, choice
+def ifca(given):
+    nets = first_networks(given)
+    memberships = torch.full((len(given.clients), len(nets)), 1 / len(nets), dtype=torch.float64)
+    for t in given.rounds:
+        who = given.taking_part(t)
+        data = [given.federation.train.client(i) for i in who]
+        choice = [int(torch.stack([losses(net, own.x, own.y).mean() for net in nets]).argmin()) for own in data]
+        ends = [given.train(copy.deepcopy(nets[k]), i, t) for i, k in zip(who, choice, strict=True)]
+        nets = mean_within(nets, choice, ends, given.p[who])
+        memberships[who] = one_hot(choice, len(nets))
+    return Outcome(nets, memberships)
 
 
 def responsibilities(nets, pi, x, y):
@@ -56,13 +57,14 @@ def responsibilities(nets, pi, x, y):
     return joint / joint.sum(1, keepdim=True)
 
 
-def fedem(federation, nets, settings, rounds, seed, lr_of):
-    M, K, p = federation.n_clients, len(nets), weights_of(federation)
-    pi = torch.full((M, K), 1 / K, dtype=federation.train.x.dtype)
-    for t in range(rounds):
-        new_pi, ends = pi.clone(), []
-        for i in range(M):
-            data = data_of(federation, i)
+def fedem(given):
+    nets = first_networks(given)
+    K = len(nets)
+    pi = torch.full((len(given.clients), K), 1 / K, dtype=torch.float64)
+    for t in given.rounds:
+        who, new_pi, ends = given.taking_part(t), pi.clone(), []
+        for i in who:
+            data = given.federation.train.client(i)
             new_pi[i] = responsibilities(nets, pi[i], data.x, data.y).mean(0)
             mine = copy.deepcopy(nets)
             for k, model in enumerate(mine):
@@ -71,15 +73,11 @@ def fedem(federation, nets, settings, rounds, seed, lr_of):
                     q = responsibilities(nets, pi[i], x, y)[:, k]
                     return (q * losses(model, x, y)).sum() / len(y)
 
-                descend(model, weighted, batches_of(federation, i, settings, seed, t), lr_of(t), settings)
+                descend(model, weighted, given.batches(i, t), given.lr(t), given.method)
             ends.append(mine)
-        nets = [average([mine[k] for mine in ends], p) for k in range(K)]
+        nets = [average([mine[k] for mine in ends], given.p[who]) for k in range(K)]
         pi = new_pi
-    return nets, pi
-
-
-def vector(end, start):
-    return torch.cat([(a - b).detach().flatten() for a, b in zip(end.parameters(), start.parameters(), strict=True)])
+    return Outcome(nets, pi)
 
 
 def in_two(likeness, linkage):
@@ -93,14 +91,14 @@ def in_two(likeness, linkage):
     return min(sides, key=lambda side: max(likeness[a, b] for a in side for b in positions if b not in side))
 
 
-def cfl(federation, net, k, settings, rounds, seed, lr_of):
-    """The last two values: each client's cluster, and in which rounds (from 0) there were cuts."""
-    clients, p = range(federation.n_clients), weights_of(federation)
-    nets, cluster, first, due, cuts = [copy.deepcopy(net)], [0 for _ in clients], None, False, []
-    for t in range(rounds):
-        lr = lr_of(t)
-        ends = [train_network(copy.deepcopy(nets[cluster[i]]), federation, i, settings, seed, t, lr) for i in clients]
-        d = [vector(ends[i], nets[cluster[i]]) for i in clients]
+def cfl(given):
+    """A cluster that stands still while its members pull apart is due to be cut in the round after."""
+    clients, p, settings, k = given.clients, given.p, given.method, given.problem.population.k
+    nets, cluster, first, due = [given.net], [0 for _ in clients], None, False
+    for t in given.rounds:
+        lr = given.lr(t)
+        ends = [given.train(copy.deepcopy(nets[cluster[i]]), i, t) for i in clients]
+        d = [vector(ends[i]) - vector(nets[cluster[i]]) for i in clients]
         nets = mean_within(nets, cluster, ends, p)
         length = [float(d[i].norm()) / lr for i in clients]
         if first is None:
@@ -113,23 +111,21 @@ def cfl(federation, net, k, settings, rounds, seed, lr_of):
             fastest = max(length[i] for i in members)
             if len(members) > 1 and together < settings.eps1 * first and fastest > settings.eps2 * first:
                 split.append((fastest, c, members))
-        if due:
-            cuts.append(t)
-            for _, c, members in sorted(split, reverse=True):
-                if len(nets) == k:
-                    break
-                D = torch.stack([d[i] / d[i].norm() for i in members])
-                likeness = D @ D.T
-                side = {members[at] for at in in_two(likeness, settings.linkage)}
-                if min(members, key=lambda i: federation.ids[i]) in side:
-                    side = set(members) - side
-                across = max(
-                    float(likeness[members.index(a), members.index(b)]) for a in side for b in members if b not in side
-                )
-                if ((1 - across) / 2) ** 0.5 > settings.gamma:
-                    cluster = [len(nets) if i in side else cluster[i] for i in clients]
-                    nets.append(copy.deepcopy(nets[c]))
-            due = False
-        else:
+        if not due:
             due = len(nets) < k and len(split) > 0
-    return nets, cluster, cuts
+            continue
+        due = False
+        for _, c, members in sorted(split, reverse=True):
+            if len(nets) == k:
+                break
+            D = torch.stack([d[i] / d[i].norm() for i in members])
+            likeness = D @ D.T
+            side = {members[at] for at in in_two(likeness, settings.linkage)}
+            if min(members, key=lambda i: given.federation.ids[i]) in side:
+                side = set(members) - side
+            inside = torch.tensor([i in side for i in members])
+            across = float(likeness[inside][:, ~inside].max())
+            if ((1 - across) / 2) ** 0.5 > settings.gamma:
+                cluster = [len(nets) if i in side else cluster[i] for i in clients]
+                nets.append(copy.deepcopy(nets[c]))
+    return Outcome(nets, one_hot(cluster, len(nets)))

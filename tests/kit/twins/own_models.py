@@ -1,52 +1,110 @@
-"""Ditto, pFedMe and fine-tuning again, straight from their papers' pseudocode: one client at a time, torch.optim and
-plain autograd. Only the draws (which batch, who takes part) are shared with the package."""
+"""Methods in which clients have models of their own, or a part of one, from their papers' pseudocode."""
 
 import copy
 
-import torch
-
 from kit.twins.one_model import descend_near
-from kit.twins.ppfl import average, batches_of, train_network, weights_of
+from kit.twins.plain import Given, Outcome, average, train_network, vector, with_values
+from ppfl.algorithms.partial import PersonalTraining
 
 
-def ditto(federation, net, settings, rounds, seed, lr_of, clients_of):
-    """The shared model, and the own models of those who took part, by position."""
-    w, own, p = copy.deepcopy(net), {}, weights_of(federation)
-    for t in range(rounds):
-        who, ends = clients_of(t), []
+def ditto(given):
+    """Who never took part predicts with the shared model."""
+    w, own = given.net, {}
+    for t in given.rounds:
+        who, ends = given.taking_part(t), []
         for i in who:
-            ends.append(train_network(copy.deepcopy(w), federation, i, settings, seed, t, lr_of(t)))
+            ends.append(given.train(copy.deepcopy(w), i, t))
             v = own.get(i, copy.deepcopy(w))
-            own[i] = descend_near(v, w, batches_of(federation, i, settings, seed, t), lr_of(t), settings)
-        w = average(ends, p[who])
-    return w, own
+            own[i] = descend_near(v, w, given.batches(i, t), given.lr(t), given.method)
+        w = average(ends, given.p[who])
+    return Outcome([own.get(i, w) for i in given.clients])
 
 
-def pfedme(federation, net, settings, rounds, seed, lr_of, clients_of):
+def pfedme(given):
     """The same. The schedule of lr is that of both kinds of steps."""
-    w, own, p = copy.deepcopy(net), {}, weights_of(federation)
-    for t in range(rounds):
-        who, ends = clients_of(t), []
-        outer_lr = settings.outer_lr * lr_of(t) / settings.lr
+    w, own, settings = given.net, {}, given.method
+    for t in given.rounds:
+        who, ends = given.taking_part(t), []
+        outer_lr = settings.outer_lr * given.lr(t) / settings.lr
         for i in who:
             mine, theta = copy.deepcopy(w), own.get(i, copy.deepcopy(w))
-            for batch in batches_of(federation, i, settings, seed, t):
-                descend_near(theta, mine, [batch] * settings.inner_steps, lr_of(t), settings)
-                with torch.no_grad():
-                    for to, at in zip(theta.parameters(), mine.parameters(), strict=True):
-                        at.sub_(outer_lr * settings.mu * (at - to))
+            for batch in given.batches(i, t):
+                descend_near(theta, mine, [batch] * settings.inner_steps, given.lr(t), settings)
+                with_values(mine, vector(mine) - outer_lr * settings.mu * (vector(mine) - vector(theta)))
             own[i] = theta
             ends.append(mine)
-        mean = average(ends, p[who])
-        with torch.no_grad():
-            for old, new in zip(w.parameters(), mean.parameters(), strict=True):
-                old.copy_((1 - settings.beta) * old + settings.beta * new)
-    return w, own
+        mean = average(ends, given.p[who])
+        w = with_values(mean, (1 - settings.beta) * vector(w) + settings.beta * vector(mean))
+    return Outcome([own.get(i, w) for i in given.clients])
 
 
-def finetuned(federation, start_of, settings, lr, seed, t):
-    """Every client's network after the local run of round t from `start_of(client)`."""
-    return [
-        train_network(copy.deepcopy(start_of(i)), federation, i, settings, seed, t, lr)
-        for i in range(federation.n_clients)
-    ]
+def finetune(given, twin_of_inner):
+    """The inner method but for the last round, then SGD of every client on its own network, or on a part of it."""
+    settings, last = given.method, len(given.rounds) - 1
+    inner = Given(given.federation, given.problem._replace(rounds=last), settings.method)
+    lr = inner.lr(0) if settings.lr == "auto" else settings.lr
+    epochs = settings.epochs or (1 if settings.steps is None else None)
+    training = settings.method.model_copy(update={"local_steps": settings.steps, "local_epochs": epochs})
+    networks, memberships = twin_of_inner(inner)
+    if memberships is not None:
+        networks = [average(networks, c) for c in memberships]
+    tuned = []
+    for i in given.clients:
+        mine = copy.deepcopy(networks[i])
+        part = [p for name, p in mine.named_parameters() if settings.part in (None, name)]
+        tuned.append(train_network(mine, given.federation, i, training, given.seed, last, lr, part))
+    return Outcome(tuned)
+
+
+# ---------------------------------------------------------------------- a personal part
+
+
+def partly_shared(given, train_client):
+    """Pillutla et al. (2022): the server sends u, gets u_i, takes the mean weighted by p_i; v[i] stays with client i.
+
+    u and v[i] are parameters by name.
+    """
+    start = {name: p.detach() for name, p in given.net.named_parameters()}
+    personal = given.method.personal_parameters(given.net)
+    u = {name: value for name, value in start.items() if name not in personal}
+    v = [{name: start[name] for name in personal} for _ in given.clients]
+
+    def network(i):
+        model = given.net
+        model.load_state_dict({**u, **v[i]})
+        return model
+
+    for t in given.rounds:
+        who = given.taking_part(t)
+        ends = {}
+        for i in who:
+            model = network(i)
+            parameters = dict(model.named_parameters())
+            train_client(model, i, t, [parameters[name] for name in v[i]], [parameters[name] for name in u])
+            ends[i] = {name: p.detach() for name, p in parameters.items()}
+            v[i] = {name: ends[i][name] for name in personal}
+        total = given.p[who].sum()
+        u = {name: sum(given.p[i] * ends[i][name] for i in who) / total for name in u}
+    return Outcome([network(i) for i in given.clients])
+
+
+def fedsim(given):
+    """Both parts at once. FedPer and LG-FedAvg are this with a given part."""
+    return partly_shared(given, lambda model, i, t, own, shared: given.train(model, i, t))
+
+
+def fedalt(given):
+    """The personal part first, with batches of its own, then the shared part. FedRep is this with a given part."""
+    method = given.method
+    epochs = getattr(method, "head_epochs", None) or getattr(method, "personal_epochs", None)
+    steps = getattr(method, "personal_steps", None)
+    if epochs is None and steps is None:
+        epochs, steps = method.local_epochs, method.local_steps
+    first = PersonalTraining.like(method, epochs, steps)
+
+    def train_client(model, i, t, own, shared):
+        for settings, part in ((first, own), (method, shared)):
+            if part:
+                train_network(model, given.federation, i, settings, given.seed, t, given.lr(t), part)
+
+    return partly_shared(given, train_client)

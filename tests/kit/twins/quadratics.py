@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from ppfl.core.population import Population
+from ppfl.core import Population
 from ppfl.data import Federation
 
 SIZES = {"a": 30, "b": 20, "c": 10}

@@ -1,0 +1,24 @@
+"""What sites and servers send each other: messages opened, changed, and sealed again."""
+
+from ppfl.core.trees import named_leaves, tree_map
+from ppfl.federation.envelope import REPLIES, REQUESTS, seal, unseal
+from ppfl.sites.messages import AcceptKeys, KeyOffer, Masked, MaskedNote, OfferKey, Unmask
+from ppfl.sites.wire import decode, encode
+
+__all__ = ["AcceptKeys", "KeyOffer", "Masked", "MaskedNote", "OfferKey", "Unmask", "encode", "named_leaves"]
+
+
+def payload_of(sealed: bytes):
+    """The requests or replies in a message, or the text of an error."""
+    envelope = unseal(sealed)
+    return decode(envelope.payload) if envelope.kind in (REQUESTS, REPLIES) else envelope.payload.decode()
+
+
+def with_payload(sealed: bytes, payload) -> bytes:
+    """The same message with other contents."""
+    return seal(unseal(sealed)._replace(payload=encode(payload)))
+
+
+def with_totals(reply, change):
+    """A site's reply with every tensor of its sums changed."""
+    return reply._replace(totals=tree_map(change, reply.totals))

@@ -1,0 +1,69 @@
+"""The public names and their parameters as a text, to be read in a diff.
+
+To write it anew, in the folder of the project: PYTHONPATH=tests .venv/bin/python -m kit.public_names
+"""
+
+import inspect
+import textwrap
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+FILE = Path(__file__).parents[1] / "door" / "public_names.txt"
+MODULES = ("ppfl", "ppfl.glm", "ppfl.data")
+WITH_METHODS = ("Federation", "Fitted", "PopulationRegressor", "PopulationClassifier", "PopulationChoice")
+
+
+def public_names() -> str:
+    """One line per name, functions and classes with their parameters; methods of what users hold in their hands."""
+    lines = [line for module in MODULES for line in _lines(module, import_module(module))]
+    return "".join(f"{textwrap.fill(line, 120, subsequent_indent='        ')}\n" for line in lines)
+
+
+def _lines(prefix: str, module: ModuleType) -> Iterator[str]:
+    own = [n for n, v in vars(module).items() if n[0] != "_" and getattr(v, "__module__", "") == module.__name__]
+    for name in sorted(getattr(module, "__all__", own)):
+        value = getattr(module, name)
+        if isinstance(value, ModuleType):
+            yield from _lines(f"{prefix}.{name}", value)
+            continue
+        yield f"{prefix}.{name}{_parameters(value)}"
+        if name in WITH_METHODS and (prefix, name) != ("ppfl.data", "Federation"):  # it is there under ppfl
+            methods = {m: v for m, v in inspect.getmembers(value) if m[0] != "_" and _is_ours(v)}
+            yield from (f"    .{method}{_parameters(found)}" for method, found in methods.items())
+
+
+def _is_ours(member: object) -> bool:
+    function = getattr(member, "fget", member)
+    return callable(member) is not isinstance(member, property) and function.__module__.startswith("ppfl")
+
+
+def _parameters(value: object) -> str:
+    if not inspect.isclass(value) and not inspect.isroutine(value):
+        return ""
+    if hasattr(value, "model_fields"):  # pydantic makes the signature of a class later
+        return f"(*, {', '.join(f'{name}={_shown(field.default)}' for name, field in value.model_fields.items())})"
+    try:
+        signature = inspect.signature(value)
+    except ValueError:  # of an error or a warning
+        return ""
+    plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    short = [each if each.default is each.empty else each.replace(default=_Shown(each.default)) for each in plain]
+    return str(signature.replace(parameters=short, return_annotation=signature.empty))
+
+
+class _Shown(NamedTuple):
+    default: object
+
+    def __repr__(self) -> str:
+        return _shown(self.default)
+
+
+def _shown(default: object) -> str:
+    return repr(default) if isinstance(default, bool | int | float | str | tuple | type(None)) else "..."
+
+
+if __name__ == "__main__":
+    FILE.write_text(public_names())
