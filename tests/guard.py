@@ -30,7 +30,7 @@ import tomli_w
 import torch
 
 import ppfl
-from kit.sites import run_over_sites
+from kit.sites import Sites
 from kit.tables import make_choice_table, make_client_table
 from ppfl import glm
 from ppfl.algorithms import METHODS
@@ -65,6 +65,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Numbers]]]:
         yield f"export/{name}", partial(of_export, folder, name)
     for name in RANKS:
         yield f"ranks/{name}", partial(of_ranks, folder, name)
+    for name in ("fedavg", "ppfl-private", "scaffold"):
+        yield f"secure/{name}", partial(of_sites, folder, name, secure=True)
     for engine, settings in INPUTS["engines"].items():
         yield f"engine/{engine}", partial(of_run, folder, f"engine-{engine}", "ppfl-weights", settings)
     for kind in ("runs", "networks"):
@@ -197,10 +199,11 @@ def of_run(folder: Path, label: str, name: str, changes: dict[str, Any]) -> Numb
     return numbers
 
 
-def of_sites(folder: Path, name: str) -> Numbers:
-    file = folder / f"sites-{name}.toml"
-    file.write_text(tomli_w.dumps(experiment(name, {})))
-    return of_folder(run_over_sites(load_experiment(file), folder / f"sites-{name}").folder)
+def of_sites(folder: Path, name: str, secure: bool = False) -> Numbers:
+    sums_alone = {"watch": {"report_clients": False}} if secure else {}
+    file = folder / f"sites-{name}-{secure}.toml"
+    file.write_text(tomli_w.dumps(experiment(name, sums_alone)))
+    return of_folder(Sites(load_experiment(file), file.with_suffix(""), secure=secure).run().folder)
 
 
 def of_ranks(folder: Path, name: str) -> Numbers:

@@ -1,20 +1,17 @@
 """Where one method is another: at the edges of its settings it trains the same models, or fits clients as well."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import ppfl
-from kit.problems import make_federation, make_linear, make_net
-from kit.training import Trained, at_start, losses_of_clients, run
+from kit.problems import make_federation, make_linear, make_net, with_seed
+from kit.training import at_start, losses_of_clients, run
 from kit.twins.plain import weights_of
-from ppfl.algorithms import Method
 from ppfl.algorithms.server_optimizers import Adagrad, Adam, Momentum, Yogi
 from ppfl.core import lora, with_adapters
 
@@ -31,77 +28,62 @@ SLOW = {"beta2": 1 - 1e-9}
 MIXES = ["outputs", "predictions", "weights"]
 
 
-# ---------------------------------------------------------------------- a run of one side, and what to compare of it
-
-
-def side(
-    method: Method, *, net=NET, federation=FEDERATION, rounds=4, engine="stacked", alike=False, memberships=None,
-    affinity=None, dropout=0.0, **population,
-) -> Callable[[], Trained]:  # fmt: skip
-    """A run, once. alike: canonical models start alike; memberships: where clients start."""
+def side(method, *, net=NET, federation=FEDERATION, rounds=4, engine="stacked", dropout=0.0, affinity=None, **more):
+    """A run, once. alike: canonical models start alike; memberships: where clients start; the rest: the population."""
+    settings, alike, at = {"rounds": rounds, "affinity": affinity}, more.pop("alike", 0), more.pop("memberships", None)
 
     @cache
-    def trained() -> Trained:
-        settings, start = {"rounds": rounds, "affinity": affinity}, None
-        of = ppfl.Population(net, **{"k": 1, **population})
+    def trained():
+        of, start = ppfl.Population(net, **{"k": 1, **more}), None
         if alike:
-            models = of.initial_models(0)
-            start = at_start(method, of, federation, models=models, memberships=memberships, **settings)
+            start = at_start(method, of, federation, models=of.initial_models(0), memberships=at, **settings)
         return run(method, of, federation, engine=engine, dropout=dropout, resume=start, **settings)
 
     return trained
 
 
-def models(found: Trained, at: int = -1) -> dict[str, Tensor]:
+def models(found, at=-1):
     """Parameters by name, with memberships if there are any; leaves of K models, of every client, or of one network."""
     now = found.models(at)
     return now._asdict().get("values") or {**now.models, "memberships": now.memberships}
 
 
-def used(found: Trained, at: int = -1) -> dict[str, Tensor]:
+def used(found, at=-1):
     """The first model of all, which everybody uses where there is one cluster, and the last loss that was reported."""
     now, loss = models(found, at), torch.tensor(found.reports[at].loss, dtype=torch.float64)
     return {**({name: leaf[0] for name, leaf in now.items()} if "memberships" in now else now), "loss": loss}
 
 
-def losses(found: Trained, at: int = -1) -> dict[str, Tensor]:
+def losses(found, at=-1):
     """How well every client's personal model fits."""
     return {"losses": losses_of_clients(found, at)}
 
 
-def server(found: Trained, at: int = -1) -> dict[str, Tensor]:
+def server(found, at=-1):
     """The models that the server holds."""
     return found.states[at].server.shared
-
-
-# ---------------------------------------------------------------------- problems
 
 
 class EveryKind(nn.Module):
     """Convolutions, an embedding and a linear layer, each of which can be adapted."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.filters, self.signs, self.out = nn.Conv1d(1, 3, 2), nn.Embedding(2, 9), nn.Linear(9, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         seen = self.filters(x[:, None]).flatten(1).relu()
         return self.out(seen + self.signs((x[:, 0] > 0).long()))
 
 
-with torch.random.fork_rng(devices=[]):
-    torch.manual_seed(0)
-    EVERY_KIND = EveryKind().double()
-    DEEP = nn.Sequential(
-        nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 3)
-    ).double()
-    FILTERS = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(4, 3)).double()
-    first = nn.Linear(4, 6).requires_grad_(False)
-    FROZEN = nn.Sequential(first, nn.Tanh(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+EVERY_KIND, LINEAR = with_seed(EveryKind), make_linear(dtype=torch.float64)
+DEEP = with_seed(lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6)), nn.Linear(6, 3)))
+IMAGES = with_seed(lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(4, 3)))
+FROZEN = with_seed(lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)))
+FROZEN[0].requires_grad_(False)
 AFTER_FROZEN = nn.Sequential(nn.Identity(), nn.Identity(), *FROZEN[2:])
 HEAD_ALONE = copy.deepcopy(NET)
 HEAD_ALONE[0].requires_grad_(False)
-LINEAR = make_linear(dtype=torch.float64)
 ADAPTED = with_adapters(NET, lora(rank=2, alpha=3))
 ADAPTERS = {  # a network and the adapters of some of its layers
     "every layer": {"net": NET, "canonical": lora(rank=2, alpha=3)},
@@ -109,23 +91,17 @@ ADAPTERS = {  # a network and the adapters of some of its layers
     "the first layer": {"net": NET, "canonical": lora(rank=2, on="0")},
     "every kind of layer": {"net": EVERY_KIND, "canonical": lora(rank=2, on=("filters", "signs", "out"))},
 }
-
-
 ALONE = make_federation((9,), dtype=torch.float64)
 ONE = FEDERATION.client("client-2")["train"]
 SAME_DATA = ppfl.Federation.from_arrays(
     ONE.x.repeat(3, 1), ONE.y.repeat(3), [f"c{i}" for i in range(3) for _ in ONE.y], test_fraction=0.0
 ).to(dtype=torch.float64)
-with torch.no_grad():
-    FEATURES = replace(FEDERATION, train=replace(FEDERATION.train, x=FROZEN[:2](FEDERATION.train.x)))
-
-
-# ---------------------------------------------------------------------- the table: special, general, what must agree
-
+FEATURES = replace(FEDERATION, train=replace(FEDERATION.train, x=FROZEN[:2](FEDERATION.train.x)))
 FEDAVG, OF_SOME, LOCAL = side(ppfl.FedAvg(**SMALL)), side(ppfl.FedAvg(**SOME)), side(ppfl.Local(**SMALL))
 
 
-def limits_of_one_model():
+def limits():
+    """Name, special method, general method, and what must agree if it is not all models."""
     yield "fedprox without a pull is fedavg", side(ppfl.FedProx(**SOME, mu=0)), OF_SOME
     yield "ditto without a pull is local", side(ppfl.Ditto(**SMALL, mu=0)), LOCAL
     yield "ditto's shared model is that of fedavg", side(ppfl.Ditto(**SOME, mu=1)), OF_SOME, server
@@ -138,10 +114,9 @@ def limits_of_one_model():
     for kind, more in ((ppfl.FedAdagrad, {}), (ppfl.FedAdam, SLOW), (ppfl.FedYogi, SLOW)):
         # m / (sqrt(v) + tau) is d / (2 tau) where v stays near tau^2
         adaptive = kind(**SMALL, server_lr=2e4, tau=1e4, beta1=0, **more)
-        yield f"{kind.name} with a large tau is fedavg", side(adaptive), FEDAVG, models, 1e-6
+        yield f"{kind.name} with a large tau is fedavg", side(adaptive), FEDAVG
 
-
-def limits_of_server_optimizers():
+    # optimizers of the server
     for optimizer, same in (
         (Momentum(lr=0.5, momentum=0.7), ppfl.FedAvgM(**SMALL, server_lr=0.5, server_momentum=0.7)),
         (Adagrad(lr=0.1, tau=0.01), ppfl.FedAdagrad(**SMALL, server_lr=0.1, tau=0.01)),
@@ -154,8 +129,7 @@ def limits_of_server_optimizers():
         everyone = ppfl.PPFL(**setting, warmup=0, averaging="everyone", collapse=False)
         yield f"ppfl over everyone with {optimizer.name}", side(everyone), theirs
 
-
-def limits_of_clusters():
+    # clusters
     yield "ifca with one model is fedavg", side(ppfl.IFCA(**SMALL, momentum=0.9)), FEDAVG, used
     yield "fedem with one model is fedavg", side(ppfl.FedEM(**SMALL), mix="predictions"), FEDAVG, used
     yield "fedem of a common part", side(ppfl.FedEM(**SMALL), mix="predictions", canonical="2"), FEDAVG
@@ -163,9 +137,7 @@ def limits_of_clusters():
     yield "cfl without cuts is fedavg", side(ppfl.CFL(**SMALL, eps1=0), k=3), FEDAVG, used
     yield "cfl of some clients", side(ppfl.CFL(**SOME, eps1=0), k=3, mix="weights"), OF_SOME, used
 
-
-def limits_of_partial_personalization():
-    """Where k = 1, `canonical` says nothing."""
+    # partial personalization; where k = 1, `canonical` says nothing
     output, inputs = (side(ppfl.FedSim(**SMALL, personal_part=part)) for part in ("output", "input"))
     yield "fedper is fedsim", side(ppfl.FedPer(**SMALL), canonical="2"), output
     yield "lg-fedavg is fedsim", side(ppfl.LGFedAvg(**SMALL), canonical="0"), inputs
@@ -185,8 +157,9 @@ def limits_of_partial_personalization():
         yield f"{method.name} of one client is local", side(method(**SMALL), federation=ALONE), alone
         yield f"{method.name} on equal data is local", side(method(**WHOLE), federation=SAME_DATA), whole
 
-
-def limits_of_ppfl():
+    # PPFL
+    private, pulled = (ppfl.PPFL(**SMALL, share_memberships=False, penalty=penalty) for penalty in (0, 0.1))
+    yield "a penalty between no neighbours changes nothing", side(pulled, k=2), side(private, k=2)
     alone = side(ppfl.FedAvg(**HARD))
     for mix, part, collapse in (
         ("outputs", "all", True), ("outputs", "0", False), ("outputs", "2", True), ("predictions", "all", True),
@@ -211,13 +184,11 @@ def limits_of_ppfl():
         ("outputs", {}, 0.4), ("predictions", {"participation": 0.7}, 0.3),
     ):  # fmt: skip
         method = ppfl.PPFL(**SMALL, **settings, start="uniform")
-        private = method.model_copy(update={"share_memberships": False})
-        both = (side(one, k=3, mix=mix, dropout=lost) for one in (private, method))
+        unseen = method.model_copy(update={"share_memberships": False})
+        both = (side(one, k=3, mix=mix, dropout=lost) for one in (unseen, method))
         yield f"private memberships change nothing, {mix}, {lost} lost", *both
 
-
-def limits_of_mixed_weights():
-    """Short cut 1, of mixed weights and of affine outputs, against the run of K models; adapters are always affine."""
+    # short cut 1, of mixed weights and of affine outputs, against the run of K models; adapters are always affine
     for mix, of, averaging in (
         ("weights", {"canonical": "all"}, "members"), ("weights", {"canonical": "all"}, "everyone"),
         ("weights", {"canonical": "2"}, "members"), ("outputs", {"canonical": "2"}, "everyone"),
@@ -225,9 +196,8 @@ def limits_of_mixed_weights():
         *((mix, of, "members") for mix in ("outputs", "weights") for of in ADAPTERS.values()),
         *((mix, ADAPTERS["every layer"], "everyone") for mix in ("outputs", "weights")),
     ):  # fmt: skip
-        fast, slow = (
-            ppfl.PPFL(**HARD, penalty=0.05, collapse=short, start="uniform", averaging=averaging) for short in (1, 0)
-        )
+        both = {**HARD, "penalty": 0.05, "start": "uniform", "averaging": averaging}
+        fast, slow = ppfl.PPFL(**both), ppfl.PPFL(**both, collapse=False)
         name = f"the collapse is exact, {mix} of {of['canonical']}, {averaging}, {type(of.get('net')).__name__}"
         yield name, *(side(one, k=4, mix=mix, affinity=W, **of) for one in (fast, slow))
     for name, of in ADAPTERS.items():
@@ -244,9 +214,7 @@ def limits_of_mixed_weights():
     both = (side(method, net=HEAD_ALONE, k=3, canonical="2", mix=mix) for mix in ("outputs", "weights"))
     yield "with all but the head frozen mixed outputs are mixed weights", *both
 
-
-def limits_of_frozen_layers():
-    private = ppfl.PPFL(**SMALL, share_memberships=False)
+    # frozen layers
     for method, settings in (
         (ppfl.FedAvg(**SMALL), {"engine": "loop"}),
         (ppfl.LGFedAvg(**SMALL), {}),
@@ -260,9 +228,7 @@ def limits_of_frozen_layers():
         name = f"frozen first layers are as good as their outputs as data, {method.name}, {settings.get('mix', '')}"
         yield name, side(method, net=FROZEN, **settings), after
 
-
-def limits_of_fine_tuning():
-    """Without steps, and of what the server holds with them: whatever is tuned at the end comes after training."""
+    # fine-tuning without steps, and what the server holds with them: whatever is tuned comes after training
     weights = {"k": 3, "mix": "weights"}
     for name, method, population in (
         ("fedavg", ppfl.FedAvg(**SMALL), {"mix": "predictions"}),
@@ -271,10 +237,10 @@ def limits_of_fine_tuning():
         ("ditto of some clients", ppfl.Ditto(**SMALL, participation=0.3), {}),
         ("pfedme", ppfl.PFedMe(lr=0.05, batch_size=4, inner_steps=2), {}),
         ("ppfl", ppfl.PPFL(**SMALL), weights),
-        ("private ppfl", ppfl.PPFL(**SMALL, share_memberships=False), weights),
+        ("private ppfl", private, weights),
         ("ppfl of the last layer", ppfl.PPFL(**SMALL, participation=0.5), {"k": 3, "canonical": "2"}),
         ("ppfl of the first layer", ppfl.PPFL(**SMALL), {"k": 3, "canonical": "0"}),
-        ("ppfl after convolutions", ppfl.PPFL(**SMALL), {"k": 3, "canonical": "3", "net": FILTERS}),
+        ("ppfl after convolutions", ppfl.PPFL(**SMALL), {"k": 3, "canonical": "3", "net": IMAGES}),
     ):
         alone = side(method, **population)
         untuned, tuned = (side(ppfl.FineTune(method=method, steps=s), **population, rounds=5) for s in (0, 2))
@@ -283,41 +249,28 @@ def limits_of_fine_tuning():
             yield f"steps after {name} leave its training as it is", tuned, alone, server
 
 
-LIMITS = {
-    name: limit
-    for limits in (
-        limits_of_one_model, limits_of_server_optimizers, limits_of_clusters, limits_of_partial_personalization,
-        limits_of_ppfl, limits_of_mixed_weights, limits_of_frozen_layers, limits_of_fine_tuning,
-    )
-    for name, *limit in limits()
-}  # fmt: skip
-
-
-def assert_agree(special: Callable, general: Callable, what=models, tolerance: float = 1e-9) -> None:
-    """All that the general method has is found in the special case; one network may stand for each of many."""
-    ours, theirs, before = what(special()), what(general()), what(general(), 0)
-    assert any(not value.equal(before[name]) for name, value in theirs.items())  # else it is no wonder
-    for name, value in theirs.items():
-        one, other = torch.broadcast_tensors(ours[name], value)
-        torch.testing.assert_close(one, other, atol=tolerance, rtol=10 * tolerance)
+LIMITS = {name: limit for name, *limit in limits()}
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_one_method_is_another(name: str) -> None:
-    special, general, *rest = LIMITS[name]
-    assert_agree(special, general, *rest)
+def test_one_method_is_another(name):
+    """All that the general method has is found in the special case; one network may stand for each of many."""
+    special, general, what, *_ = *LIMITS[name], models
+    tolerance = 1e-6 if "large tau" in name else 1e-9
+    ours, theirs, before = what(special()), what(general()), what(general(), 0)
+    assert any(not value.equal(before[name]) for name, value in theirs.items())  # else it is no wonder
+    for leaf, value in theirs.items():
+        one, other = torch.broadcast_tensors(ours[leaf], value)
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=10 * tolerance)
     if name.startswith("the collapse"):
         assert special().reports[0].bytes_up < general().reports[0].bytes_up
     if name.startswith("frozen"):
         assert special().reports[-1].bytes_up == general().reports[-1].bytes_up
 
 
-# ---------------------------------------------------------------------- limits with a rule of their own
-
-
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("averaging", ["members", "everyone"])
-def test_frozen_one_hot_memberships_are_clustered_learning(mix: str, averaging: str) -> None:
+def test_frozen_one_hot_memberships_are_clustered_learning(mix, averaging):
     """Each canonical model is then FedAvg on its own clients; averaged over everyone, slowed by their share."""
     groups = torch.tensor([0, 1, 0, 1])
     training = {"lr": 0.2, "batch_size": 4, "weight_decay": 0.05 if averaging == "members" else 0.0}
@@ -336,14 +289,14 @@ def test_frozen_one_hot_memberships_are_clustered_learning(mix: str, averaging: 
 class MixtureOfNetworks(nn.Module):
     """K networks and the logits of a membership, all as ordinary parameters."""
 
-    def __init__(self, start: dict[str, Tensor], k: int, mix: str) -> None:
+    def __init__(self, start, k, mix):
         super().__init__()
         self.mix, self.models = mix, nn.ModuleList(copy.deepcopy(NET) for _ in range(k))
         for i, model in enumerate(self.models):
             model.load_state_dict({name: theta[i] for name, theta in start.items()})
         self.membership = nn.ParameterDict({"logits": torch.zeros(k, dtype=torch.float64)})
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         c = self.membership["logits"].softmax(0)
         outputs = torch.stack([model(x) for model in self.models])
         if self.mix == "outputs":
@@ -352,9 +305,9 @@ class MixtureOfNetworks(nn.Module):
 
 
 @pytest.mark.parametrize(("mix", "k"), [("outputs", 2), ("predictions", 3)])
-def test_without_penalty_ppfl_is_partial_personalization_with_the_membership_personal(mix: str, k: int) -> None:
+def test_without_penalty_ppfl_is_partial_personalization_with_the_membership_personal(mix, k):
     """A mirror step with eta from 1/K is a gradient step with K eta on logits, so the first round of both is one."""
-    training: dict[str, Any] = {"lr": 0.3, "batch_size": None, "schedule": "constant", "local_steps": 3}
+    training = {"lr": 0.3, "batch_size": None, "schedule": "constant", "local_steps": 3}
     mirror = {"membership_lr": training["lr"] / k, "membership_steps": 1, "start": "uniform", "averaging": "everyone"}
     found = side(ppfl.PPFL(**training, **mirror), k=k, mix=mix, rounds=1)()
     net = MixtureOfNetworks(found.states[0].server.shared, k, mix)

@@ -1,13 +1,10 @@
-"""Where memberships start: sketches of first gradients, k-means, the survey that asks clients, and those who come late,
-with memberships that the server sees and with private ones."""
+"""Where memberships start, seen or private: sketches of first gradients, k-means, the survey, and who comes late."""
 
 import itertools
 from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 
 import ppfl
@@ -15,7 +12,6 @@ from kit.local_work import backend_for, local_data, shapes_in
 from kit.problems import make_federation, make_net
 from kit.training import Recording, assert_same, run
 from ppfl.algorithms.contract import EVERYONE, participants
-from ppfl.algorithms.local import kmeans as kmeans_module
 from ppfl.algorithms.local import start, survey
 from ppfl.algorithms.local.kmeans import kmeans
 from ppfl.algorithms.local.start import PrivateStart, nearest_cells
@@ -32,121 +28,74 @@ ROUNDS = 6
 both_ways = pytest.mark.parametrize("share", [True, False], ids=["open", "private"])
 
 
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+def drawn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def shares(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).softmax(0)
+def mixtures(seed, clients=60, k=3, width=30, noise=0.1, sharp=6):
+    """Sketches that are mixtures of k corners, most clients near a corner, and the memberships that made them."""
+    c = (sharp * drawn(clients, k, seed=seed)).softmax(1)
+    return c @ drawn(k, width, seed=seed + 100) + noise * drawn(clients, width, seed=seed + 200), c
 
 
-def names(count: int) -> tuple[str, ...]:
-    return tuple(f"c{i}" for i in range(count))
-
-
-# ---------------------------------------------------------------------- sketches
-
-
-def test_a_sketch_keeps_inner_products_on_average_and_distances_to_about_a_tenth() -> None:
+def test_a_sketch_keeps_inner_products_on_average_and_distances_to_about_a_tenth():
     rows = drawn(4, 2000)
     found = torch.stack([s @ s.T for s in (start.count_sketch(rows, seed) for seed in range(200))])
-    error = found.std(0) / 200**0.5
-    assert bool(((found.mean(0) - rows @ rows.T).abs() < 4.5 * error).all())
+    assert bool(((found.mean(0) - rows @ rows.T).abs() < 4.5 * found.std(0) / 200**0.5).all())
     rows = drawn(30, 5000, seed=1)
     ratio = torch.pdist(start.count_sketch(rows, seed=0)) / torch.pdist(rows)
     assert 0.75 < float(ratio.min()) <= float(ratio.max()) < 1.25
     assert abs(float(ratio.mean()) - 1) < 0.03
 
 
-@pytest.mark.parametrize(("kind", "canonical"), [("autograd", "all"), ("autograd", "2"), ("fastest", "2")])
-def test_the_sketch_is_of_the_gradient_of_a_clients_whole_loss(kind: str, canonical: str) -> None:
+@pytest.mark.parametrize(("kind", "canonical"), [("autograd", "all"), ("fastest", "2")])
+def test_the_sketch_is_of_the_gradient_of_a_clients_whole_loss(kind, canonical):
     population, who = ppfl.Population(NET, k=3, canonical=canonical), [2, 1, 4, 0]
     backend, models = backend_for(FEDERATION, population, kind), population.initial_models(0)
     found, losses = start.gradient_sketch(backend, models, local_data(FEDERATION, who), seed=0)
     for i, client in enumerate(who):
         own = FEDERATION.train.client(client)
         loss = torch.nn.functional.cross_entropy(NET(own.x), own.y)
-        named = {name: p for name, p in NET.named_parameters() if name in population.canonical_names}
-        gradients = torch.autograd.grad(loss, [named[name] for name in sorted(named)])
-        torch.testing.assert_close(found[i], torch.cat([g.flatten() for g in gradients]))
-        torch.testing.assert_close(losses[i], loss.detach())
-
-
-@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 6))
-def test_points_are_the_weighted_principal_components_in_blocks_and_from_sums(seed, block, count) -> None:
-    rows, p = drawn(12, 7, seed=seed) * torch.arange(1, 8), shares(12, seed)
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(seed))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "MOST_POINTS", block)
-        _, _, points = start.principal_points(rows, p[order], order, count)
-    centred = rows[order] - p[order] @ rows[order]
-    spread = torch.linalg.svdvals(p[order].sqrt()[:, None] * centred)
-    moment = points.T @ (p[order, None] * points)
-    torch.testing.assert_close(moment, torch.diag(spread[:count].square().flip(0)), atol=1e-9, rtol=0)
-    torch.testing.assert_close(p[order] @ points, torch.zeros(count, dtype=torch.float64), atol=1e-9, rtol=0)
-    sums = 3 * p.sum(), 3 * p @ rows, 3 * rows.T * p @ rows  # weights need not sum to 1
-    private = PrivateStart.from_moments(*sums, k=count + 1, seed=0).points(rows)
-    torch.testing.assert_close(private[order].abs(), points.abs(), atol=1e-8, rtol=0)  # a direction has no sign
-
-
-# ---------------------------------------------------------------------- k-means
-
-
-def mixtures(seed: int, clients: int = 60, k: int = 3, width: int = 30, noise: float = 0.1, sharp: float = 6):
-    """Sketches that are mixtures of k corners, most clients near a corner, and the memberships that made them."""
-    g = torch.Generator().manual_seed(seed)
-    c = (sharp * torch.randn(clients, k, generator=g, dtype=torch.float64)).softmax(1)
-    corners = torch.randn(k, width, generator=g, dtype=torch.float64)
-    return c @ corners + noise * torch.randn(clients, width, generator=g, dtype=torch.float64), c
-
-
-def spread(points: torch.Tensor, p: torch.Tensor, centres: torch.Tensor) -> float:
-    return float(p @ torch.cdist(points, centres).square().amin(1))
+        parts = [NET.get_parameter(name) for name in sorted(population.canonical_names)]
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parts)])
+        torch.testing.assert_close((found[i], losses[i]), (gradient, loss.detach()))
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("count", "k", "noise"), [(60, 3, 0.1), (400, 8, 0.2), (400, 8, 2.0), (2000, 16, 0.3)])
-def test_the_spread_is_that_of_scikit_learn_to_one_percent(seed, count, k, noise, monkeypatch) -> None:
-    (points, _), p = mixtures(seed, count, k, k - 1, noise, sharp=3), shares(count, seed)
-    expected = KMeans(k, n_init=20, random_state=0).fit(points.numpy(), sample_weight=p.numpy()).cluster_centers_
-    centres, _ = kmeans(points, p, k, seed=0)
-    assert spread(points, p, centres) <= 1.01 * spread(points, p, torch.from_numpy(expected))
-    monkeypatch.setattr(kmeans_module, "FEW_POINTS", 300)  # a part of the points is enough to start with
-    assert k > 8 or spread(points, p, kmeans(points, p, k, seed=0)[0]) <= 1.01 * spread(points, p, centres)
+def test_the_spread_is_that_of_scikit_learn_to_one_percent(seed, count, k, noise):
+    (points, _), p = mixtures(seed, count, k, k - 1, noise, sharp=3), drawn(count, seed=seed).softmax(0)
+    best = KMeans(k, n_init=20, random_state=0).fit(points.numpy(), sample_weight=p.numpy()).cluster_centers_
+    found, _ = kmeans(points, p, k, seed=0)
+    ours, theirs = (p @ torch.cdist(points, centres).square().amin(1) for centres in (found, torch.from_numpy(best)))
+    assert ours <= 1.01 * theirs
 
 
-def test_centres_are_means_of_what_is_nearest_and_come_by_weight_and_by_the_seed_alone() -> None:
-    points, p = mixtures(0, 300, 5, 4, 0.5)[0], shares(300)
-    torch.manual_seed(1)
-    before, (centres, cells) = torch.get_rng_state(), kmeans(points, p, 5, seed=4)
-    assert before.equal(torch.get_rng_state())
+def test_centres_are_means_of_what_is_nearest_and_come_by_weight_and_by_the_seed_alone():
+    points, p = mixtures(0, 300, 5, 4, 0.5)[0], drawn(300).softmax(0)
+    centres, cells = kmeans(points, p, 5, seed=4)
     torch.manual_seed(2)
     assert kmeans(points, p, 5, seed=4)[0].equal(centres)
     assert float((torch.cdist(points, centres).argmin(1) == cells).double().mean()) > 0.98  # one step more, at most
     for k in range(5):
         torch.testing.assert_close(centres[k], p[cells == k] @ points[cells == k] / p[cells == k].sum())
     assert (torch.bincount(cells, weights=p, minlength=5).diff() <= 0).all()
+    for k in (1, 2, 5):  # points that are all alike, and as many centres as points
+        alike, apart = torch.ones(5, 3, dtype=torch.float64), torch.eye(k, dtype=torch.float64)
+        torch.testing.assert_close(kmeans(alike, torch.ones(5), k, seed=0)[0], alike[:k])
+        centres, cells = kmeans(apart, torch.ones(k), k, seed=0)
+        torch.testing.assert_close(centres[cells], apart)
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_points_that_are_all_alike_and_as_many_centres_as_points(k: int) -> None:
-    alike, apart = torch.ones(5, 3, dtype=torch.float64), torch.eye(k, dtype=torch.float64)
-    torch.testing.assert_close(kmeans(alike, torch.ones(5), k, seed=0)[0], alike[:k])
-    centres, cells = kmeans(apart, torch.ones(k), k, seed=0)
-    torch.testing.assert_close(centres[cells], apart)
-
-
-# ---------------------------------------------------------------------- memberships from sketches
-
-
-def from_rows(sketches, weights, ids, k: int, seed: int = 0) -> torch.Tensor:
+def from_rows(sketches, weights, k, order=None):
     """Of the clients that the start is found from; the same as for clients that come later with these sketches."""
-    found, c = start.start_from_sketches(sketches, weights, ids, k, seed)
-    torch.testing.assert_close(found.memberships(sketches), c, atol=1e-6, rtol=0)
+    order = torch.arange(len(sketches)) if order is None else order
+    found, c = start.start_from_sketches(sketches[order], weights[order], tuple(f"c{i}" for i in order), k, 0)
+    torch.testing.assert_close(found.memberships(sketches[order]), c, atol=1e-6, rtol=0)
     return simplex.check(c)
 
 
-def from_sums(sketches, weights, k: int) -> tuple[torch.Tensor, int]:
+def from_sums(sketches, weights, k):
     """The same from sums over clients alone, and how many messages that takes; no step makes the fit worse."""
     found = PrivateStart.from_moments(weights.sum(), weights @ sketches, sketches.T * weights @ sketches, k, seed=0)
     points, messages, last = found.points(sketches), 2, None
@@ -161,54 +110,27 @@ def from_sums(sketches, weights, k: int) -> tuple[torch.Tensor, int]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_mixtures_are_found_near_where_they_are_from_rows_and_from_sums(seed: int, noise: float) -> None:
-    sketches, truth = mixtures(seed, noise=noise)
-    weights = torch.full((60,), 1 / 60).double()
-    c = from_rows(sketches, weights, names(60), 3)
-    private, _ = from_sums(sketches, weights, 3)
-    torch.testing.assert_close(private[:, simplex.match(c, private)], c, atol=1e-4, rtol=0)
-    c = c[:, simplex.match(truth, c)]
-    assert float(simplex.total_variation(c, truth).mean()) < 0.15
-    assert float((c.argmax(1) == truth.argmax(1)).double().mean()) > 0.9
-
-
-@pytest.mark.parametrize(("seed", "k"), [(0, 2), (1, 3), (2, 5), (3, 5)])
-def test_on_separated_groups_both_ways_agree_in_as_many_messages_for_few_clients_and_many(seed: int, k: int) -> None:
-    """Groups of unequal sizes, with clients of unequal weight."""
+def test_mixtures_are_found_from_rows_and_from_sums_in_as_many_messages_for_few_clients_and_many(seed, noise):
     messages = set()
-    for clients in (80, 320):
-        g = torch.Generator().manual_seed(seed)
-        group = torch.cat([torch.arange(k), torch.randint(k, (clients,), generator=g)])
-        sketches = 3 * drawn(k, 40, seed=seed)[group] + 0.3 * drawn(len(group), 40, seed=seed + 10)
-        weights = 0.2 + torch.rand(len(group), generator=g, dtype=torch.float64)
-        of_rows = from_rows(sketches, weights, names(len(group)), k)
-        of_sums, count = from_sums(sketches, weights, k)
-        torch.testing.assert_close(of_sums[:, simplex.match(of_rows, of_sums)], of_rows, atol=1e-4, rtol=0)
-        assert (of_sums.argmax(1)[:, None] == of_sums.argmax(1)).equal(group[:, None] == group)
+    for clients in (60, 240):
+        sketches, truth = mixtures(seed, clients, noise=noise)
+        weights = 0.2 + drawn(clients, seed=seed + 300).sigmoid()
+        c, (private, count) = from_rows(sketches, weights, 3), from_sums(sketches, weights, 3)
+        torch.testing.assert_close(private[:, simplex.match(c, private)], c, atol=1e-4, rtol=0)
+        assert float(simplex.total_variation(c[:, simplex.match(truth, c)], truth).mean()) < 0.15
         messages.add(count)
     assert len(messages) == 1
 
 
-@pytest.mark.parametrize("most", [20_000, 25])
-def test_the_order_of_clients_does_not_matter(most: int, monkeypatch) -> None:
-    monkeypatch.setattr(start, "MOST_POINTS", most)
-    (sketches, _), weights, ids = mixtures(3, noise=0.2), shares(60, 4), names(60)
-    turned = torch.randperm(60, generator=torch.Generator().manual_seed(5))
-    other = from_rows(sketches[turned], weights[turned], tuple(ids[i] for i in turned), 3)
-    torch.testing.assert_close(other, from_rows(sketches, weights, ids, 3)[turned])
-
-
-def test_corners_of_some_clients_do_for_all(monkeypatch) -> None:
-    (sketches, truth), weights = mixtures(0, clients=3000), torch.full((3000,), 1 / 3000)
-    of_all = from_rows(sketches, weights, names(3000), 3)
-    monkeypatch.setattr(start, "MOST_POINTS", 500)
-    for seed in range(3):
-        of_some = from_rows(sketches, weights, names(3000), 3, seed)
-        assert float(simplex.total_variation(of_some[:, simplex.match(of_all, of_some)], of_all).mean()) < 0.05
-        assert float(simplex.total_variation(of_some[:, simplex.match(truth, of_some)], truth).mean()) < 0.15
-
-
-# ---------------------------------------------------------------------- the survey
+def test_corners_of_some_clients_do_for_all_in_any_order(monkeypatch):
+    (sketches, _), weights = mixtures(0, clients=3000), drawn(3000).softmax(0)
+    turned, found = torch.randperm(3000, generator=torch.Generator().manual_seed(5)), []
+    for most in (start.MOST_POINTS, 500):
+        monkeypatch.setattr(start, "MOST_POINTS", most)
+        found.append(from_rows(sketches, weights, 3))
+        torch.testing.assert_close(from_rows(sketches, weights, 3, turned), found[-1][turned])
+    of_all, of_some = found
+    assert float(simplex.total_variation(of_some[:, simplex.match(of_all, of_some)], of_all).mean()) < 0.05
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -221,180 +143,139 @@ def _three_per_model():
     survey._arrivals.cache_clear()
 
 
-def trained(method: ppfl.PPFL, k: int, federation=FEDERATION, net=NET, rounds: int = ROUNDS, **settings):
-    settings = {"engine": "stacked", "kind": Recording, **settings}
-    return run(method, ppfl.Population(net, k=k), federation, rounds=rounds, **settings)
+def trained(k, federation=FEDERATION, net=NET, share=True, method=None, **settings):
+    method = ppfl.PPFL(**{"lr": 0.1, "share_memberships": share, **(method or {})})
+    settings = {"engine": "stacked", "kind": Recording, "rounds": ROUNDS, **settings}
+    return run(method, ppfl.Population(net, k=k), federation, **settings)
 
 
-def is_survey(found, round: int) -> bool:
-    return isinstance(found.transport.exchanges(round)[0][0].task, Survey)
+trained_on_many = partial(trained, federation=MANY, method={"participation": 0.2})
 
 
-@both_ways
-@pytest.mark.parametrize(
-    ("k", "begins", "surveys"), [(2, "gradients", True), (2, "uniform", False), (1, "gradients", False)]
-)
-def test_a_survey_of_few_clients_asks_everyone_once_and_only_where_there_is_a_choice(k, begins, surveys, share) -> None:
-    found = trained(ppfl.PPFL(lr=0.1, participation=0.5, start=begins, share_memberships=share), k)
-    assert [is_survey(found, round) for round in range(ROUNDS)] == [surveys, *5 * [False]]
-    assert found.reports[0].participants == (6 if surveys else 3)
-    assert all(request.who == EVERYONE for request, _ in found.transport.exchanges(0)) == surveys
-    assert (len(found.transport.exchanges(0)) == 1) == (share or not surveys)
+def losing(rule):
+    """A transport that loses all clients of the exchanges that a rule names."""
+
+    class Losing(Recording):
+        def deliver(self, site, requests):
+            lost = [isinstance(one, Train) and rule(one) for one in requests]
+            left = [one._replace(who=()) if gone else one for one, gone in zip(requests, lost, strict=True)]
+            return super().deliver(site, left)
+
+    return Losing
 
 
-def test_a_client_lost_in_the_survey_starts_evenly_and_the_others_as_if_they_were_all() -> None:
-    method, k = ppfl.PPFL(lr=0.1), 3
-    found = trained(method, k, dropout=0.4)
-    ((_, reply),) = found.transport.exchanges(0)
-    back = found.problem.roster.positions(reply.rows.ids)
-    lost = [i for i in range(6) if i not in back.tolist()]
-    assert len(back) >= k and lost
-    before, after = (found.models(at).memberships for at in (0, 1))
-    assert after[lost].equal(before[lost])
-    alone = trained(method, k, FEDERATION.select(reply.rows.ids))
-    torch.testing.assert_close(after[back], alone.models(1).memberships)
+def surveys(found):
+    """Of each round, if it begins with a survey."""
+    return [isinstance(found.transport.exchanges(round)[0][0].task, Survey) for round in range(ROUNDS)]
 
 
 @both_ways
-def test_the_survey_is_repeated_until_as_many_answer_as_there_are_models(share: bool) -> None:
-    """Else nothing would ever tell the models apart. What a survey of too few has found is forgotten."""
-    k = 3
-    found = trained(ppfl.PPFL(lr=0.1, share_memberships=share), k, dropout=0.6)
-    first = [report.participants >= k for report in found.reports].index(True)
+@pytest.mark.parametrize(("k", "begins", "asks"), [(2, "gradients", 1), (2, "uniform", 0), (1, "gradients", 0)])
+def test_a_survey_of_few_clients_asks_everyone_once_and_only_where_there_is_a_choice(k, begins, asks, share):
+    found = trained(k, share=share, method={"participation": 0.5, "start": begins})
+    assert surveys(found) == [bool(asks), *5 * [False]]
+    assert found.reports[0].participants == (6 if asks else 3)
+    assert all((request.who == EVERYONE) == bool(asks) for request, _ in found.transport.exchanges(0))
+
+
+@both_ways
+def test_the_survey_is_repeated_until_as_many_answer_as_there_are_models(share):
+    """A survey of too few is forgotten. Who is lost in the last one starts evenly, the others as if they were all."""
+    found = trained(3, share=share, dropout=0.6)
+    first = [report.participants >= 3 for report in found.reports].index(True)
     assert 0 < first < ROUNDS - 1
-    assert [is_survey(found, round) for round in range(ROUNDS)] == [round <= first for round in range(ROUNDS)]
+    assert surveys(found) == [round <= first for round in range(ROUNDS)]
     for at in range(first + 1):
-        assert at == first or len(found.transport.exchanges(at)) == 1
         assert_same(found.states[at].server, found.states[0].server, atol=0, rtol=0)
         assert_same(found.models(at), found.models(0), atol=0, rtol=0)
-    assert len(found.memberships.unique(dim=0)) >= k
+    assert len(found.memberships.unique(dim=0)) >= 3
+    if share:
+        ((_, reply),), after = found.transport.exchanges(first), found.models(first + 1).memberships
+        back = found.problem.roster.positions(reply.rows.ids).tolist()
+        lost = [i for i in range(6) if i not in back]
+        assert lost and after[lost].equal(found.models(0).memberships[lost])
+        alone = trained(3, FEDERATION.select(reply.rows.ids))
+        torch.testing.assert_close(after[back], alone.models(1).memberships)
 
 
-class Losing(Recording):
-    """Loses all clients of the exchanges that a rule names."""
-
-    def __init__(self, rule, *sites, order=None):
-        self.rule = rule
-        super().__init__(*sites, order=order)
-
-    def deliver(self, site, requests):
-        lost = [isinstance(request, Train) and self.rule(request) for request in requests]
-        left = [request._replace(who=()) if gone else request for request, gone in zip(requests, lost, strict=True)]
-        return super().deliver(site, left)
-
-
-def test_a_private_survey_that_all_clients_leave_in_the_middle_begins_again() -> None:
-    """The round is as if it had never been, and the next one starts from the moments."""
-    method = ppfl.PPFL(lr=0.1, share_memberships=False)
-    expected, found = (
-        trained(method, 3, kind=kind) for kind in (Recording, partial(Losing, lambda request: request.exchange == 3))
-    )
-    stages = [[request.task.stage for request, _ in found.transport.exchanges(round)] for round in (0, 1)]
-    assert stages[0] == ["moments", "assign", "assign"]
-    assert stages[1] == [request.task.stage for request, _ in expected.transport.exchanges(0)]
+def test_a_private_survey_that_all_clients_leave_in_the_middle_begins_again():
+    kinds = Recording, losing(lambda request: request.exchange == 3)
+    expected, found = (trained(3, share=False, kind=kind) for kind in kinds)
+    assert surveys(found)[:3] == [True, True, False]
     assert_same(found.states[1].server, found.states[0].server, atol=0, rtol=0)
     assert_same(found.models(2).memberships, expected.models(1).memberships, atol=1e-9, rtol=0)
 
 
-# ---------------------------------------------------------------------- clients that come after the survey
-
-
-def some(share: bool = True, **settings) -> ppfl.PPFL:
-    return ppfl.PPFL(**{"lr": 0.1, "participation": 0.2, "share_memberships": share, **settings})
-
-
 @both_ways
-def test_a_survey_asks_its_rounds_clients_and_every_other_one_when_it_first_comes(share: bool) -> None:
-    k = 2
-    found = trained(some(share), k, MANY)
-    roster, seen = found.problem.roster, set()
-    for round in range(ROUNDS):
+def test_a_survey_asks_its_rounds_clients_and_every_other_one_when_it_first_comes(share):
+    found, model = trained_on_many(2, share=share), 8 * sum(p.numel() for p in NET.parameters())
+    seen = set()
+    for round, report in enumerate(found.reports):
         in_round = set(participants(found.problem, 0.2, round))
-        exchanges = [(set(request.who), request.task) for request, _ in found.transport.exchanges(round)]
+        requests = [request for request, _ in found.transport.exchanges(round)]
+        asked = [(set(request.who), isinstance(request.task, Survey)) for request in requests]
+        late = [(in_round - seen, True)] if in_round - seen else []
         if round == 0:
-            assert in_round == set.union(*(who for who, _ in exchanges)) and len(in_round) == 3 * k
+            assert len(in_round) == 3 * 2 and asked == [(in_round, True)] * len(asked)
+            # one network goes to each client whatever K is; a sketch comes back, which here is the gradient, and a loss
+            assert not share or (report.bytes_down, report.bytes_up) == (6 * model, 6 * (model + 8))
         else:
-            late = [who for who, task in exchanges if isinstance(task, Survey)]
-            assert late == ([in_round - seen] if in_round - seen else [])
-            assert exchanges[-1][0] == in_round and not isinstance(exchanges[-1][1], Survey)
-            assert found.reports[round].participants == len(in_round)
+            assert asked == [*late, (in_round, False)] and report.participants == len(in_round)
         seen |= in_round
-        even = (found.models(round + 1).memberships == 1 / k).all(1).tolist()
-        assert {client for client, is_even in zip(roster.ids, even, strict=True) if not is_even} == seen
-        assert torch.isfinite(torch.tensor(found.reports[round].loss))
-    (request, _), *_ = trained(some(share), 4, MANY, rounds=2).transport.exchanges(0)
+        moved = (found.models(round + 1).memberships != 1 / 2).any(1)
+        assert {found.problem.roster.ids[i] for i in moved.nonzero().flatten()} == seen
+    (request, _), *_ = trained_on_many(4, share=share, rounds=2).transport.exchanges(0)
     assert len(request.who) == 3 * 4 > len(participants(found.problem, 0.2, 0))  # more models need more clients
 
 
-def test_groups_are_found_whichever_way_clients_are_asked_and_whenever_they_come() -> None:
-    """On groups that are told apart whoever is asked: the same corners."""
-    federation, net, fixed = digits_federation(), make_net(64, 16, 10), {"membership_steps": 0, "warmup": 0}
-    found = {
-        (share, p): trained(some(share, participation=p, **fixed), 4, federation, net, rounds=9).memberships
-        for share in (True, False)
-        for p in (1.0, 0.3)
-    }
+def test_groups_are_found_whichever_way_clients_are_asked_and_whenever_they_come():
+    federation, net, found = digits_federation(), make_net(64, 16, 10), {}
+    for share, p in itertools.product((True, False), (1.0, 0.3)):
+        method = {"membership_steps": 0, "warmup": 0, "participation": p}
+        found[share, p] = trained(4, federation, net, share, method, rounds=9).memberships
     expected, private = found[True, 1.0], found[False, 1.0]
     torch.testing.assert_close(private[:, simplex.match(expected, private)], expected, atol=1e-4, rtol=0)
     truth, group = federation.truth.memberships.argmax(1), expected.argmax(1)
     assert (group[:, None] == group).equal(truth[:, None] == truth)
-    for share in (True, False):
-        late = found[share, 0.3]
+    for late in (found[True, 0.3], found[False, 0.3]):
         came = (late != 1 / 4).any(1)
         assert 25 < int(came.sum()) < 40  # the rest has never come
         assert late[:, simplex.match(expected[came], late[came])].argmax(1)[came].equal(group[came])
 
 
 @both_ways
-def test_a_run_with_late_clients_is_the_same_resumed_and_on_every_engine(share: bool) -> None:
-    settings = {"dropout": 0.5, "seed": 3}
-    whole = trained(some(share), 2, MANY, **settings)
-    for until in (1, 2, 4):
-        half = trained(some(share), 2, MANY, until=until, **settings)
+def test_a_run_with_late_clients_is_the_same_resumed_and_on_every_engine(share):
+    again = partial(trained_on_many, 2, share=share, dropout=0.5, seed=3)
+    whole = again()
+    for until in (1, 3):
+        half = again(until=until)
         survey._arrivals.cache_clear()  # as in another process
-        resumed = trained(some(share), 2, MANY, resume=half, **settings)
-        assert_same(resumed.everything(), whole.everything(), atol=0, rtol=0)
-    loop = trained(some(share), 2, MANY, engine="loop", **settings)
-    assert_same(loop.everything(), whole.everything(), atol=1e-10, rtol=1e-9)
+        assert_same(again(resume=half).everything(), whole.everything(), atol=0, rtol=0)
+    assert_same(again(engine="loop").everything(), whole.everything(), atol=1e-10, rtol=1e-9)
 
 
-def test_a_round_goes_on_when_all_its_newcomers_are_lost() -> None:
-    late = partial(Losing, lambda request: getattr(request.task, "stage", "") == "late")
-    found = trained(some(), 2, MANY, kind=late)
+def test_a_round_goes_on_when_all_its_newcomers_are_lost():
+    found = trained_on_many(2, kind=losing(lambda request: getattr(request.task, "stage", "") == "late"))
     assert {report.participants for report in found.reports} == {6}
     models = [found.models(at).models["0.weight"] for at in range(ROUNDS + 1)]
     assert [not a.equal(b) for a, b in itertools.pairwise(models)] == [False, *[True] * (ROUNDS - 1)]
 
 
-def test_bytes_are_counted_for_those_who_are_asked() -> None:
-    """One network goes to each client of a survey, whatever K is, and to each newcomer; a sketch comes back."""
-    found = trained(some(), 2, MANY)
-    model = sum(p.numel() for p in NET.parameters()) * 8  # which is shorter than a sketch, and sent as it is
-    first, second, *_ = found.reports
-    assert (first.bytes_down, first.bytes_up) == (6 * model, 6 * (model + 8))
-    late = [len(request.who) for request, _ in found.transport.exchanges(1) if isinstance(request.task, Survey)]
-    assert second.bytes_down == 6 * (2 * model + 2 * 8) + sum(late) * model
-
-
-# ---------------------------------------------------------------------- private memberships
-
-
-def seen_by_the_server(clients: int, **settings) -> list[tuple[str, tuple[int, ...]]]:
+def seen_by_the_server(clients, **method):
     """Names and shapes of all that the server sends, receives and holds; no client uploads a row."""
-    method, federation = some(share=False, **settings), make_federation(SIZES * (clients // 6), dtype=torch.float64)
-    found = trained(method, 3, federation, rounds=2)
-    assert method.visible_rows == ()
+    federation = make_federation(SIZES * (clients // 6), dtype=torch.float64)
+    found = trained(3, federation, rounds=2, share=False, method=method)
+    assert found.method.visible_rows == ()
     seen = [shape for state in found.states for shape in shapes_in(state.server)]
     for request, reply in found.transport.exchanges():
         assert request.own == {} and reply.rows.values == {} and not reply.rows.ids
-        for tree in (request.shared, reply.totals, reply.metrics):
-            seen += shapes_in(tree)
+        seen += shapes_in((request.shared, reply.totals, reply.metrics))
     return seen
 
 
-def test_nothing_that_the_server_has_grows_with_the_number_of_clients() -> None:
-    for settings in ({"participation": 1.0}, {"participation": 1.0, "start": "uniform"}):
+def test_nothing_that_the_server_has_grows_with_the_number_of_clients():
+    for settings in ({}, {"start": "uniform"}):
         assert seen_by_the_server(6, **settings) == seen_by_the_server(24, **settings)
-    few, many = (dict(seen_by_the_server(clients)) for clients in (60, 120))  # with clients that come late
-    assert few == many
-    assert any("centres" in name for name, _ in seen_by_the_server(6, participation=1.0))  # it looks between messages
+    few, many = (dict(seen_by_the_server(clients, participation=0.2)) for clients in (60, 120))
+    assert few == many  # with clients that come late
+    assert any("centres" in name for name, _ in seen_by_the_server(6))  # it looks between messages

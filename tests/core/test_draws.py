@@ -10,7 +10,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 LOW_64 = (1 << 64) - 1
 
 
-def splitmix_reference(state: int) -> int:
+def splitmix_reference(state):
     """The published splitmix64 step, in Python integers."""
     z = (state + 0x9E3779B97F4A7C15) & LOW_64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & LOW_64
@@ -19,29 +19,26 @@ def splitmix_reference(state: int) -> int:
 
 
 @given(INT64, st.lists(INT64, max_size=20))
-def test_a_hash_is_splitmix64(first: int, keys: list[int]) -> None:
+def test_a_hash_is_splitmix64(first, keys):
     state = splitmix_reference(first & LOW_64)
     expected = [splitmix_reference(state ^ (key & LOW_64)) for key in keys]
     assert [found & LOW_64 for found in hashed(first, torch.tensor(keys, dtype=torch.int64)).tolist()] == expected
     assert [int(hashed(first, key)) & LOW_64 for key in keys] == expected
 
 
-def test_a_draw_depends_on_every_key_and_on_no_neighbour_or_memory_layout() -> None:
+def test_a_draw_depends_on_no_neighbour_and_on_no_memory_layout():
     keys = torch.arange(100_000)
     many = hashed(keys)
     assert keys.equal(torch.arange(100_000))
     assert all(int(hashed(at)) == int(many[at]) for at in (0, 1, 2**15 - 1, 2**15, 2**16, 99_999))
     table = hashed(7, "purpose", torch.arange(50)[:, None], torch.arange(20))
     assert hashed(7, "purpose", 31, torch.arange(20)).equal(table[31])
-    keys = keys[:12].reshape(3, 4)
-    for view in (lambda t: t.T, lambda t: t[:, ::2], lambda t: t[:, :1].expand(3, 4)):
-        assert hashed(1, view(keys)).equal(view(hashed(1, keys)))
-    base = hashed(1, "a", 2, torch.arange(100))
-    for others in ((2, "a", 2), (1, "b", 2), (1, "a", 3)):
-        assert not (base == hashed(*others, torch.arange(100))).any()
+    assert not (table == hashed(7, "another", torch.arange(50)[:, None], torch.arange(20))).any()
+    for view in (lambda t: t.T, lambda t: t[:, ::2], lambda t: t[:, :1].expand(50, 20)):
+        assert hashed(1, view(table)).equal(view(hashed(1, table)))
 
 
-def test_draws_are_uniform_and_sorting_by_them_puts_every_item_first_equally_often() -> None:
+def test_draws_are_uniform_and_sorting_by_them_puts_every_item_first_equally_often():
     draws = uniform(0, torch.arange(100_000))
     assert float(draws.min()) >= 0 and float(draws.max()) < 1
     counts = torch.histc(draws, bins=20, min=0, max=1)
@@ -51,17 +48,14 @@ def test_draws_are_uniform_and_sorting_by_them_puts_every_item_first_equally_oft
     assert float(((first - 1200) ** 2 / 1200).sum()) < 18.5  # 99.9 % quantile with 4 degrees of freedom
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
-def test_keys_of_many_names_are_those_of_each_name(names: list[str]) -> None:
+@given(st.sets(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_names_have_keys_of_their_own_one_by_one_and_together(names):
     assert name_keys(names).tolist() == [name_key(name) for name in names]
-
-
-def test_different_names_have_different_keys() -> None:
-    assert len({name_key(f"client-{i}") for i in range(10_000)}) == 10_000
+    assert len({name_key(name) for name in names}) == len(names)
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(1, 3))
-def test_shuffles_are_the_order_of_the_draws(seed: int, sizes: list[int], epochs: int) -> None:
+def test_shuffles_are_the_order_of_the_draws_whatever_the_size_of_others(seed, sizes, epochs):
     longest = max(sizes)
     draws = hashed(seed, torch.arange(len(sizes))[:, None, None], torch.arange(epochs)[:, None], torch.arange(longest))
     before = draws.clone()
@@ -70,11 +64,5 @@ def test_shuffles_are_the_order_of_the_draws(seed: int, sizes: list[int], epochs
     assert orders.sort(dim=-1).values.equal(torch.arange(longest).expand_as(orders))
     for size, order, own in zip(sizes, orders, draws, strict=True):
         assert order[:, :size].equal(own[:, :size].argsort(dim=-1))  # 43 bits have no ties among so few draws
-
-
-def test_a_shuffle_does_not_depend_on_the_size_of_others_and_ties_keep_their_order() -> None:
-    draws = hashed(0, torch.arange(50)[:, None, None], torch.arange(3000))
-    wide, narrow = (shuffles(draws[..., :n], torch.full((50,), 100)) for n in (3000, 100))
-    assert wide[..., :100].equal(narrow)
     highest = torch.full((1, 1, 5), torch.iinfo(torch.int64).max)  # stays before the padding
     assert shuffles(highest, torch.tensor([3])).tolist() == [[[0, 1, 2, 3, 4]]]

@@ -22,13 +22,13 @@ PARTITIONS = {
 }
 
 
-def sizes(f: data.Federation) -> torch.Tensor:
+def sizes(f):
     return f.train.sizes + f.test.sizes
 
 
-def dirichlet_variance(k: int, alpha: float) -> float:
-    """Of one of k shares."""
-    return (k - 1) / (k**2 * (k * alpha + 1))
+def dirichlet_variance(alpha):
+    """Of one of three shares."""
+    return 2 / (9 * (3 * alpha + 1))
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -37,7 +37,6 @@ def test_every_sample_is_in_one_client_with_its_own_label_as_the_seed_says(name)
     rows = torch.cat([f.train.x, f.test.x]).flatten().long()
     assert rows.sort().values.tolist() == list(range(N))
     assert torch.equal(torch.cat([f.train.y, f.test.y]), torch.from_numpy(Y)[rows])
-    assert len(set(f.ids)) == f.n_clients
     assert torch.equal(f.train.x, again.train.x)
     assert f.train.x.shape != other.train.x.shape or not torch.equal(f.train.x, other.train.x)
 
@@ -50,53 +49,33 @@ def test_clients_of_a_group_have_labels_of_that_group_only():
     for i, g in enumerate(groups.tolist()):
         assert set(counts[i].nonzero().flatten().tolist()) <= set(data.MNIST_GROUPS[g])
         assert sizes(f)[groups == g].max() - sizes(f)[groups == g].min() <= 1
-    ids = data.by_label_groups(X, Y, data.MNIST_GROUPS, 12).ids
-    assert ids[3] == "g0-c03" and list(ids) == sorted(ids)
-    digits = data.digits_federation(clients_per_group=3, seed=1)
-    assert (digits.n_clients, digits.n_classes, digits.name, int(sizes(digits).sum())) == (12, 10, "digits", 1797)
-    assert 0 <= digits.train.x.min() < digits.train.x.max() <= 1
-
-
-def test_the_papers_groups_cover_ten_classes():
     for groups in (data.MNIST_GROUPS, data.CIFAR10_GROUPS):
         assert sorted(label for group in groups for label in group) == list(range(10))
-    names = [{data.CIFAR10_CLASSES[i] for i in group} for group in data.CIFAR10_GROUPS]
-    assert names[:2] == [{"automobile", "truck"}, {"airplane", "ship"}] and sum(data.CIFAR10_CLIENTS) == 80
 
 
-def test_mixtures_of_sources_are_those_of_the_samples_and_purer_for_a_small_alpha():
+def test_mixtures_of_sources_are_those_of_the_samples():
     f = data.dirichlet_sources(X, Y, data.MNIST_GROUPS, 20, 0.5)
     counts = f.label_counts() + f.label_counts("test")
     realised = torch.stack([counts[:, list(g)].sum(1) for g in data.MNIST_GROUPS], 1) / sizes(f)[:, None]
     torch.testing.assert_close(f.truth.memberships, realised)
-    assert set(sizes(f).tolist()) == {30}
-    mixtures = [data.dirichlet_sources(X, Y, clients=30, alpha=alpha).truth.memberships for alpha in (0.1, 1.0, 100.0)]
-    pure, middle, even = (float(c.max(1).values.mean()) for c in mixtures)
-    assert pure > middle > even
-    assert sizes(data.dirichlet_labels(X, Y, 30, 0.05, min_samples=15)).min() >= 15
 
 
-@given(
-    st.lists(st.integers(5, 300), min_size=1, max_size=5), st.integers(1, 20), st.floats(0.1, 20), st.integers(0, 99)
-)
-def test_allocations_use_every_sample_once(supply, clients, alpha, seed):
+@given(st.lists(st.integers(5, 300), min_size=1, max_size=5), st.integers(1, 20), st.floats(0.1, 20))
+def test_allocations_use_every_sample_once(supply, clients, alpha):
     clients = min(clients, sum(supply))
     least = sum(supply) // clients // 2
-    equal = equal_sizes(np.array(supply), clients, alpha, np.random.default_rng(seed))
-    varied = random_sizes(np.array(supply), clients, alpha, np.random.default_rng(seed), least)
+    equal = equal_sizes(np.array(supply), clients, alpha, np.random.default_rng(0))
+    varied = random_sizes(np.array(supply), clients, alpha, np.random.default_rng(0), least)
     for counts in (equal, varied):
         assert (counts >= 0).all() and counts.sum(0).tolist() == supply
     assert np.ptp(equal.sum(1)) <= 1 and varied.sum(1).min() >= least
 
 
 def test_both_readings_of_table_2_draw_dirichlet_mixtures():
-    drawn = np.random.default_rng(3).dirichlet(np.full(4, 0.5), 400)
-    counts = equal_sizes(np.full(4, 50_000), 400, 0.5, np.random.default_rng(3))
-    assert np.abs(counts / counts.sum(1, keepdims=True) - drawn).mean() < 0.02  # supply meets demand
     supply, rng = np.full(3, 100_000), np.random.default_rng(0)
     for counts in (equal_sizes(supply, 500, 0.5, rng), random_sizes(supply, 500, 0.5, rng, 1)):
         variance = (counts / counts.sum(1, keepdims=True)).var(0).mean()
-        assert variance == pytest.approx(dirichlet_variance(3, 0.5), rel=0.15)
+        assert variance == pytest.approx(dirichlet_variance(0.5), rel=0.15)
 
 
 MAKERS = {
@@ -116,25 +95,26 @@ def test_truth_is_on_the_simplex_and_data_depend_on_the_seed(maker):
     torch.testing.assert_close(c.sum(1), torch.ones(first.n_clients))
     assert torch.equal(first.train.x, again.train.x) and torch.equal(first.test.y, again.test.y)
     assert not torch.equal(first.train.x[:5], other.train.x[:5])
-    assert first.train.x.dtype == torch.float32 and len(set(first.ids)) == first.n_clients
+    if maker.startswith("groups"):  # the source of its own group fits a client best
+        score, y = first.train.x @ first.truth.sources.T, first.train.y[:, None]
+        fits = -(score - y).square() if y.is_floating_point() else (score > 0) == y
+        by_client = torch.zeros(first.n_clients, 3).index_add_(0, first.train.client_of(), fits.float())
+        assert torch.equal(by_client.argmax(1), c.argmax(1))
 
 
-def test_sizes_are_those_of_the_paper():
+def test_sizes_are_those_of_the_paper_features_uniform_and_memberships_dirichlet():
     sizes = data.synthetic_classification(3000, 2, test_points=0).train.sizes.double()
     assert (sizes.min(), sizes.max()) == (50, 1000)
     # for lognormal(4, 2), half are below e^4 and P(50 + e^(4 + 2z) > 1000) = P(z > 1.428)
     assert float(sizes.median()) == pytest.approx(50 + np.exp(4), abs=8)
     assert float((sizes == 1000).double().mean()) == pytest.approx(0.0766, abs=0.02)
-
-
-def test_features_are_uniform_and_memberships_dirichlet():
     labelled = data.synthetic_classification(4000, 5, test_points=0, min_size=9, max_size=10)
     logistic = data.logistic_population(4000, dim=5, k=3, alpha=0.3, test_points=0)
     for f, alpha in ((labelled, 0.4), (logistic, 0.3)):
         x, c = f.train.x, f.truth.memberships
         assert f.test is None and (x.min(), x.max()) == (pytest.approx(-1, abs=1e-3), pytest.approx(1, abs=1e-3))
         assert float(x.mean()) == pytest.approx(0, abs=0.01) and float(x.var()) == pytest.approx(1 / 3, abs=0.01)
-        assert float(c.var(0).mean()) == pytest.approx(dirichlet_variance(3, alpha), rel=0.05)
+        assert float(c.var(0).mean()) == pytest.approx(dirichlet_variance(alpha), rel=0.05)
 
 
 def test_points_come_from_the_sources_in_the_proportions_of_the_client():
@@ -146,33 +126,23 @@ def test_points_come_from_the_sources_in_the_proportions_of_the_client():
     torch.testing.assert_close(agree.reshape(4, -1, 3).mean(1), f.truth.memberships @ same_side, atol=0.015, rtol=0)
 
 
-def test_labels_and_training_data_do_not_depend_on_order_or_number_of_test_points():
+def test_labels_and_training_data_do_not_depend_on_order_or_number_of_test_points_or_clients():
     """In the published generator the last points of every client all have label 0."""
     few, many = (data.synthetic_classification(30, 20, test_points=n) for n in (0, 200))
     assert few.test is None and torch.equal(few.train.x, many.train.x)
     assert 0.4 < many.test.y.reshape(30, 200)[:, 150:].double().mean() < 0.6
+    few, many = data.logistic_population(7, seed=3, test_points=0).train, data.logistic_population(40, seed=3).train
+    assert few.x.equal(many.x[: len(few)]) and few.y.equal(many.y[: len(few)])
 
 
 def test_the_bayes_rule_is_right_up_to_noise_and_better_than_similar_rules():
-    assert 0.97 < data.bayes_accuracy(data.synthetic_classification(10, 50, sources=1, test_points=2000)) < 1
     assert data.bayes_accuracy(data.synthetic_classification(10, 50, sources=1, noise=0.0, test_points=200)) == 1
     f = data.synthetic_classification(100, 150, test_points=300, seed=5)
     best = data.bayes_accuracy(f)
     assert 0.83 < best < 0.90
     score, own = f.test.x @ f.truth.sources.T, f.truth.memberships[f.test.client_of()]
-    main_source = score.gather(1, own.argmax(1, keepdim=True)).flatten() > 0
-    mixed_weights = (own * score).sum(1) > 0
-    for rule in (main_source, mixed_weights):
-        assert (rule.long() == f.test.y).double().mean() <= best
-
-
-@pytest.mark.parametrize("task", ["classification", "regression"])
-def test_groups_are_easy_to_tell_apart(task):
-    f = data.synthetic_groups(task=task)
-    score = f.train.x @ f.truth.sources.T
-    fits = -(score - f.train.y[:, None]).square() if task == "regression" else (score > 0) == f.train.y[:, None]
-    by_client = torch.zeros(f.n_clients, 3).index_add_(0, f.train.client_of(), fits.float())
-    assert torch.equal(by_client.argmax(1), f.truth.memberships.argmax(1))
+    main_source, mixed_weights = score.gather(1, own.argmax(1, keepdim=True)).flatten(), (own * score).sum(1)
+    assert all(((rule > 0) == f.test.y).double().mean() <= best for rule in (main_source, mixed_weights))
 
 
 def test_targets_follow_the_model_of_the_client():
@@ -180,22 +150,10 @@ def test_targets_follow_the_model_of_the_client():
     f = data.synthetic_linear(n_clients=100, noise=0.3)
     own = (f.truth.memberships @ f.truth.sources)[f.train.client_of()]
     assert float((f.train.y - (f.train.x * own).sum(1)).std()) == pytest.approx(0.3, rel=0.05)
-    f = data.logistic_population(4000, samples=10, dim=6, k=3, test_points=5)
+    f = data.logistic_population(4000, samples=10, dim=6, k=3)
     own = f.truth.memberships @ f.truth.sources
-    for part in f.splits.values():
-        p = torch.sigmoid((part.x * own[part.client_of()]).sum(1)).double()
-        for low in torch.arange(0, 1, 0.1):
-            near = (p >= low) & (p < low + 0.1)
-            error = (p[near] * (1 - p[near])).sum().sqrt()
-            assert abs(float((part.y[near] - p[near]).sum())) < 4.5 * float(error)
-
-
-def test_a_logistic_client_does_not_depend_on_the_number_of_clients_and_test_points():
-    few, many = data.logistic_population(7, seed=3), data.logistic_population(40, seed=3)
-    assert few.truth.sources.equal(many.truth.sources)
-    assert few.truth.memberships.equal(many.truth.memberships[:7])
-    some = many.select(many.ids[:7])
-    for split in ("train", "test"):
-        assert few.split(split).x.equal(some.split(split).x) and few.split(split).y.equal(some.split(split).y)
-    alone = data.logistic_population(40, seed=3, test_points=0).train
-    assert alone.x.equal(many.train.x) and alone.y.equal(many.train.y)
+    p = torch.sigmoid((f.train.x * own[f.train.client_of()]).sum(1)).double()
+    for low in torch.arange(0, 1, 0.1):
+        near = (p >= low) & (p < low + 0.1)
+        error = (p[near] * (1 - p[near])).sum().sqrt()
+        assert abs(float((f.train.y[near] - p[near]).sum())) < 4.5 * float(error)

@@ -4,38 +4,37 @@ import pytest
 import torch
 from torch import nn
 
-from ppfl import PPFL, FedAvg, Federation, Local, Population, Watch, affinity, fit
+from kit.networks import with_seed
+from ppfl import PPFL, FedAvg, Federation, Local, Population, Watch, fit
 from ppfl.core import simplex
-from ppfl.data import build, digits_federation, synthetic_classification
+from ppfl.data import digits_federation, synthetic_classification
 
 EVALUATE_AT_THE_END = Watch(every=10_000)
 
 
-def perceptron(inputs: int, hidden: int, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+def perceptron(inputs: int, seed: int) -> nn.Module:
+    return with_seed(lambda: nn.Sequential(nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, 10)), seed, torch.float32)
 
 
-def share_in_true_group(memberships: torch.Tensor, truth: torch.Tensor) -> float:
+def assert_in_true_groups(memberships, truth):
     matched = memberships[:, simplex.match(truth, memberships)]
-    return float((matched.argmax(1) == truth.argmax(1)).double().mean())
+    assert torch.equal(matched.argmax(1), truth.argmax(1))
 
 
 @pytest.mark.parametrize("mix", ["outputs", "weights"])
-def test_all_clients_with_grouped_digits_find_their_group(mix: str) -> None:
+def test_all_clients_with_grouped_digits_find_their_group(mix):
     federation = digits_federation()
     for seed in range(3):
-        population = Population(perceptron(64, 32, seed), k=4, mix=mix)
+        population = Population(perceptron(64, seed), k=4, mix=mix)
         fitted = fit(population, federation, PPFL(lr=0.1, batch_size=16), rounds=15, seed=seed)
-        assert share_in_true_group(fitted.memberships, federation.truth.memberships) == 1.0
+        assert_in_true_groups(fitted.memberships, federation.truth.memberships)
 
 
-def test_ppfl_is_better_than_local_models_and_one_global_model_for_grouped_clients() -> None:
+def test_ppfl_is_better_than_local_models_and_one_global_model_for_grouped_clients():
     federation = digits_federation(test_fraction=0.5)
     accuracy = {}
     for method, k in ((Local, 1), (FedAvg, 1), (PPFL, 4)):
-        population = Population(perceptron(64, 32, 0), k=k)
+        population = Population(perceptron(64, 0), k=k)
         fitted = fit(population, federation, method(lr=0.1, batch_size=16), rounds=40, watch=EVALUATE_AT_THE_END)
         accuracy[method] = fitted.history[-1]["accuracy"]
     assert accuracy[PPFL] > max(accuracy[Local], accuracy[FedAvg])
@@ -56,7 +55,7 @@ def oracle_memberships(federation: Federation) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def test_mixtures_are_recovered_almost_as_well_as_with_known_sources() -> None:
+def test_mixtures_are_recovered_almost_as_well_as_with_known_sources():
     federation = synthetic_classification(n_clients=100, dim=20, test_points=20, seed=0)
     truth, net = federation.truth.memberships, nn.Linear(20, 1)
     nn.init.zeros_(net.weight)
@@ -66,12 +65,3 @@ def test_mixtures_are_recovered_almost_as_well_as_with_known_sources() -> None:
     ours = float(simplex.total_variation(found, truth).mean())
     known = float(simplex.total_variation(oracle_memberships(federation), truth).mean())
     assert ours < known + 0.02
-
-
-def test_real_clients_of_mnist_find_their_group(real_data) -> None:
-    federation = build("mnist", folder=real_data / "mnist", partition={"name": "label_groups", "clients": 5})
-    similarity = affinity.from_labels(federation.label_counts(), federation.ids)
-    method = PPFL(lr=0.1, weight_decay=5e-4, penalty=1e-5)
-    population = Population(perceptron(784, 32, 0), k=4, mix="weights")
-    fitted = fit(population, federation, method, rounds=5, affinity=similarity, watch=EVALUATE_AT_THE_END)
-    assert share_in_true_group(fitted.memberships, federation.truth.memberships) == 1.0

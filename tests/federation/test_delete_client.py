@@ -1,7 +1,5 @@
 """A client that is deleted leaves nothing in its site's store, takes no further part, and changes no other client."""
 
-import json
-
 import pytest
 import torch
 
@@ -32,94 +30,67 @@ def delete(service, client):
         store.close()
 
 
-def delete_after(round, sites, client=CLIENT):
-    def on_round_end(seed, end):
-        if end.state.round == round:
-            delete(site_with(sites, client), client)
-
-    return on_round_end
-
-
-# ---------------------------------------------------------------------- the store
+def write_table(folder, heading, rows):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "t.csv").write_text("\n".join([heading, *rows]))
 
 
 def test_nothing_of_the_client_stays_in_the_files_and_others_stay_as_they_are(tmp_path):
-    experiment = make_experiment("ditto", rounds=2)
-    sites = Sites(experiment, tmp_path)
+    sites = Sites(make_experiment("ditto", rounds=2), tmp_path)
     sites.run()
     service = site_with(sites, CLIENT)
     before, run = models_of(service), next(iter(service.store.runs()))
     at = before.ids.index(CLIENT)
     rows = [leaf[at].contiguous().numpy().tobytes() for leaf in before.states.values() if leaf[at].numel() > 64]
 
-    def files():
-        return b"".join(file.read_bytes() for file in service.base.glob("state.sqlite*"))
+    def stored():
+        files = b"".join(file.read_bytes() for file in service.base.glob("state.sqlite*"))
+        return [row for row in rows if row in files]
 
-    assert rows and all(row in files() for row in rows)
-    assert delete(service, CLIENT) == (CLIENT, [run])
-    assert not any(row in files() for row in rows)
-    assert service.store.last_reply(run).reply == b""
+    assert rows and stored() == rows
+    assert delete(service, CLIENT) == (CLIENT, [run]) and stored() == []
     after = models_of(service)
     assert after.ids == tuple(client for client in before.ids if client != CLIENT)
     for client in after.ids:
         assert torch.equal(after.predict(client, X), before.predict(client, X))
     assert_refused(lambda: after.predict(CLIENT, X), DataError, CLIENT)
+    assert_refused(lambda: delete(service, "x9"), DataError, "'x9'", after.ids[0])
+    sites.folder = tmp_path / "second"
+    assert {*before.ids} - {*sites.run().ids} == {CLIENT}  # it takes part in no new run
+    sites.restart(service.settings.name)
+    assert CLIENT not in site_with(sites, after.ids[0]).federation.ids
 
 
-def test_a_client_may_be_named_as_the_sites_own_data_name_it_and_must_be_known(tmp_path):
+def test_the_last_reply_is_not_given_again_and_a_site_without_clients_does_not_start(tmp_path):
     talk = Talk(make_services(tmp_path, ["a"], DATA, part=None)["a"])
     start = talk.open_run()
     talk.ask(train_request(start, 1, 0))
-    assert_refused(lambda: delete(talk.service, "x9"), DataError, "'x9'", "g0-c0")
-    assert talk.service.store.forgotten() == ()
-    assert delete(talk.service, "g0-c0")[0] == "a/g0-c0"
-    # the last reply has sums of the client, and is not given again
+    assert delete(talk.service, "g0-c0")[0] == "a/g0-c0"  # named as the site's own data name it
     assert "deleted with a client's state" in talk.ask(train_request(start, 1, 0), number=talk.number)
     for client in talk.service.federation.ids[1:]:
         delete(talk.service, client)
-    again = talk.service.settings, talk.service.base
-    assert_refused(lambda: SiteService(*again), DataError, "all 4 clients")
+    assert_refused(lambda: SiteService(talk.service.settings, talk.service.base), DataError, "all 4 clients")
 
 
-def test_a_run_is_deleted_whole_and_other_runs_stay(tmp_path):
+def test_a_run_is_deleted_whole_and_changed_data_are_noticed_before_another_goes_on(tmp_path):
     service = make_services(tmp_path, ["a"], DATA)["a"]
     for run in ("old", "new"):
-        Talk(service, run).open_run()
+        start = Talk(service, run).open_run()
     forget_run(service.store, "old")
     assert list(service.store.runs()) == ["new"]
     tables = [name for (name,) in service.store.database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    for table in set(tables) - {"forgotten"}:
+    for table in {*tables} - {"forgotten"}:
         assert not service.store.database.execute(f"SELECT * FROM {table} WHERE run = 'old'").fetchall()
     assert_refused(lambda: forget_run(service.store, "old"), CheckpointError, "'old'", "new")
+    service.close()
+    more = {"name": "digits", "partition": {"name": "label_groups", "clients": 2}}
+    restarted = Talk(make_services(tmp_path, ["a"], more)["a"], "new")
+    assert "are not those of the run any more" in restarted.ask(train_request(start, 1, 0), number=9)
 
 
-def test_changed_data_are_noticed_before_states_are_given_to_the_wrong_client(tmp_path):
-    talk = Talk(make_services(tmp_path, ["a"], DATA)["a"])
-    start = talk.open_run()
-    first, *others = talk.service.store.description("run").present
-    talk.service.store.database.execute("UPDATE descriptions SET present = ?", (json.dumps([*others, first]),))
-    talk.service.close()
-    restarted = Talk(make_services(tmp_path, ["a"], DATA)["a"])
-    restarted.number = talk.number
-    assert "are not those of the run any more" in restarted.ask(train_request(start, 1, 0))
-
-
-# ---------------------------------------------------------------------- the run
-
-
-def test_a_deleted_client_takes_part_in_no_new_run_and_is_in_no_description(tmp_path):
-    sites = Sites(make_experiment("fedavg", rounds=1), tmp_path)
-    first = sites.run()
-    delete(site_with(sites, CLIENT), CLIENT)
-    sites.folder = tmp_path / "second"
-    assert {*first.ids} - {*sites.run().ids} == {CLIENT}
-    for name in SITES:
-        sites.restart(name)
-        assert CLIENT not in sites.services[name].federation.ids
-
-    (tmp_path / "a").mkdir()
+def test_the_levels_of_a_deleted_client_are_in_no_description(tmp_path):
     rows = [f"p{at % 3},{'odd' if at % 3 == 1 else 'even'},{at},{at % 2}" for at in range(12)]
-    (tmp_path / "a" / "t.csv").write_text("\n".join(["who,kind,age,y", *rows]))
+    write_table(tmp_path / "a", "who,kind,age,y", rows)
     service = make_services(tmp_path, ["a"], TABLE, part=None)["a"]
     _, _, before = service.data.describe({"missing": "refuse"})
     service.data.leave_out(["a/p1"])
@@ -133,59 +104,41 @@ def test_a_run_goes_on_without_a_client_that_is_deleted_in_the_middle(method, tm
     secure, last = method == "secure sums", {}
     experiment = make_experiment("ppfl-weights" if secure else method, rounds=4, **(SUMS_ALONE if secure else {}))
     sites = Sites(experiment, tmp_path, secure=secure)
-    after_round_1 = delete_after(1, sites)  # its work for the second round has been sent with the scores of the first
 
     def on_round_end(seed, end):
-        after_round_1(seed, end)
         last[end.state.round] = end.state.server
+        if end.state.round == 1:  # its work for the second round has been sent with the scores of the first
+            delete(site_with(sites, CLIENT), CLIENT)
 
     record = sites.run(on_round_end=on_round_end)
     n, at = len(record.ids), record.ids.index(CLIENT)
     assert [one["participants"] for one in record.metrics] == [n, n, n - 1, n - 1]
     assert not any(one.get("sites_refused") or one.get("sites_lost") for one in record.metrics)
     if not secure:
-        scores = [one["per_client"] for one in record.metrics]
-        assert [one[at] is None for one in scores] == [False, True, True, True]
-        assert all(value is not None for one in scores for where, value in enumerate(one) if where != at)
+        without_score = [[i for i, score in enumerate(one["per_client"]) if score is None] for one in record.metrics]
+        assert without_score == [[], [at], [at], [at]]
     if method == "ppfl-outputs":  # the server's last known membership is gone
         c = server_of(record)["server.memberships"]
         even = torch.full_like(c[at], 1 / c.shape[1])
         assert torch.equal(c[at], even) and not torch.allclose(last[2].memberships[at], even)
         assert torch.equal(record.memberships[at], even)
-
-
-def test_the_others_are_trained_as_if_the_client_had_been_lost(tmp_path):
-    """An oracle: the same client is not deleted, and is not asked after round 2."""
-    experiment, rounds = make_experiment("fedavg", rounds=4), []
-    sites = Sites(experiment, tmp_path / "deleted")
-    found = sites.run(on_round_end=delete_after(1, sites))
-    others = Sites(experiment, tmp_path / "lost")
-    service = site_with(others, CLIENT)
-    rest = tuple(client for client in service.federation.ids if client != CLIENT)
-    work = service._work[Train]
-
-    def without(run, request):
-        rounds.append(request.round)
-        return work(run, request._replace(who=rest) if request.round >= 2 else request)
-
-    service._work[Train] = without
-    expected = server_of(others.run())
-    assert rounds == [0, 1, 2, 3]
-    for name, leaf in server_of(found).items():
-        torch.testing.assert_close(leaf, expected[name], rtol=0, atol=1e-7)
+    if method == "fedavg":  # the others are trained as where the client is there and not asked after round 2
+        others = Sites(experiment, tmp_path / "not asked")
+        service = site_with(others, CLIENT)
+        rest = tuple(client for client in service.federation.ids if client != CLIENT)
+        work = service._work[Train]
+        service._work[Train] = lambda run, asked: work(run, asked._replace(who=rest) if asked.round >= 2 else asked)
+        expected = server_of(others.run())
+        for name, leaf in server_of(record).items():
+            torch.testing.assert_close(leaf, expected[name], rtol=0, atol=1e-7)
 
 
 def test_a_server_resumes_where_the_rows_of_the_client_are_gone_from_the_data(tmp_path):
     experiment = make_experiment("ppfl-outputs", rounds=4, data=TABLE, algorithm={"name": "ppfl", "lr": 0.1})
-    rows = [f"p{at % 4},{at % 7},{at % 3},{at % 2}" for at in range(60)]
-
-    def write(name, rows):
-        (tmp_path / "sites" / name).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "sites" / name / "t.csv").write_text("\n".join(["who,a,b,y", *rows]))
-
+    rows, folder = [f"p{at % 4},{at % 7},{at % 3},{at % 2}" for at in range(60)], tmp_path / "sites"
     for name in SITES:
-        write(name, rows)
-    sites = Sites(experiment, tmp_path, make_services(tmp_path / "sites", SITES, TABLE, part=None))
+        write_table(folder / name, "who,a,b,y", rows)
+    sites = Sites(experiment, tmp_path, make_services(folder, SITES, TABLE, part=None))
 
     def die(seed, end):
         if end.state.round == 2:
@@ -194,7 +147,7 @@ def test_a_server_resumes_where_the_rows_of_the_client_are_gone_from_the_data(tm
     with pytest.raises(Killed):
         sites.run(on_round_end=die)
     delete(sites.services["b"], "p2")
-    write("b", [row for row in rows if not row.startswith("p2,")])
+    write_table(folder / "b", "who,a,b,y", [row for row in rows if not row.startswith("p2,")])
     sites.restart("b")
     record = sites.run(resume=True)
     assert [one["participants"] for one in record.metrics] == [12, 12, 11, 11]

@@ -5,20 +5,10 @@ import pytest
 import torch
 from sklearn.linear_model import GammaRegressor, LinearRegression, LogisticRegression, PoissonRegressor
 
-from kit.tables import (
-    FAMILIES,
-    draw_population,
-    fitted_population,
-    make_estimator,
-    make_family,
-    make_problem,
-    make_rows,
-    papers_objective,
-    regressor,
-    to_double,
-)
+from kit import tables
+from kit.tables import FAMILIES, draw_population, fitted_population, make_estimator, papers_objective
 from ppfl.core import affinity
-from ppfl.glm.solvers.held_out import Fold, held_out_log_likelihoods, make_folds
+from ppfl.glm.solvers.held_out import held_out_log_likelihoods, make_folds
 from ppfl.glm.solvers.lbfgs import find_rescaling, minimize_lbfgs
 from ppfl.glm.solvers.newton_steps import newton_direction
 from ppfl.glm.solvers.parameters import concentration
@@ -30,19 +20,16 @@ from ppfl.glm.solvers.split import split_corner
 K = 3
 
 
-def draw_problem(name: str, clients: int, rows: int, k: int = K, mix: str = "weights", **settings) -> GLMProblem:
-    shared = settings.pop("shared", None)
+def draw_problem(name: str, clients: int, rows: int, k: int = K, mix="weights", shared=None, **settings) -> GLMProblem:
     drawn = draw_population(name, clients=clients, rows=rows)
-    return make_problem(make_rows(drawn, make_family(name), mix, shared), k, **settings)
+    rows = tables.make_rows(drawn, tables.make_family(name), mix, shared)
+    return tables.make_problem(rows, k, **settings)
 
 
-def make_profile(name: str, mix: str, penalty: float, tol: float = 1e-9) -> Profile:
+def make_profile(name: str, mix: str, penalty: float) -> Profile:
     """Of six clients with eight rows each, which are all equally near."""
     problem = draw_problem(name, 6, 8, mix=mix, shared=["x2"])
-    return problem.profile(tol, affinity.uniform([str(i) for i in range(6)]), penalty)
-
-
-# ---------------------------------------------------------------------- memberships as points
+    return problem.profile(1e-9, affinity.uniform([str(i) for i in range(6)]), penalty)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -68,57 +55,42 @@ def test_the_profile_is_the_papers_objective_with_the_best_memberships():
     losses = -profile.data.client_log_likelihoods(coefficients, c[..., None])[:, 0] / 8
     ridges = float(profile.regularization.value(coefficients)) / 48
     assert value == pytest.approx(papers_objective(losses, c, 0.02) + ridges, rel=1e-9)
-    free = make_profile("gaussian", "weights", 0.0, tol=1e-12)  # without a penalty no other one is more likely
-    free(at)
-    best = profile.data.client_log_likelihoods(coefficients, free.memberships[..., None])
-    others = to_double(np.random.default_rng(0).dirichlet([0.5] * K, 200).T)[None]
-    assert bool((profile.data.client_log_likelihoods(coefficients, others) <= best + 1e-9).all())
-
-
-# ---------------------------------------------------------------------- fits
 
 
 @pytest.mark.parametrize("solver", ["marginal", "profile"])
 @pytest.mark.parametrize(
     ("name", "mix"), [("gaussian", "weights"), ("poisson", "predictions"), ("bernoulli", "weights")]
 )
-def test_a_fit_descends_to_a_stationary_point(name, mix, solver):
+def test_a_fit_descends_and_converges(name, mix, solver):
     penalty = 1e-3 * (solver == "profile")
     model = fitted_population(name, 12, 10, k=2, mix=mix, solver=solver, penalty=penalty)
-    assert model.converged_
-    assert len(model.objective_path_) in (1, model.n_iter_ + 1)
-    assert (np.diff(model.objective_path_) <= 1e-12).all()
-    c = np.asarray(model.memberships_)
-    assert (c >= 0).all()
-    np.testing.assert_allclose(c.sum(1), 1)
+    assert model.converged_ and (np.diff(model.objective_path_) <= 1e-12).all()
+    memberships = np.asarray(model.memberships_)
+    assert (memberships >= 0).all() and np.allclose(memberships.sum(1), 1)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_canonical_model_is_scikit_learns_pooled_glm(name):
-    drawn = draw_population(name, clients=20, rows=20)
-    exactly = {"tol": 1e-10, "max_iter": 1000}
-    numbers = {
+    drawn, exactly = draw_population(name, clients=20, rows=20), {"tol": 1e-10, "max_iter": 1000}
+    reference = {
         "gaussian": LinearRegression(),
         "poisson": PoissonRegressor(alpha=0, **exactly),
         "gamma": GammaRegressor(alpha=0, **exactly),
-    }
-    reference = numbers.get(name, LogisticRegression(C=np.inf, **exactly)).fit(drawn.x, drawn.y)
+    }.get(name, LogisticRegression(C=np.inf, **exactly))
     ours = make_estimator(name, k=1, ridge=0.0, tol=1e-8).fit(drawn.x, drawn.y, clients=drawn.clients)
-    if name in numbers:
-        np.testing.assert_allclose(ours.canonical_coef_[0], reference.coef_, atol=1e-5)
-        assert ours.canonical_intercept_[0] == pytest.approx(reference.intercept_, abs=1e-5)
-    else:
-        np.testing.assert_allclose(ours.predict_proba(drawn.x), reference.predict_proba(drawn.x), atol=1e-5)
+    predict = "predict_proba" if name in ("bernoulli", "multinomial") else "predict"
+    found, expected = (getattr(model, predict)(drawn.x) for model in (ours, reference.fit(drawn.x, drawn.y)))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("noise", [0.3, 0.1, 0.03])
+@pytest.mark.parametrize("noise", [0.3, 0.03])
 def test_a_client_with_a_precise_membership_is_not_missed(noise):
     """Lines through 0 with slopes from -2 to 2 and little noise: the canonical models are the outermost clients."""
     random = np.random.default_rng(0)
     share = np.concatenate([np.zeros(4), np.ones(4), np.linspace(0.1, 0.9, 8)])
     clients, x = np.repeat(np.arange(16), 10), random.normal(size=(160, 1))
     y = (4 * share[clients] - 2) * x[:, 0] + noise * random.normal(size=160)
-    model = regressor(n_init=4).fit(x, y, clients=clients)
+    model = make_estimator(n_init=4).fit(x, y, clients=clients)
     np.testing.assert_allclose(sorted(model.canonical_coef_[:, 0]), [-2, 2], atol=0.1 + 0.6 * noise)
     found = np.asarray(model.memberships_)[:, int(model.canonical_coef_[:, 0].argmax())]
     assert np.abs(found - share).mean() < 0.02 + 0.1 * noise
@@ -135,15 +107,6 @@ def test_a_converged_marginal_fit_is_stationary(name, k):
     assert np.abs(found.gradient).max() <= 1e-6 if k == 2 else left <= 0.2  # of the log-likelihood
     again = objective.adapted(solution.vector).log_likelihood(solution.vector)
     assert again == pytest.approx(objective.log_likelihood(solution.vector), abs=0.1)
-
-
-def test_the_curvature_for_a_subset_of_the_clients_is_that_of_a_problem_of_its_own():
-    for name in ("gaussian", "poisson"):
-        problem = draw_problem(name, 9, 8, shared=["x2"])
-        objective, some = problem.marginal(K, 32), problem.subset(np.array([8, 0, 4])).marginal(K, 32)
-        at = np.random.default_rng(0).normal(size=objective.shape.size) / 3
-        np.testing.assert_allclose(objective.subset(3)(at)[1], some(at)[1], rtol=1e-12)
-        assert objective.subset(9) is objective
 
 
 def test_copies_of_a_canonical_model_move_apart_as_the_curvature_says():
@@ -163,35 +126,23 @@ def test_copies_of_a_canonical_model_move_apart_as_the_curvature_says():
     assert axis @ curvature @ axis == pytest.approx(expected, rel=0.05)
 
 
-# ---------------------------------------------------------------------- L-BFGS
-
-
-class Quadratic:
-    """x'Hx / 2 - b'x, with eigenvalues of H from 1e-3 to 1e3."""
-
-    def __init__(self, size: int = 12) -> None:
-        random = np.random.default_rng(0)
-        rotation = np.linalg.qr(random.normal(size=(size, size)))[0]
-        self.H, self.b = rotation @ np.diag(np.logspace(-3, 3, size)) @ rotation.T, random.normal(size=size)
-
-    def __call__(self, x):
-        return float(x @ self.H @ x / 2 - self.b @ x), self.H @ x - self.b
-
-
-def minimize_rescaled(objective, start, tol=1e-6, max_iter=500):
-    return minimize_lbfgs(objective, start, tol, max_iter, lambda at, renew: find_rescaling(objective, at))
+def minimize_rescaled(objective, start, tol):
+    return minimize_lbfgs(objective, start, tol, 2000, lambda at, renew: find_rescaling(objective, at))
 
 
 def test_a_rescaled_quadratic_takes_a_few_iterations():
-    quadratic = Quadratic()
-    best = np.linalg.solve(quadratic.H, quadratic.b)
-    found = minimize_rescaled(quadratic, np.ones(12))
-    assert found.objective == pytest.approx(quadratic(best)[0], rel=1e-9)
+    """x'Hx / 2 - b'x, with eigenvalues of H from 1e-3 to 1e3."""
+    random = np.random.default_rng(0)
+    rotation, b = np.linalg.qr(random.normal(size=(12, 12)))[0], random.normal(size=12)
+    H = rotation @ np.diag(np.logspace(-3, 3, 12)) @ rotation.T
+
+    def quadratic(x):
+        return float(x @ H @ x / 2 - b @ x), H @ x - b
+
+    found = minimize_rescaled(quadratic, np.ones(12), 1e-6)
+    assert found.objective == pytest.approx(quadratic(np.linalg.solve(H, b))[0], rel=1e-9)
     assert len(found.path) <= 5 < len(minimize_lbfgs(quadratic, np.ones(12), 1e-6, 500).path)
-    assert minimize_lbfgs(quadratic, best, 1e-6, 500).vector is best
-    assert find_rescaling(Quadratic(201), np.zeros(201)) is None  # would cost more than it saves
-    quadratic.H *= 0.0  # no curvature to learn from
-    assert find_rescaling(quadratic, np.ones(12)) is None
+    assert find_rescaling(lambda x: (float(b @ x), b), np.ones(12)) is None  # no curvature to learn from
 
 
 @pytest.mark.parametrize("name", ["gaussian", "multinomial"])
@@ -199,47 +150,36 @@ def test_with_and_without_rescaling_it_descends_to_a_minimum(name):
     objective = draw_problem(name, 9, 8, shared=["x2"], ridge=0.9).marginal(K, 32)
     start = np.random.default_rng(0).normal(size=objective.shape.size) / 3
     plain = minimize_lbfgs(objective, start, 1e-7, 2000)
-    for end in (plain, minimize_rescaled(objective, start, 1e-7, 2000)):
+    for end in (plain, minimize_rescaled(objective, start, 1e-7)):
         assert end.gradient <= 1e-7
         assert np.all(np.diff(end.path) <= 1e-12)
     # the two may be different local minima, so the second method also starts at the end of the first
-    again = minimize_rescaled(objective, plain.vector, 1e-7, 2000)
+    again = minimize_rescaled(objective, plain.vector, 1e-7)
     assert again.objective == pytest.approx(plain.objective, abs=1e-9)
 
 
-# ---------------------------------------------------------------------- the number of canonical models
-
-
-def fitted_folds(name: str, k: int) -> list[Fold]:
-    folds = make_folds(draw_problem(name, 8, 6, k, ridge=1.0), 3, np.random.default_rng(0))
-    for fold in folds:
-        fold.fit(k, SearchSettings(1, 1e-6, 200, np.random.default_rng(0), 0.5))
-    return folds
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_held_out_rows_are_scored_with_the_dispersion_that_suits_them_best(k):
+@pytest.mark.parametrize("name", ["gaussian", "poisson"])
+def test_held_out_rows_are_scored_with_the_dispersion_that_suits_them_best(name):
     """Few rows and many parameters: the dispersion of the fit is too small for rows that it has not seen."""
-    folds = fitted_folds("gaussian", k)
+    folds = make_folds(draw_problem(name, 8, 6, ridge=1.0), 3, np.random.default_rng(0))
+    for fold in folds:
+        fold.fit(K, SearchSettings(1, 1e-6, 200, np.random.default_rng(0), 0.5))
     found = float(held_out_log_likelihoods(folds).sum())
-    totals = [float(sum(fold.log_likelihoods(wider).sum() for fold in folds)) for wider in np.linspace(0, 3, 61)]
-    assert found == pytest.approx(max(totals), abs=0.15)
-    assert k == 1 or found > totals[0] + 1
-    counts = fitted_folds("poisson", k)  # have no dispersion and are scored as they are
-    total = torch.stack([fold.log_likelihoods() for fold in counts]).sum(0)
-    torch.testing.assert_close(held_out_log_likelihoods(counts), total)
+    if name == "poisson":  # has no dispersion and is scored as it is
+        assert found == pytest.approx(float(sum(fold.log_likelihoods().sum() for fold in folds)))
+    else:
+        totals = [float(sum(fold.log_likelihoods(wider).sum() for fold in folds)) for wider in np.linspace(0, 3, 61)]
+        assert found == pytest.approx(max(totals), abs=0.15)
+        assert found > totals[0] + 1
 
 
 def test_better_means_count_where_clients_have_few_rows():
-    """Six workers at three machines, three rows each: every worker has its own difference between machines.
-
-    With the dispersion of the fit, rows that are held out would look less likely under better means.
-    """
+    """Six workers at three machines, three rows each: every worker has its own difference between machines."""
     random = np.random.default_rng(4)
     workers, machines = np.repeat(np.arange(6), 9), np.tile(np.repeat(np.arange(3), 3), 6)
     y = random.normal(0, 5, (6, 3))[workers, machines] + random.normal(0, 1, 54)
     x = (machines[:, None] == [1, 2]).astype(float)
-    model = regressor(k="auto", choose="prediction", n_init=1).fit(x, y, clients=workers)
+    model = make_estimator(k="auto", choose="prediction", n_init=1).fit(x, y, clients=workers)
     assert np.asarray(model.memberships_).shape[1] >= 3
 
 

@@ -1,8 +1,8 @@
-"""Folders of `ppfl federation init` with data at each site, and a run over them without Flower."""
+"""A run over the folders of `ppfl federation init`, without Flower."""
 
 from pathlib import Path
 
-from kit.sites import FakeCarrier, write_visits
+from kit.sites import FakeCarrier
 from ppfl.federation.federated_run import run_federated
 from ppfl.federation.site_service import SiteService
 from ppfl.federation.site_settings import load_site
@@ -11,30 +11,15 @@ from ppfl.runs import load_experiment
 CLINICS = ("north", "south")
 
 
-def write_tables(place: Path) -> None:
-    for name in CLINICS:
-        write_visits(place / "sites" / name)
-
-
-def run_over_folders(place: Path) -> None:
-    """As the server and the sites do it."""
-    services = {name: _service(place, name) for name in CLINICS}
+def run_over_folders(place: Path) -> str:
+    """As the server and the sites do it; the name that the sites give to the run."""
+    folders = {name: place / "sites" / name for name in CLINICS}
+    services = {name: SiteService(load_site(folder / "site.toml"), folder) for name, folder in folders.items()}
     carrier = FakeCarrier(services)
     experiment = load_experiment(place / "server" / "experiment.toml")
     clock = {"now": carrier.clock.now, "sleep": carrier.clock.sleep}
     run_federated(experiment, place / "server" / "runs", carrier, sites=CLINICS, **clock)
+    (run,) = services["north"].store.runs()
     for service in services.values():
         service.close()
-
-
-def runs_of_site(place: Path, name: str) -> list[str]:
-    """The names of the runs that a site has taken part in."""
-    service = _service(place, name)
-    runs = list(service.store.runs())
-    service.close()
-    return runs
-
-
-def _service(place: Path, name: str) -> SiteService:
-    folder = place / "sites" / name
-    return SiteService(load_site(folder / "site.toml"), folder)
+    return run

@@ -1,12 +1,12 @@
 """Code in documents, and the files that they show."""
 
 import re
-from pathlib import Path
 
 import torch
 
-from ppfl.runs import Experiment
-from ppfl.runs.comparison import load_comparison
+from ppfl.runs.comparison import load_comparison as methods_of
+
+__all__ = ["blocks", "methods_of", "run_blocks"]
 
 
 def blocks(text: str, language: str = "python") -> list[str]:
@@ -22,8 +22,3 @@ def run_blocks(*code: str, **names: object) -> dict[str, object]:
         for block in code:
             exec(compile(block, "a block of the docs", "exec"), names)
     return names
-
-
-def methods_of(file: Path) -> dict[str, Experiment]:
-    """The experiments that a file for `ppfl compare` describes."""
-    return load_comparison(file)

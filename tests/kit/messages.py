@@ -2,10 +2,10 @@
 
 from ppfl.core.trees import named_leaves, tree_map
 from ppfl.federation.envelope import REPLIES, REQUESTS, seal, unseal
-from ppfl.sites.messages import AcceptKeys, KeyOffer, Masked, MaskedNote, OfferKey, Unmask
+from ppfl.sites.messages import AcceptKeys, KeyOffer, Masked, OfferKey, Unmask
 from ppfl.sites.wire import decode, encode
 
-__all__ = ["AcceptKeys", "KeyOffer", "Masked", "MaskedNote", "OfferKey", "Unmask", "encode", "named_leaves"]
+__all__ = ["AcceptKeys", "KeyOffer", "Masked", "OfferKey", "Unmask", "encode", "named_leaves", "tree_map"]
 
 
 def payload_of(sealed: bytes):
@@ -15,10 +15,4 @@ def payload_of(sealed: bytes):
 
 
 def with_payload(sealed: bytes, payload) -> bytes:
-    """The same message with other contents."""
     return seal(unseal(sealed)._replace(payload=encode(payload)))
-
-
-def with_totals(reply, change):
-    """A site's reply with every tensor of its sums changed."""
-    return reply._replace(totals=tree_map(change, reply.totals))

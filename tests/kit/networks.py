@@ -1,10 +1,9 @@
 """Small networks for samples of four numbers and labels of three classes, if not said otherwise."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 
@@ -16,7 +15,6 @@ def with_seed(make: Callable[[], nn.Module], seed: int = 0, dtype: torch.dtype =
 
 
 def make_net(dim=4, hidden=5, classes=3, seed=0, dtype=torch.float32) -> nn.Module:
-    """A two-layer perceptron."""
     return with_seed(lambda: nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, classes)), seed, dtype)
 
 
@@ -24,18 +22,15 @@ def make_linear(dim=4, classes=3, seed=0, dtype=torch.float32) -> nn.Module:
     return with_seed(lambda: nn.Linear(dim, classes), seed, dtype)
 
 
-# ---------------------------------------------------------------------- networks that vmap cannot run
-
-
 class Recurrent(nn.Module):
     """Four steps of one number each; outputs and last states are classified."""
 
-    def __init__(self, kind: type[nn.Module] = nn.LSTM, packed: bool = False, dropout: float = 0.0) -> None:
+    def __init__(self, kind=nn.LSTM, packed=False, dropout=0.0):
         super().__init__()
         self.cells, self.out = kind(1, 5, batch_first=True), nn.Linear(5, 3)
         self.dropout, self.packed = nn.Dropout(dropout), packed
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         steps = x[:, :, None]
         if self.packed:
             lengths = 1 + (x[:, 1:] > -0.5).sum(1)  # any rule that differs between samples
@@ -47,9 +42,7 @@ class Recurrent(nn.Module):
         return self.out(self.dropout(found.sum(1) + last[0]))
 
 
-class Cube(torch.autograd.Function):
-    """Without setup_context, so that torch.func refuses it."""
-
+class Cube(torch.autograd.Function):  # without setup_context, so that torch.func refuses it
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
@@ -57,73 +50,48 @@ class Cube(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, slope):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * slope
+        return 3 * ctx.saved_tensors[0] ** 2 * slope
 
 
-class OwnFunction(nn.Module):
-    """An activation with a backward pass of its own."""
-
-    def __init__(self) -> None:
+class OwnFunction(nn.Module):  # an activation with a backward pass of its own
+    def __init__(self):
         super().__init__()
         self.cells, self.out = nn.Linear(4, 5), nn.Linear(5, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.out(Cube.apply(self.cells(x)))
 
 
-class Branches(OwnFunction):
-    """Looks at each sample with Python's `if`."""
-
-    def forward(self, x: Tensor) -> Tensor:
+class Branches(OwnFunction):  # looks at each sample with Python's `if`
+    def forward(self, x):
         hidden = self.cells(x)
         return self.out(torch.stack([torch.tanh(h) if float(h.detach().sum()) > 0 else torch.relu(h) for h in hidden]))
 
 
-NETWORKS = {
-    "lstm": Recurrent,
-    "gru": partial(Recurrent, nn.GRU),
-    "rnn": partial(Recurrent, nn.RNN),
-    "packed": partial(Recurrent, packed=True),
-    "function": OwnFunction,
-    "branches": Branches,
-}
-
-
-class Residual(nn.Module):
-    """A layer with layers on both sides, and a skip around it."""
-
-    def __init__(self) -> None:
+class Residual(nn.Module):  # a layer with layers on both sides, and a skip around it
+    def __init__(self):
         super().__init__()
         self.first, self.middle, self.out = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = torch.relu(self.first(x))
         return self.out(torch.tanh(self.middle(hidden)) + hidden)
 
 
-class SharedLayer(Residual):
-    """One layer under two names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = self.middle
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(torch.tanh(self.last(torch.tanh(self.middle(self.first(x))))))
+def shared_layer():
+    layer = nn.Linear(5, 5)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(5, 3))
 
 
-class View(nn.Module):
-    """Flattens images in one memory layout alone, so that the network cannot take channels last."""
-
-    def forward(self, x: Tensor) -> Tensor:
+class View(nn.Module):  # flattens images in one memory layout alone, so that channels cannot be last
+    def forward(self, x):
         return x.view(len(x), -1)
 
 
 class PartlyFrozen(nn.Module):
     """A frozen layer, a buffer, a body of which a part is frozen, frozen statistics, and a head."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embedding, self.head = nn.Linear(4, 5).requires_grad_(False), nn.Linear(5, 3)
         self.register_buffer("scale", torch.full((5,), 0.5))
@@ -132,20 +100,20 @@ class PartlyFrozen(nn.Module):
         self.norm(3 + 2 * torch.randn(50, 5))  # statistics that are not the first ones
         self.norm.eval()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(torch.relu(self.norm(self.body(self.scale * self.embedding(x)))))
 
 
 class Words(nn.Module):
     """One row of outputs at every position of a text; the output layer may have the weight of the embedding."""
 
-    def __init__(self, tied: bool = False) -> None:
+    def __init__(self, tied=False):
         super().__init__()
         self.embed, self.hidden, self.out = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7)
         if tied:
             self.out.weight = self.embed.weight
 
-    def forward(self, tokens: Tensor, age: Tensor | None = None) -> Tensor:
+    def forward(self, tokens, age=None):
         hidden = torch.tanh(self.hidden(self.embed(tokens).cumsum(1)))
         return self.out(hidden) if age is None else self.out(hidden[:, -1] * age[:, None])
 
@@ -156,7 +124,7 @@ def long_chain() -> nn.Module:
     return nn.Sequential(nn.Flatten(), *layers, nn.ReLU())
 
 
-def filters(channels: int = 2, flatten: type[nn.Module] = nn.Flatten) -> nn.Module:
+def filters(channels=2, flatten=nn.Flatten):
     convolution = nn.Conv2d(channels, 4, 3, padding=1)
     return nn.Sequential(convolution, nn.ReLU(), nn.MaxPool2d(2), flatten(), nn.Linear(16, 3))
 
@@ -164,7 +132,3 @@ def filters(channels: int = 2, flatten: type[nn.Module] = nn.Flatten) -> nn.Modu
 def attention() -> nn.Module:
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
     return nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Linear(2, 4), layer, nn.Flatten(), nn.Linear(8, 3))
-
-
-def normalised() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.ReLU(), nn.Linear(6, 3))

@@ -9,22 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kit.networks import (  # noqa: F401, some are for other modules alone
-    NETWORKS,
-    PartlyFrozen,
-    Recurrent,
-    Residual,
-    SharedLayer,
-    View,
-    Words,
-    attention,
-    filters,
-    long_chain,
-    make_linear,
-    make_net,
-    normalised,
-    with_seed,
-)  # fmt: skip
+from kit import networks
+from kit.networks import make_linear, make_net, with_seed
 from ppfl import Federation, Population, lora, with_adapters
 
 
@@ -49,12 +35,6 @@ def make_contradicting_federation(groups=(0, 1, 0, 0, 1), size=12, dtype=torch.f
     return Federation.from_arrays(x.repeat(len(groups), 1), labels, clients, test_fraction=0.0).to(dtype=dtype)
 
 
-def make_population(k=2, mix="outputs", net=None, **settings) -> Population:
-    return Population(make_net() if net is None else net, k=k, mix=mix, **settings)
-
-
-# ---------------------------------------------------------------------- problems
-
 LINKS = {  # from outputs to predictions, and back
     "softmax": (partial(torch.softmax, dim=-1), torch.log),
     "logit": (torch.sigmoid, torch.logit),
@@ -64,8 +44,7 @@ LINKS = {  # from outputs to predictions, and back
 
 
 class Problem(NamedTuple):
-    """A kind of data and network, with the loss that torch itself gives; every law of engines and gradients runs over
-    all. Numbers are in double precision, and all samples are for training (`federation.holdout` splits them)."""
+    """A kind of data and network with the loss that torch itself gives; in double precision, without test samples."""
 
     federation: Federation
     net: Callable[[], nn.Module]  # fresh, with the same values every time
@@ -75,25 +54,23 @@ class Problem(NamedTuple):
     metric: str = "accuracy"
     canonical: Sequence[str | Sequence[str]] = ("all",)  # parts to try
 
-    def population(self, k: int = 1, **settings) -> Population:
+    def population(self, k=1, **settings):
         return Population(self.net(), k=k, loss=self.loss, inputs=self.federation.inputs, **settings)
 
-    def output(self, net: nn.Module, x: Tensor) -> Tensor:
-        """Of an ordinary network, on samples as the federation holds them."""
+    def output(self, net, x):  # of an ordinary network
         inputs = self.federation.inputs
         return net(x) if inputs is None else net(**inputs.take_apart(x))
 
-    def plain(self, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """The mean loss of an ordinary network."""
+    def plain(self, net, x, y):
         return self.mean_loss(self.output(net, x), y)
 
-    def mixed_predictions(self, outputs: Tensor, c: Tensor) -> Tensor:
+    def mixed_predictions(self, outputs, c):
         """The output that belongs to the mean prediction of K models, outputs (K, ...)."""
         inverse, link = LINKS[self.link]
         return link(torch.einsum("k,k...->...", c, inverse(outputs)))
 
 
-def by_torch(criterion: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+def by_torch(criterion):
     """The mean loss by a criterion of torch, which may want targets as integers or in the shape of outputs."""
     own = copy.deepcopy(criterion).double()
     own.reduction = "mean"
@@ -102,26 +79,24 @@ def by_torch(criterion: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda output, y: own(output.reshape(y.shape), y.to(output.dtype))
 
 
-def half_squares(output: Tensor, y: Tensor) -> Tensor:
+def half_squares(output, y):
     return (output.reshape(y.shape) - y).square().sum() / (2 * len(y))
 
 
-def mean_of_texts(output: Tensor, y: Tensor, smoothing: float = 0.0) -> Tensor:
-    """The mean over samples of the mean over the tokens that count."""
+def mean_of_texts(output, y, smoothing=0.0):  # the mean over samples of the mean over the tokens that count
     each = F.cross_entropy(output.movedim(-1, 1), y, reduction="none", label_smoothing=smoothing)
     return (each.sum(1) / (y != -100).sum(1)).mean()
 
 
-def power(output: Tensor, y: Tensor) -> Tensor:
+def power(output, y):
     return (output - y).abs().pow(1.5)
 
 
-def numbers(*shape: int, seed: int = 0) -> Tensor:
+def numbers(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-SIZES = (5, 9, 6)  # of the clients
-N = sum(SIZES)
+SIZES, N = (5, 9, 6), 20  # of the clients, and together
 X, Y = numbers(N, 4), numbers(N, 3, seed=1)
 LABELS, BINARY = Y.argmax(1), (Y > 0).long()
 TEXTS = torch.randint(0, 7, (N, 4), generator=torch.Generator().manual_seed(2))
@@ -134,35 +109,39 @@ def of_net(make: Callable[[], nn.Module], *parts, x: Any = X, y: Tensor = LABELS
     return Problem(federation, partial(with_seed, make), **{"canonical": ("all", *parts), **rest})
 
 
-def of_loss(loss: Any, y: Tensor, link: str, metric: str, mean_loss=None, last: nn.Module | None = None) -> Problem:
+def of_loss(loss: Any, y: Tensor, link: str, metric: str, mean_loss=None, last=()) -> Problem:
     """A chain of layers with one output per number of the target, or three for labels."""
     width = 3 if y is LABELS else y[0].numel()
-    make = lambda: nn.Sequential(*make_net(classes=width), *([] if last is None else [last]))  # noqa: E731
+    make = lambda: nn.Sequential(*make_net(classes=width), *last)  # noqa: E731
     return of_net(make, y=y, loss=loss, mean_loss=mean_loss or by_torch(loss), link=link, metric=metric)
 
 
 BCE, WEIGHTED_BCE = nn.BCEWithLogitsLoss(), nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.0, 2.0, 3.0]))
-SMOOTHED, PAIRS = nn.CrossEntropyLoss(label_smoothing=0.1), nn.Unflatten(1, (2, 2))
+SMOOTHED, PAIRS = nn.CrossEntropyLoss(label_smoothing=0.1), [nn.Unflatten(1, (2, 2))]
 TEXT = {"x": TEXTS, "y": NEXT, "tokens": True, "mean_loss": mean_of_texts}
 SMOOTHED_TEXT = TEXT | {"loss": SMOOTHED, "mean_loss": partial(mean_of_texts, smoothing=0.1)}
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "linear": partial(of_net, make_linear),
     "chain": partial(of_net, make_net, "0", "2", ("0", "2")),
-    "long chain": partial(of_net, long_chain, "6", x=X.view(N, 2, 2)),
-    **{name: partial(of_net, make) for name, make in NETWORKS.items()},
-    **{name: partial(of_net, NETWORKS[name], "out", "cells") for name in ("lstm", "packed", "function")},
-    "residual": partial(of_net, Residual, "middle", ("first", "middle")),
-    "shared layer": partial(of_net, SharedLayer, "middle", "last"),
-    "group norm": partial(of_net, normalised, "1"),
-    "attention": partial(of_net, attention, "2"),
-    "images": partial(of_net, filters, "0", "4", x=numbers(N, 2, 4, 4)),
-    "images of one channel": partial(of_net, partial(filters, 1), x=numbers(N, 1, 4, 4)),
-    "images in one layout": partial(of_net, partial(filters, flatten=View), x=numbers(N, 2, 4, 4)),
-    "partly frozen": partial(of_net, PartlyFrozen, "body", "head"),
+    "long chain": partial(of_net, networks.long_chain, "6", x=X.view(N, 2, 2)),
+    "lstm": partial(of_net, networks.Recurrent, "out", "cells"),
+    "gru": partial(of_net, partial(networks.Recurrent, nn.GRU)),
+    "rnn": partial(of_net, partial(networks.Recurrent, nn.RNN)),
+    "packed": partial(of_net, partial(networks.Recurrent, packed=True), "out", "cells"),
+    "function": partial(of_net, networks.OwnFunction, "out", "cells"),
+    "branches": partial(of_net, networks.Branches),
+    "residual": partial(of_net, networks.Residual, "middle", ("first", "middle")),
+    "shared layer": partial(of_net, networks.shared_layer, "2", "4"),
+    "group norm": partial(of_net, lambda: nn.Sequential(nn.Linear(4, 6), nn.GroupNorm(2, 6), nn.Linear(6, 3)), "1"),
+    "attention": partial(of_net, networks.attention, "2"),
+    "images": partial(of_net, networks.filters, "0", "4", x=numbers(N, 2, 4, 4)),
+    "images of one channel": partial(of_net, partial(networks.filters, 1), x=numbers(N, 1, 4, 4)),
+    "images in one layout": partial(of_net, partial(networks.filters, flatten=networks.View), x=numbers(N, 2, 4, 4)),
+    "partly frozen": partial(of_net, networks.PartlyFrozen, "body", "head"),
     "adapters": partial(of_net, lambda: with_adapters(make_net(), lora(rank=2)), canonical=("adapters.up",)),
-    "texts": partial(of_net, Words, "hidden", **TEXT),
-    "tied": partial(of_net, partial(Words, tied=True), "out", "hidden", **SMOOTHED_TEXT),
-    "several inputs": partial(of_net, Words, "out", x={"tokens": TEXTS, "age": X[:, 0]}),
+    "texts": partial(of_net, networks.Words, "hidden", **TEXT),
+    "tied": partial(of_net, partial(networks.Words, tied=True), "out", "hidden", **SMOOTHED_TEXT),
+    "several inputs": partial(of_net, networks.Words, "out", x={"tokens": TEXTS, "age": X[:, 0]}),
     "several labels": partial(of_loss, "multilabel", BINARY, "logit", "accuracy", by_torch(BCE)),
     "one label": partial(of_loss, "logistic", BINARY[:, 0], "logit", "accuracy", by_torch(BCE)),
     "counts": partial(of_loss, "poisson", Y[:, 0].exp().round(), "log", "deviance", by_torch(nn.PoissonNLLLoss())),
@@ -170,20 +149,18 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "several numbers": partial(of_loss, "squared", Y, "identity", "rmse", half_squares),
     "grid of numbers": partial(of_loss, "squared", numbers(N, 2, 2), "identity", "rmse", half_squares, PAIRS),
     "own loss": partial(of_loss, power, Y, "identity", "power", lambda output, y: power(output, y).mean()),
-    "huber": partial(of_loss, nn.HuberLoss(delta=0.3), Y, "identity", "mae"),
-    "huber of one number": partial(of_loss, nn.HuberLoss(delta=0.3, reduction="sum"), Y[:, 0], "identity", "mae"),
+    "huber": partial(of_loss, nn.HuberLoss(delta=0.3, reduction="sum"), Y, "identity", "mae"),
     "mse": partial(of_loss, nn.MSELoss(), Y, "identity", "rmse"),
-    "l1": partial(of_loss, nn.L1Loss(), Y[:, 0], "identity", "mae"),
     "smooth l1": partial(of_loss, nn.SmoothL1Loss(beta=0.5), Y, "identity", "mae"),
+    "l1": partial(of_loss, nn.L1Loss(), Y[:, 0], "identity", "mae"),
     "poisson": partial(of_loss, nn.PoissonNLLLoss(), Y.exp().round(), "log", "deviance"),
     "bce": partial(of_loss, WEIGHTED_BCE, BINARY.float(), "logit", "accuracy"),
-    "bce of integers": partial(of_loss, BCE, BINARY, "logit", "accuracy"),
     "bce of one label": partial(of_loss, BCE, BINARY[:, 0], "logit", "accuracy"),
-    "bce of probabilities": partial(of_loss, nn.BCELoss(), BINARY.float(), "identity", "accuracy", None, nn.Sigmoid()),
+    "probabilities": partial(of_loss, nn.BCELoss(), BINARY.float(), "identity", "accuracy", None, [nn.Sigmoid()]),
     "soft margin": partial(of_loss, nn.SoftMarginLoss(), 2.0 * BINARY - 1, "logit", "accuracy"),
     "multilabel soft margin": partial(of_loss, nn.MultiLabelSoftMarginLoss(), BINARY.float(), "logit", "accuracy"),
     "cross entropy": partial(of_loss, SMOOTHED, LABELS, "softmax", "accuracy"),
     "cross entropy of probabilities": partial(of_loss, nn.CrossEntropyLoss(), Y.softmax(-1), "softmax", "accuracy"),
-    "nll": partial(of_loss, nn.NLLLoss(), LABELS, "log", "accuracy", None, nn.LogSoftmax(-1)),
+    "nll": partial(of_loss, nn.NLLLoss(), LABELS, "log", "accuracy", None, [nn.LogSoftmax(-1)]),
     "multi margin": partial(of_loss, nn.MultiMarginLoss(), LABELS, "identity", "accuracy"),
 }

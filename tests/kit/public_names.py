@@ -5,11 +5,9 @@ To write it anew, in the folder of the project: PYTHONPATH=tests .venv/bin/pytho
 
 import inspect
 import textwrap
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 FILE = Path(__file__).parents[1] / "door" / "public_names.txt"
 MODULES = ("ppfl", "ppfl.glm", "ppfl.data")
@@ -22,7 +20,7 @@ def public_names() -> str:
     return "".join(f"{textwrap.fill(line, 120, subsequent_indent='        ')}\n" for line in lines)
 
 
-def _lines(prefix: str, module: ModuleType) -> Iterator[str]:
+def _lines(prefix, module):
     own = [n for n, v in vars(module).items() if n[0] != "_" and getattr(v, "__module__", "") == module.__name__]
     for name in sorted(getattr(module, "__all__", own)):
         value = getattr(module, name)
@@ -35,34 +33,28 @@ def _lines(prefix: str, module: ModuleType) -> Iterator[str]:
             yield from (f"    .{method}{_parameters(found)}" for method, found in methods.items())
 
 
-def _is_ours(member: object) -> bool:
+def _is_ours(member):
     function = getattr(member, "fget", member)
     return callable(member) is not isinstance(member, property) and function.__module__.startswith("ppfl")
 
 
-def _parameters(value: object) -> str:
+def _parameters(value):
     if not inspect.isclass(value) and not inspect.isroutine(value):
         return ""
     if hasattr(value, "model_fields"):  # pydantic makes the signature of a class later
-        return f"(*, {', '.join(f'{name}={_shown(field.default)}' for name, field in value.model_fields.items())})"
+        return f"(*, {', '.join(f'{name}={_Shown([field.default])}' for name, field in value.model_fields.items())})"
     try:
         signature = inspect.signature(value)
     except ValueError:  # of an error or a warning
         return ""
     plain = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
-    short = [each if each.default is each.empty else each.replace(default=_Shown(each.default)) for each in plain]
+    short = [each if each.default is each.empty else each.replace(default=_Shown([each.default])) for each in plain]
     return str(signature.replace(parameters=short, return_annotation=signature.empty))
 
 
-class _Shown(NamedTuple):
-    default: object
-
-    def __repr__(self) -> str:
-        return _shown(self.default)
-
-
-def _shown(default: object) -> str:
-    return repr(default) if isinstance(default, bool | int | float | str | tuple | type(None)) else "..."
+class _Shown(tuple):
+    def __repr__(self):
+        return repr(self[0]) if isinstance(self[0], bool | int | float | str | tuple | type(None)) else "..."
 
 
 if __name__ == "__main__":

@@ -1,36 +1,22 @@
 """Made-up runs and fitted tables for reports."""
 
-from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ppfl.report import PopulationResults
 
 
-@dataclass
-class FakeRun:
+def empty_run(**changes):
     """What a report reads of a run."""
-
-    name: str = "run"
-    experiment: dict[str, Any] = field(default_factory=dict)
-    ids: tuple[str, ...] = ()
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    scores: dict[str, Any] = field(default_factory=dict)
-    memberships: Tensor | None = None
-    memberships_by_round: dict[int, Tensor] = field(default_factory=dict)
-    truth: Tensor | None = None
-    versions: dict[str, Any] = field(default_factory=lambda: {"ppfl": "0.1.0", "torch": "2.13"})
-    finished: bool = True
+    fields = {"name": "run", "experiment": {}, "ids": (), "metrics": [], "scores": {}, "versions": {}, "finished": True}
+    return SimpleNamespace(**{**fields, "memberships": None, "memberships_by_round": {}, "truth": None, **changes})
 
 
 def fake_run(
-    algorithm: str, *, clients: int = 40, groups: int = 4, k: int = 4, level: float = 0.9, lr: float = 0.1,
-    soft: float = 0.0, rounds: int = 60, metric: str = "accuracy", sent: float = 1e5, truth: bool = True, seed: int = 0,
-) -> FakeRun:  # fmt: skip
+    algorithm, *, clients=40, groups=4, k=4, level=0.9, lr=0.1, soft=0.0, rounds=60, metric="accuracy", sent=1e5, seed=0
+):  # fmt: skip
     """Its score rises to about `level`, and is measured every fifth round. Each client sends and receives `sent` bytes
     per round in all. soft: alpha of the Dirichlet distribution of the true mixtures; 0 gives groups."""
     rng = np.random.default_rng(seed)
@@ -52,30 +38,29 @@ def fake_run(
             row |= {metric: each.mean(), f"{metric}_mean": each.mean(), f"{metric}_worst_tenth": abs(worst)}
             row |= {"test_loss": 1 - reached, "per_client": each.tolist()}
         metrics.append(row)
-    return FakeRun(
+    settings = {"algorithm": {"name": algorithm, "lr": lr}, "population": {"k": k}, "seeds": [seed]}
+    memberships = {"memberships": found, "memberships_by_round": dict.fromkeys(range(0, rounds + 1, 5), found)}
+    return empty_run(
         name=algorithm,
-        experiment={"name": algorithm, "algorithm": {"name": algorithm, "lr": lr}, "data": {"name": "digits"},
-                    "population": {"k": k}, "seeds": [seed]},
+        experiment={"name": algorithm, "data": {"name": "digits"}, **settings},
         ids=tuple(f"site-{i:03d}" for i in range(clients)),
         metrics=metrics,
-        memberships=found if k > 1 else None,
-        memberships_by_round=dict.fromkeys(range(0, rounds + 1, 5), found) if k > 1 else {},
-        truth=true if truth else None,
-    )  # fmt: skip
+        truth=true,
+        **(memberships if k > 1 else {}),
+    )
 
 
-def effect(outcome: str, name: str, values: list[float], pooled: float, **more: Any) -> SimpleNamespace:
+def effect(outcome, name, values, pooled, is_shared=False, reach=None, pooled_reach=0.0):
     """A line of the table of coefficients."""
-    return SimpleNamespace(**{"outcome": outcome, "name": name, "values": values, "pooled": pooled, "is_shared": False,
-                              "reach": None, "pooled_reach": 0.0, **more})  # fmt: skip
+    return SimpleNamespace(**locals())
 
 
-def tried(k: int, bic: float, held_out: float | None = None, error: float | None = None) -> SimpleNamespace:
+def tried(k, bic, held_out=None, held_out_error=None, log_likelihood=-100.0):
     """A number of canonical models that was tried."""
-    return SimpleNamespace(k=k, bic=bic, aic=bic, log_likelihood=-100.0, held_out=held_out, held_out_error=error)
+    return SimpleNamespace(aic=bic, **locals())
 
 
-def fake_table(k: int = 3, clients: int = 20, **changes: Any) -> PopulationResults:
+def fake_table(k=3, clients=20, **changes):
     random = np.random.default_rng(0)
     c, values = random.dirichlet(np.full(k, 0.5), clients), random.normal(size=k).tolist()
     ways = {"ours": 2.0, "one model for all": 4.0, "each": 3.0}
@@ -86,7 +71,6 @@ def fake_table(k: int = 3, clients: int = 20, **changes: Any) -> PopulationResul
         clear=(c >= 0.8).sum(0).tolist(), clear_from=0.8,
         average=[effect("sold", "an average row", values, 0.1, reach=values)],
         coefficients=[
-            effect("sold", "intercept", values, 1.0),
             effect("sold", "price", values, -1.0, reach=values, pooled_reach=0.3),
             effect("sold", "day", [0.5] * k, 0.5, is_shared=True, reach=[0.2] * k, pooled_reach=0.2),
         ],

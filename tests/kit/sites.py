@@ -1,8 +1,6 @@
 """Sites in this process behind a carrier that can lose, delay and change messages; time is a number."""
 
 import json
-from collections import defaultdict
-from pathlib import Path
 
 import pytest
 import tomli_w
@@ -10,6 +8,7 @@ import torch
 
 from kit.masked_sites import PAIRS, PUBLIC_KEYS
 from kit.messages import encode, payload_of
+from kit.training import assert_same
 from ppfl.algorithms.contract import EVERYONE
 from ppfl.federation.carrier import Delivery, OnlineSite
 from ppfl.federation.envelope import REQUESTS, Envelope, seal
@@ -35,42 +34,31 @@ METHODS = {  # with the number of canonical models and how they are mixed
     "fedem": ({"name": "fedem"}, 2, "predictions"),
     "scaffold": ({"name": "scaffold"}, 1, "outputs"),
 }
-VISITS = {  # an experiment with tables of sites
-    "name": "visits",
-    "rounds": 3,
-    "data": {"name": "csv", "file": "visits.csv", "client": "patient", "target": "outcome", "classes": ["ill", "well"]},
-    "model": {"name": "linear"},
-    "population": {"k": 2},
-    "algorithm": {"name": "ppfl", "lr": 0.1},
-}
+TABLE = {"name": "csv", "file": "visits.csv", "client": "patient", "target": "outcome", "classes": ["ill", "well"]}
+PPFL = {"model": {"name": "linear"}, "population": {"k": 2}, "algorithm": {"name": "ppfl", "lr": 0.1}}
+VISITS = {"name": "visits", "rounds": 3, "data": TABLE} | PPFL  # an experiment with tables of sites
 SECURE = SecureSumsFile(SecureSettings(), {name: PUBLIC_KEYS[name] for name in SITES})
 SUMS_ALONE = {"watch": {"report_clients": False}}  # what an experiment needs to have secure sums
 
 
-def make_experiment(method: str, rounds: int = 5, **settings) -> Experiment:
+def make_experiment(method, rounds=5, **settings):
     algorithm, k, mix = METHODS[method]
-    asked = {
-        "name": method,
-        "rounds": rounds,
-        "data": {"name": "digits", "partition": {"name": "label_groups", "clients": 2}},
-        "model": {"name": "linear"},
-        "population": {"k": k, "mix": mix},
-        "algorithm": {"lr": 0.3, "batch_size": 20, **algorithm},
-    }
+    digits = {"name": "digits", "partition": {"name": "label_groups", "clients": 2}}
+    asked = {"name": method, "rounds": rounds, "data": digits, "model": {"name": "linear"}}
+    asked |= {"population": {"k": k, "mix": mix}, "algorithm": {"lr": 0.3, "batch_size": 20, **algorithm}}
     return Experiment.model_validate(asked | settings)
 
 
-def write_experiment(file: Path, experiment: Experiment) -> Path:
+def write_experiment(file, experiment):
     file.unlink(missing_ok=True)
     write_toml(file, experiment.model_dump(mode="json", exclude_none=True))
     return file
 
 
-def write_visits(folder: Path, cell: str = "1.5", columns: str = "age,dose") -> None:
-    """The table of a site in VISITS, with one cell to choose."""
-    rows = [f"p{at % 3},{at % 5},{at % 7 / 2},{'ill' if at % 2 else 'well'}" for at in range(30)]
+def write_visits(folder, cell="1.5", columns="age,dose"):
+    """The table of a site in VISITS, with one cell to choose; p3 is the smallest client."""
+    rows = [f"p{at % 3},{at % 5},{at % 7 / 2},{'ill' if at % 2 else 'well'}" for at in range(30)] + ["p3,1,2,ill"]
     rows[4] = f"p1,4,{cell},well"
-    rows.append("p3,1,2,ill")  # the smallest client
     (folder / "visits.csv").write_text("\n".join([f"patient,{columns},outcome", *rows]) + "\n")
 
 
@@ -81,26 +69,22 @@ class Killed(BaseException):
 class FakeClock:
     """Goes on only when somebody sleeps."""
 
-    def __init__(self) -> None:
-        self.time = 0.0
+    time = 0.0
 
-    def now(self) -> float:
+    def now(self):
         return self.time
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.time += seconds
 
 
 class FakeCarrier:
-    """By default every message is answered at once. `faults[site]` are called with each reply, and may change it:
+    """By default every message is answered at once. `faults[site]` is called with each reply, and may change it:
     None loses it, a number of seconds delays it, bytes replace it. A site without a time in `since` is offline."""
 
-    def __init__(self, services: dict[str, SiteService], clock: FakeClock | None = None) -> None:
-        self.services, self.clock = services, clock or FakeClock()
-        self.since: dict[str, str | None] = dict.fromkeys(services, "start")
-        self.faults: dict[str, list] = defaultdict(list)
-        self.pushed: list[tuple[str, bytes]] = []
-        self._arrivals: list[tuple[float, Delivery]] = []
+    def __init__(self, services):
+        self.services, self.clock, self.since = services, FakeClock(), dict.fromkeys(services, "start")
+        self.faults, self.pushed, self._arrivals = {}, [], []
 
     def online(self):
         return {name: OnlineSite(at, self.since[name]) for at, name in enumerate(self.services) if self.since[name]}
@@ -111,13 +95,9 @@ class FakeCarrier:
             name = names[address]
             message = ids[address] = f"message-{len(self.pushed)}"
             self.pushed.append((name, data))
-            reply, delay = self.services[name].answer(data), 0.0
-            for fault in self.faults[name]:
-                changed = fault(reply)
-                if isinstance(changed, float):
-                    delay = changed
-                else:
-                    reply = changed
+            reply = self.services[name].answer(data)
+            changed = self.faults[name](reply) if name in self.faults else reply
+            delay, reply = (changed, reply) if isinstance(changed, float) else (0.0, changed)
             if reply is not None:
                 self._arrivals.append((self.clock.time + delay, Delivery(message, reply)))
         return ids
@@ -127,11 +107,14 @@ class FakeCarrier:
         self._arrivals = [(at, one) for at, one in self._arrivals if one not in here]
         return here
 
-    def restart(self, name: str) -> None:
-        """The site's process ends, and another one goes on from its store."""
-        old = self.services[name]
-        old.close()
-        self.services[name] = SiteService(old.settings, old.base)
+    def restart(self, name):
+        self.services[name] = restarted(self.services[name])
+
+
+def restarted(service):
+    """The site's process ends, and another one goes on from its store."""
+    service.close()
+    return SiteService(service.settings, service.base)
 
 
 def at_replies(numbers, change):
@@ -145,27 +128,27 @@ def at_replies(numbers, change):
     return fault
 
 
-def make_services(folder: Path, names, data, **settings) -> dict[str, SiteService]:
-    """Sites that have a part each of the federation that `data` describes."""
-    services = {}
+def make_services(folder, names, data, secure=False, **settings):
+    """Sites that have a part each of the federation that `data` describes, and keys if their sums are secure."""
+    services, keys = {}, {name: key.decode().strip() for name, key in SECURE.public_keys.items()}
     for number, name in enumerate(names, start=1):
-        part = {"number": number, "of": len(names)}
-        place = folder / name
+        place, own = folder / name, {"name": name, "data": data, "part": {"number": number, "of": len(names)}}
         place.mkdir(parents=True, exist_ok=True)
-        one = SiteSettings.model_validate({"name": name, "data": data, "part": part, **settings})
-        services[name] = SiteService(one, place)
+        if secure:
+            (place / "site.key").write_bytes(PAIRS[name].private_key)
+            (place / "secure_sums.toml").write_text(tomli_w.dumps({"settings": {}, "public_keys": keys}))
+            own |= {"private_key": "site.key", "secure_sums": "secure_sums.toml"}
+        services[name] = SiteService(SiteSettings.model_validate(own | settings), place)
     return services
 
 
 class Sites(FakeCarrier):
     """Sites below `folder`/sites, each with its part of the experiment's data, unless others are given."""
 
-    def __init__(self, experiment: Experiment, folder: Path, services=None, *, secure: bool = False) -> None:
+    def __init__(self, experiment, folder, services=None, *, secure=False):
         self.experiment, self.folder, self.secure = experiment, folder, SECURE if secure else None
-        if services is None:
-            keys = write_keys(folder / "sites") if secure else {}
-            services = make_services(folder / "sites", SITES, experiment.model_dump(mode="json")["data"], **keys)
-        super().__init__(services)
+        data = experiment.data.model_dump(mode="json")
+        super().__init__(services or make_services(folder / "sites", SITES, data, secure))
 
     def run(self, **options) -> RunRecord:
         """The experiment, into `folder`/out; the record of the last seed."""
@@ -173,18 +156,7 @@ class Sites(FakeCarrier):
         return run_federated(self.experiment, self.folder / "out", self, **own | options)[-1]
 
 
-def write_keys(folder: Path) -> dict[str, str]:
-    """Each site's own key and the public ones of all; the settings that name these files."""
-    keys = {name: key.decode().strip() for name, key in SECURE.public_keys.items()}
-    text = tomli_w.dumps({"settings": SECURE.settings.model_dump(exclude_none=True), "public_keys": keys})
-    for name in SITES:
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "site.key").write_bytes(PAIRS[name].private_key)
-        (folder / name / "secure_sums.toml").write_text(text)
-    return {"private_key": "site.key", "secure_sums": "secure_sums.toml"}
-
-
-def sent_fields(folder: Path) -> list[tuple[str, int, str, int | None]]:
+def sent_fields(folder):
     """What sites sent, from the ledger there: the site, the number of the message, the field, its bytes."""
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     replies = [line for line in lines if line.get("direction") == "to server"]
@@ -192,16 +164,14 @@ def sent_fields(folder: Path) -> list[tuple[str, int, str, int | None]]:
     return [(line["site"], line["number"], field["field"], field.get("bytes")) for line, field in fields]
 
 
-def server_of(record: RunRecord) -> dict[str, torch.Tensor]:
+def server_of(record):
     """What the server has at the end of a run, by name."""
     tensors, _ = RunFolder(record.folder).read_result()
     return {name: leaf for name, leaf in tensors.items() if name.startswith(("server", "memberships"))}
 
 
 def assert_same_bits(one: RunRecord, other: RunRecord) -> None:
-    expected = server_of(other)
-    for name, leaf in server_of(one).items():
-        assert torch.equal(leaf, expected[name]), name
+    assert_same(server_of(one), server_of(other), rtol=0, atol=0)
 
 
 def assert_same_run(here: RunRecord, there: RunRecord, experiment: Experiment) -> None:
@@ -215,46 +185,42 @@ def assert_same_run(here: RunRecord, there: RunRecord, experiment: Experiment) -
         assert alone.pop("memberships", None) is None or "memberships" not in federated
     order = [there.ids.index(client) for client in here.ids]
     for name, leaf in alone.items():
-        other = federated[name]
-        rows = leaf.dim() > 0 and len(leaf) == len(here.ids)
-        torch.testing.assert_close(other[order] if rows else other, leaf, rtol=0, atol=1e-5)
+        of_clients = leaf.dim() > 0 and len(leaf) == len(here.ids)
+        other = federated[name][order] if of_clients else federated[name]
+        torch.testing.assert_close(other, leaf, rtol=0, atol=1e-5)
 
 
-def models_of(service: SiteService, run: str | None = None):
-    """The models of a site's clients, from its own store."""
+def models_of(service, run=None):
     return load_site_models(service.settings, service.base, run)
 
 
 class Talk:
     """A server's side of a conversation with one site."""
 
-    def __init__(self, service: SiteService, run: str = "run") -> None:
+    def __init__(self, service: SiteService, run="run"):
         self.service, self.run, self.number = service, run, 0
 
-    def send(self, requests, number: int | None = None, **changes) -> bytes:
+    def send(self, requests, number=None, **changes):
         """The reply as it is; `changes` are those of the envelope."""
         self.number += 1
         sent = Envelope(REQUESTS, self.run, self.service.settings.name, 1, number or self.number, encode(requests))
         return self.service.answer(seal(sent._replace(**changes)))
 
     def ask(self, *requests, **options):
-        """The replies, or the text of an error."""
         return payload_of(self.send(list(requests), **options))
 
-    def open_run(self, method: str = "ditto"):
-        """Set up a run; the network that it starts with."""
-        experiment, federation = make_experiment(method), self.service.federation
+    def open_run(self):
+        experiment, federation = make_experiment("ditto"), self.service.federation
         start = experiment.build_population(federation, 0).initial_network()
         setup = Setup("main", experiment.algorithm, start, 0, float(federation.importance.sum()))
         self.ask(OpenRun(experiment.model_dump(mode="json", exclude={"data"}), 0), setup)
-        return start
+        return start  # the network that the run begins with
 
-    def states(self) -> dict[str, torch.Tensor]:
-        """Of the site's clients."""
+    def states(self):
         found = self.service._site(self.run).sessions["main"].states.named("now")
         return {name: leaf.clone() for name, leaf in found.items()}
 
 
-def training(start, exchange: int, merged: int, round: int | None = None) -> Train:
+def training(start, exchange, merged, round=None):
     """Of all clients, after the server has merged so many exchanges."""
     return Train("main", exchange - 1 if round is None else round, exchange, merged, EVERYONE, 0.1, start, {})

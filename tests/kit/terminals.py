@@ -3,18 +3,17 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
 
 
 @contextmanager
-def terminal(written: list[str]) -> Iterator[None]:
+def terminal(written: list[str]):
     """Standard error is a terminal in this context; afterwards the list has one text, all that was written to it."""
     reader, writer = pytest.importorskip("pty").openpty()
 
-    def read() -> None:
+    def read():
         with suppress(OSError):  # when the other side is closed
             while part := os.read(reader, 1 << 16):
                 written.append(part.decode())
@@ -23,8 +22,8 @@ def terminal(written: list[str]) -> Iterator[None]:
     thread.start()
     try:
         with pytest.MonkeyPatch.context() as patch, os.fdopen(writer, "w") as stream:
-            for name, value in {"TERM": "xterm", "COLUMNS": "120"}.items():
-                patch.setenv(name, value)
+            patch.setenv("TERM", "xterm")
+            patch.setenv("COLUMNS", "120")
             for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
                 patch.delenv(name, raising=False)
             patch.setattr(sys, "stderr", stream)

@@ -14,7 +14,7 @@ from torch import nn
 from kit.experiments import small_experiment
 from kit.problems import PROBLEMS
 from kit.refusals import ModelError, WriteError, assert_refused
-from ppfl import PPFL, FedAvg, Federation, Fitted, Population, fit, load, lora, with_adapters
+from ppfl import PPFL, FedAvg, Fitted, Population, fit, load, lora, with_adapters
 from ppfl.runs import run
 from ppfl.runs.adapter_files import save_adapter
 
@@ -23,12 +23,8 @@ CHOICES = {
     "images": lora(rank=2, on="convolution", train=("4",)),
     "texts": lora(rank=2, alpha=1, on=("embed", "hidden")),
 }
-every_kind = pytest.mark.parametrize("kind", CHOICES)
+DATA = {kind: PROBLEMS[kind]().federation.to(dtype=torch.float32) for kind in CHOICES}
 CLOSE = {"atol": 1e-6, "rtol": 0}
-
-
-def data(kind: str) -> Federation:
-    return PROBLEMS[kind]().federation.to(dtype=torch.float32)
 
 
 def network(kind: str) -> nn.Module:
@@ -36,13 +32,13 @@ def network(kind: str) -> nn.Module:
 
 
 @cache
-def fitted(kind: str, k: int = 3, canonical: str = "") -> Fitted:
-    """Adapters as the canonical part of a network; with one model, or by name, as a part of the network itself."""
-    net, choice = network(kind), CHOICES[kind]
-    part = canonical or ("all" if k == 1 else choice)
-    net = net if part is choice else with_adapters(net, choice)
-    method = PPFL(lr=0.3, local_epochs=3) if k > 1 else FedAvg(lr=0.3, local_epochs=3)
-    return fit(Population(net, canonical=part, k=k), data(kind), method, rounds=3, progress=False)
+def fitted(kind: str, k: int = 3) -> Fitted:
+    """Adapters as the canonical part of a network, or, with one model, as a part of the network itself."""
+    if k == 1:
+        population, method = Population(with_adapters(network(kind), CHOICES[kind]), k=1), FedAvg
+    else:
+        population, method = Population(network(kind), canonical=CHOICES[kind], k=k), PPFL
+    return fit(population, DATA[kind], method(lr=0.3, local_epochs=3), rounds=3, progress=False)
 
 
 def read_by_its_layout(net: nn.Module, folder: Path) -> nn.Module:
@@ -66,65 +62,51 @@ def read_by_its_layout(net: nn.Module, folder: Path) -> nn.Module:
     return changed
 
 
-@pytest.mark.parametrize("k", [1, 3])
-@every_kind
-def test_the_files_hold_the_clients_own_adapter(kind: str, k: int, tmp_path: Path) -> None:
-    found, net, x = fitted(kind, k), network(kind), data(kind).train.x
-    for client in found.ids[:2]:
-        again = read_by_its_layout(net, found.save_adapter(client, tmp_path / client))
-        torch.testing.assert_close(again(x), found.model(client)(x), **CLOSE)
-        torch.testing.assert_close(again(x).softmax(-1), found.predict(client, x), **CLOSE)
-        assert float((again(x) - net(x)).detach().abs().max()) > 1e-3
+@pytest.mark.parametrize("kind", CHOICES)
+def test_files_of_adapters_and_of_fits_hold_what_the_client_has(kind, tmp_path):
+    """A saved chain is built from the file; any other network may come with adapters or without."""
+    net, x = network(kind), DATA[kind].train.x
+    for k in (1, 3):
+        found = fitted(kind, k)
+        for client in found.ids[:2]:
+            again = read_by_its_layout(net, found.save_adapter(client, tmp_path / f"{k} {client}"))
+            torch.testing.assert_close(again(x), found.model(client)(x), **CLOSE)
+            torch.testing.assert_close(again(x).softmax(-1), found.predict(client, x), **CLOSE)
+            assert float((again(x) - net(x)).detach().abs().max()) > 1e-3
+    path = found.save(tmp_path / "fit.safetensors")
+    for given in (net, with_adapters(net, CHOICES[kind]), *([None] if isinstance(net, nn.Sequential) else [])):
+        again = load(path, net=given)
+        assert torch.equal(again.predict(client, x), found.predict(client, x))
+        assert again.population.canonical_names == found.population.canonical_names
 
 
-def test_outputs_of_several_whole_adapters_are_no_single_adapter(tmp_path: Path) -> None:
-    found, x = fitted("chain", 2, "adapters"), data("chain").train.x
-    assert_refused(lambda: found.save_adapter("c0", tmp_path / "adapter"), ModelError, "save the model")
-    torch.testing.assert_close(found.model("c0")(x).softmax(-1), found.predict("c0", x), **CLOSE)
-
-
-def test_what_peft_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_single_adapter_or_what_peft_cannot_hold_is_refused(tmp_path):
+    several = Population(with_adapters(network("chain"), CHOICES["chain"]), canonical="adapters", k=2)
+    mixed = fit(several, DATA["chain"], "ppfl", rounds=1, progress=False)  # outputs of two whole adapters
     dilated = nn.Sequential(nn.Conv1d(2, 4, 2, dilation=2), nn.Flatten(), nn.Linear(8, 3))
     nested = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)))
-    clash, out, file = lora(rank=2, on="1.0", train=("0",)), tmp_path / "adapter", tmp_path / "file"
-    for net, words in (
-        (with_adapters(dilated, lora(rank=2, on="0")), "'0' is a convolution with dilation"),
-        (dilated, "no adapters to save"),
-        (with_adapters(nested, clash), "takes the adapter '1.0' for a part of '0'"),
+    clash, out, file = with_adapters(nested, lora(rank=2, on="1.0", train=("0",))), tmp_path / "out", tmp_path / "file"
+    for call, words in (
+        (lambda: mixed.save_adapter("c0", out), "save the model"),
+        (lambda: save_adapter(with_adapters(dilated, lora(rank=2, on="0")), out), "'0' is a convolution with dilation"),
+        (lambda: save_adapter(clash, out), "takes the adapter '1.0' for a part of '0'"),
     ):
-        assert_refused(lambda: save_adapter(net, out), ModelError, words)
+        assert_refused(call, ModelError, words)
     assert not out.exists()
     file.write_text("")
-    assert_refused(lambda: save_adapter(with_adapters(nested, clash), file), WriteError, "is a file")
+    assert_refused(lambda: save_adapter(clash, file), WriteError, "is a file")
 
-
-@every_kind
-def test_a_fit_with_adapters_is_saved_and_loaded(kind: str, tmp_path: Path) -> None:
-    """A chain is built from the file; any other network may come with adapters or without."""
-    found, net, x = fitted(kind), network(kind), data(kind).train.x
-    path = found.save(tmp_path / "fit.safetensors")
-    nets = [net, with_adapters(network(kind), CHOICES[kind])]
-    for given in nets + ([None] if isinstance(net, nn.Sequential) else []):
-        again = load(path, net=given)
-        assert torch.equal(again.predict(found.ids[0], x), found.predict(found.ids[0], x))
-        assert again.population.canonical_names == found.population.canonical_names
-        assert repr(again.population) == repr(found.population)
-
-
-# ---------------------------------------------------------------------- experiment files
 
 PLAIN = {"name": "perceptron", "hidden": 8}
-MODEL = PLAIN | {"adapters": {"rank": 2, "on": "linear"}}
-FEDAVG = {"algorithm": {"name": "fedavg", "lr": 0.1}, "population": {"k": 1}, "rounds": 2}
-CANONICAL = {"algorithm": {"name": "ppfl", "lr": 0.1}, "population": {"k": 2, "canonical": "adapters.up"}, "rounds": 2}
-PERSONAL = FEDAVG | {"algorithm": {"name": "fedalt", "lr": 0.1, "personal_part": "adapters.up"}}
+FEDAVG = {"algorithm": {"name": "fedavg", "lr": 0.1}, "population": {"k": 1}}
+STILL = {"algorithm": {"name": "ppfl", "lr": 1e-12}, "population": {"k": 2, "canonical": "adapters.up"}}
 
 
-def test_a_run_starts_with_adapters_of_the_network_of_another_run(tmp_path: Path) -> None:
+def test_an_experiment_file_names_adapters_of_the_network_of_another_run(tmp_path):
     """With steps too small to change anything, every client predicts as the network of the first run does."""
     run(small_experiment(**FEDAVG, model=PLAIN), tmp_path / "pretrain")
-    still = CANONICAL | {"algorithm": {"name": "ppfl", "lr": 1e-12}}
-    experiment = small_experiment(**still, model=MODEL, start={"run": "pretrain"})
+    model = PLAIN | {"adapters": {"rank": 2, "on": "linear"}}
+    experiment = small_experiment(**STILL, model=model, start={"run": "pretrain"})
     run(experiment, tmp_path / "next", base=tmp_path)
     before, after = load(tmp_path / "pretrain"), load(tmp_path / "next")
     x = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
@@ -132,13 +114,6 @@ def test_a_run_starts_with_adapters_of_the_network_of_another_run(tmp_path: Path
         torch.testing.assert_close(after.predict(client, x), before.predict(client, x), **CLOSE)
     untrained = experiment.build_population(experiment.data.build(), 0)
     assert not torch.allclose(untrained.net(x).softmax(-1), before.predict(after.ids[0], x), atol=1e-3)
-
-
-@pytest.mark.parametrize("use", [CANONICAL, FEDAVG, PERSONAL], ids=["canonical", "common", "personal"])
-def test_an_experiment_file_names_adapters(use: dict, tmp_path: Path) -> None:
-    (record,) = run(small_experiment(**use, model=MODEL), tmp_path / "out")
-    population = load(record.folder).population
-    trained = {f"{layer}.{part}.weight" for layer in ("body.1", "classifier") for part in ("down", "up")}
-    assert population.canonical_names | population.common_names == trained
-    assert population.common_names == ({n for n in trained if "down" in n} if use is CANONICAL else set())
-    assert load(record.folder).save_adapter(record.ids[0], tmp_path / "adapter").is_dir()
+    for part, names in (("up", after.population.canonical_names), ("down", after.population.common_names)):
+        assert names == {f"{layer}.{part}.weight" for layer in ("body.1", "classifier")}
+    assert after.save_adapter(after.ids[0], tmp_path / "adapter").is_dir()

@@ -22,7 +22,6 @@ from ppfl.data import Federation
 from ppfl.runs import Experiment
 from ppfl.runs import run as run_experiment
 from ppfl.server import InProcess, TorchRanks, TorchRun, evaluate
-from ppfl.sites.engines import balanced
 
 
 class Counted:
@@ -41,7 +40,7 @@ def trained(case, federation: Federation, ranks: TorchRanks | None) -> tuple[Tra
     """A run on all processes, or in this one alone, and everything it ends with."""
     (method, k, mix), part, kind = case, federation, InProcess
     if ranks is not None:
-        mine = sorted(balanced(federation.train.sizes.tolist(), ranks.size)[ranks.rank])
+        mine = list(range(ranks.rank, federation.n_clients, ranks.size))
         part = federation.select([federation.ids[at] for at in mine])
 
         def kind(site) -> TorchRun:

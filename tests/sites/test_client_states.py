@@ -91,8 +91,8 @@ class States(RuleBasedStateMachine):
         norms = {"filter.norms": torch.zeros(len(IDS), 2).double(), "filter.kinds": torch.zeros(len(IDS)).long()}
         self.now = self.kept = first | norms
         self.exchange, self.round, self.undo = 0, -1, []  # undo: (exchange before, states before)
-        self.saved = [(0, self.now)]
-        self.most = 2  # copies of all states that are needed at a time
+        self.saved = [(0, self.now)]  # the first states, and those after every exchange
+        self.most = 3  # copies of all states at a time: as they are now, kept, and while they are restored
         self.given = []
 
     def teardown(self) -> None:
@@ -141,7 +141,7 @@ class States(RuleBasedStateMachine):
         if round != self.round:
             self.undo = []
         self.undo.append((self.exchange, self.now))
-        self.most = max(self.most, 2 + len(self.undo))
+        self.most = max(self.most, 3 + len(self.undo))
         self.round, self.exchange, new = round, merged + 1, self.work(who, round)
         Interrupt.chunks, Interrupt.at = 0, interrupt
         try:
@@ -154,7 +154,12 @@ class States(RuleBasedStateMachine):
             Interrupt.at = 0
         found = self.save(self.exchange)
         self.now = new | {name: leaf.clone() for name, leaf in found.items() if name.startswith("filter")}
+        self.saved.append((self.exchange, self.now))
         assert all(bool(found["filter.kinds"][IDS.index(client)]) for client in who)
+
+    @rule(who=st.lists(st.sampled_from(IDS), min_size=1, unique=True), another_round=st.booleans())
+    def train_as_usual(self, who: list[str], another_round: bool) -> None:
+        self.train(who, behind=0, another_round=another_round, interrupt=0, keeps=True)
 
     @rule(behind=st.integers(0, 3), snapshot=st.sampled_from(["now", "kept"]))
     def save_earlier(self, behind: int, snapshot: str) -> None:
@@ -164,9 +169,7 @@ class States(RuleBasedStateMachine):
             assert_refused(lambda: self.save(merged, snapshot), CheckpointError, f"after exchange {merged}; restore")
             return
         self.return_to(merged)
-        found = self.save(merged, snapshot)
-        assert bits(found) == bits(self.kept if snapshot == "kept" else self.now)
-        self.saved.append((self.exchange, {name: leaf.clone() for name, leaf in found.items()}))
+        assert bits(self.save(merged, snapshot)) == bits(self.kept if snapshot == "kept" else self.now)
 
     @rule()
     def keep(self) -> None:
@@ -174,12 +177,12 @@ class States(RuleBasedStateMachine):
         self.kept = self.now
 
     @rule(
-        which=st.integers(0, 100), order=st.permutations(range(len(IDS))), named=st.booleans(),
+        which=st.integers(0, 9), order=st.permutations(range(len(IDS))), named=st.booleans(),
         overwritten=st.booleans(), snapshot=st.sampled_from(["now", "kept"]),
     )  # fmt: skip
     def restore(self, which: int, order: list[int], named: bool, overwritten: bool, snapshot: str) -> None:
         """States that were saved, in any order and among those of clients of other sites."""
-        exchange, states = self.saved[which % len(self.saved)]
+        exchange, states = self.saved[-1 - which % len(self.saved)]
         given = {name: leaf.clone() for name, leaf in states.items()}
         rows = Rows(None, given)
         if named:
@@ -196,22 +199,19 @@ class States(RuleBasedStateMachine):
         else:
             self.now, self.exchange, self.undo = states, exchange, []
 
-    @rule()
-    def restore_too_few(self) -> None:
-        lacking = Rows(IDS[:2], {name: leaf[:2] for name, leaf in self.now.items()})
-        assert_refused(lambda: self.site.answer(Restore(MAIN, 0, lacking)), CheckpointError, "'client-2'", "'site'")
-
-    @precondition(lambda self: len(self.saved) > 3)
+    @precondition(lambda self: len(self.saved) > 6)
     @rule()
     def begin_again(self) -> None:
-        """A session that was closed is no longer known; closing it twice does no harm."""
+        """States of too few clients are refused. A closed session is unknown, and closing it twice does no harm."""
+        lacking = Rows(IDS[:2], {name: leaf[:2] for name, leaf in self.now.items()})
+        assert_refused(lambda: self.site.answer(Restore(MAIN, 0, lacking)), CheckpointError, "'client-2'", "'site'")
         for _ in range(2):
             self.site.answer(Close(MAIN))
         for request in (Save(MAIN, 0), Keep(MAIN), Train(MAIN, 0, 1, 0, IDS, 0, {}, {})):
             assert_refused(lambda request=request: self.site.answer(request), CheckpointError, "no session 'main'")
         self.site.answer(self.setup)
         _, self.now = self.saved[0]
-        self.kept, self.exchange, self.round, self.undo, self.most = self.now, 0, -1, [], 2
+        self.kept, self.exchange, self.round, self.undo, self.most = self.now, 0, -1, [], 3
 
     @invariant()
     def the_site_has_what_the_dict_has(self) -> None:

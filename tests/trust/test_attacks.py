@@ -9,7 +9,6 @@ import corruption
 import disk
 import extreme_numbers
 import fuzz
-import hostile_settings
 import hostile_text
 import kills
 import numpy as np
@@ -18,8 +17,6 @@ import soak
 import two_at_once
 from hostile_client_files import CLIENT_FORMATS
 from hostile_files import read
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from kit.refusals import PPFLError
@@ -66,29 +63,12 @@ def test_hostile_inputs_end_in_a_valid_object_or_an_error_of_ours(tmp_path, monk
             assert failure is None, f"{name} from {number}, {content[:200]!r}: {failure}"
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
-    | st.sampled_from(hostile_settings.NUMBERS),
-    lambda some: st.lists(some, max_size=3) | st.dictionaries(st.sampled_from(hostile_settings.KEYS), some, max_size=3),
-    max_leaves=8,
-)  # fmt: skip
-TABLES = ["data", "model", "population", "algorithm", "affinity", "watch", "name", "rounds", "seeds"]
-
-
-@given(st.dictionaries(st.sampled_from(TABLES), VALUES), st.integers(0, 2**32))
-def test_tables_of_any_values_are_checked_or_explained(changes, seed) -> None:
-    table = hostile_settings.experiment(Random(seed)) | {"data": {"name": "nowhere"}} | changes
-    assert fuzz.survives(lambda: hostile_settings.check_and_build(table)) is None
-
-
 def test_the_attacks_would_see_a_failure(tmp_path) -> None:
-    """Most files of the fuzzer are valid until they are changed; tracebacks, pages that run scripts and numbers that
-    are not finite are seen; texts have all that terminals and browsers obey."""
     for name, suffix, make in CLIENT_FORMATS:
         path, valid = tmp_path / f"input{suffix}", 0
         for number in range(20):
             path.write_bytes(make(Random(number)))
-            with contextlib.suppress(PPFLError):
+            with contextlib.suppress(PPFLError):  # most files are valid until the fuzzer changes them
                 valid += bool(read(path, Random(number)))
         path.unlink()
         assert valid >= 5, name
@@ -96,15 +76,13 @@ def test_the_attacks_would_see_a_failure(tmp_path) -> None:
     texts = [hostile_text.hostile_text(Random(at), at) for at in range(300)]
     for piece in (*hostile_text.MARKUP, *hostile_text.TERMINAL, *hostile_text.BROKEN):
         assert any(piece in text for text in texts)
-    (tmp_path / "a.html").write_text(
-        f"<title>t</title><p>safe<img src=http://{browser.HOST}/a>{hostile_text.MARKUP[0]}"
-    )
+    page = f"<title>t</title><p>safe<img src=http://{browser.HOST}/a>{hostile_text.MARKUP[0]}"
+    (tmp_path / "a.html").write_text(page)
     shown = browser.show(tmp_path / "a.html")
     assert {"script", "img", "img[src]"} <= shown.kinds and shown.title == "t" and "safe" in shown.text
     assert not browser.CHROMIUM or "html[data-ran]" in shown.kinds
     numbers = {"a.json": '{"x": [1.0, 1e999]}', "a.jsonl": '{"x": 1.0}\n{"x": NaN}\n', "a.csv": "x\n1.0\ninf\n"}
     for name, content in numbers.items():
         (tmp_path / name).write_text(content)
-        assert not extreme_numbers._is_finite(tmp_path / name)
     save_file({"x": np.array([1.0, np.nan])}, tmp_path / "a.safetensors")
-    assert not extreme_numbers._is_finite(tmp_path / "a.safetensors")
+    assert not any(extreme_numbers._is_finite(tmp_path / name) for name in (*numbers, "a.safetensors"))

@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from kit.masked_sites import PUBLIC_KEYS, masked
-from kit.messages import Unmask, named_leaves, payload_of
+from kit.messages import named_leaves, payload_of
 from kit.problems import make_federation, make_net
 from kit.refusals import SettingError, assert_refused
 from kit.sites import SITES, SUMS_ALONE, Sites, assert_same_run, make_experiment
 from kit.training import BytesTransport, assert_same
-from ppfl.algorithms import CFL, IFCA, PPFL, Ditto, FedAvg, FedEM, Scaffold
+from ppfl.algorithms import IFCA, PPFL, Ditto, FedAvg, FedEM, Scaffold
 from ppfl.core import Population
 from ppfl.federation.federation_errors import FederationError
 from ppfl.federation.secure_sums import SecureSettings, SecureSums
 from ppfl.federation.secure_sums.secure_settings import METRIC_STEP
 from ppfl.federation.site_service import SiteService
 from ppfl.runs import run
-from ppfl.server import DivergedError, begin, choose_lr, evaluate, make_problem, train
+from ppfl.server import begin, choose_lr, evaluate, make_problem, train
 from ppfl.sites import Site, Stacked
 
 SMALL = {"lr": 0.3, "batch_size": 4}
@@ -39,9 +39,8 @@ FEDERATION = make_federation((7, 12, 20, 5, 9, 6, 8, 11, 10), test_fraction=0.3)
 class Listening(BytesTransport):
     """Three sites; it keeps what each of them answered to the last message."""
 
-    def __init__(self, population, secure=None) -> None:
-        self.heard = []
-        parts = [FEDERATION.select(FEDERATION.ids[at::3]) for at in range(3)]
+    def __init__(self, population, secure=None):
+        self.heard, parts = [], [FEDERATION.select(FEDERATION.ids[at::3]) for at in range(3)]
         sites = [Site(part, population, Stacked(), name=name) for name, part in zip(SITES, parts, strict=True)]
         behind_masks = sites if secure is None else [masked(site, secure, SITES) for site in sites]
         super().__init__(*behind_masks, order=FEDERATION.ids)
@@ -51,26 +50,22 @@ class Listening(BytesTransport):
         return super().ask(requests)
 
     def deliver(self, site, requests):
-        replies = super().deliver(site, requests)
-        self.heard.append(replies)
-        return replies
+        self.heard.append(super().deliver(site, requests))
+        return self.heard[-1]
 
 
-def secure_sums(population, settings=None) -> SecureSums:
-    settings, keys = settings or SecureSettings(), {name: PUBLIC_KEYS[name] for name in SITES}
-    return SecureSums(Listening(population, settings), settings, keys, "run")
+def secure_sums(population, **settings):
+    asked, keys = SecureSettings(**settings), {name: PUBLIC_KEYS[name] for name in SITES}
+    return SecureSums(Listening(population, asked), asked, keys, "run")
 
 
 class Compared:
     """Asks masked sites and open ones the same, and compares every sum with the exact one."""
 
-    def __init__(self, population, settings: SecureSettings) -> None:
-        self.secure, self.open = secure_sums(population, settings), Listening(population)
-        self.roster, self.device, self.step, self.compared = self.open.roster, self.open.device, settings.step, 0
-
-    @property
-    def bytes_carried(self) -> int:
-        return self.secure.bytes_carried
+    def __init__(self, population, **settings):
+        self.secure, self.open = secure_sums(population, **settings), Listening(population)
+        self.roster, self.device, self.compared = self.open.roster, self.open.device, 0
+        self.step, self.bytes_carried = SecureSettings().step, 0
 
     def ask(self, requests):
         found = self.secure.ask(requests)
@@ -84,7 +79,7 @@ class Compared:
                     self.compare(name, value, step, [leaves[name] for leaves in by_site if name in leaves])
         return found
 
-    def compare(self, name: str, value, step: float, of_sites) -> None:
+    def compare(self, name, value, step, of_sites):
         """A site's rounding adds less than a step, and the total is written in the type that it has."""
         exact = sum(leaf.double() for leaf in of_sites)
         bound = len(SITES) * step + (FLOAT32 if value.dtype == torch.float32 else 0.0) * exact.abs()
@@ -92,13 +87,17 @@ class Compared:
         self.compared += value.numel()
 
 
+def trained(method, population, transport, rounds=3):
+    problem = make_problem(population, transport, rounds=rounds, seed=1)
+    return problem, [*train(method, problem, transport, begin(method, problem, transport))]
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_every_sum_of_a_run_is_the_open_one_to_within_the_rounding(name: str) -> None:
+def test_every_sum_of_a_run_is_the_open_one_to_within_the_rounding(name):
     method, k, mix = CASES[name]
     population = Population(make_net(), k=k, mix=mix)
-    transport, plain = Compared(population, SecureSettings()), Listening(population)
-    problem = make_problem(population, transport, rounds=3, seed=1)
-    rounds = [*train(method, problem, transport, begin(method, problem, transport))]
+    transport = Compared(population)
+    problem, rounds = trained(method, population, transport)
     state = rounds[-1][0]
     assert len(rounds) == 3 and all(report.participants >= 2 for _, report in rounds)
     scores = evaluate(method, problem, transport, state.server, ("train", "test"), per_client=False)
@@ -106,59 +105,30 @@ def test_every_sum_of_a_run_is_the_open_one_to_within_the_rounding(name: str) ->
     assert transport.compared > 200
     for replies in transport.secure.transport.heard:
         assert all(not value.is_floating_point() for reply in replies for value in reply.metrics.values())
-    problem = make_problem(population, plain, rounds=3, seed=1)
-    *_, (expected, _) = train(method, problem, plain, begin(method, problem, plain))
-    assert_same(state.server, expected.server, atol=1e-5, rtol=1e-5)  # parity that all transports are held to
+    _, plain = trained(method, population, Listening(population))
+    assert_same(state.server, plain[-1][0].server, atol=1e-5, rtol=1e-5)  # parity that all transports are held to
 
 
-def test_a_coarse_step_shows() -> None:
-    """The comparison can fail: sites that round to 2^-4 are outside the bound of 2^-32."""
-    population, method = Population(make_net(), k=1), FedAvg(**SMALL)
-    transport = Compared(population, SecureSettings(step=2.0**-4))
-    transport.step = 2.0**-32
-    problem = make_problem(population, transport, rounds=1, seed=1)
+def test_a_coarse_step_shows():
+    """The comparison can fail: sites that round to 2^-4 are outside the bound of the default step."""
+    population = Population(make_net(), k=1)
     with pytest.raises(AssertionError, match=r"models|value"):
-        list(train(method, problem, transport, begin(method, problem, transport)))
+        trained(FedAvg(**SMALL), population, Compared(population, step=2.0**-4), rounds=1)
 
 
-@pytest.mark.parametrize("method", [PPFL(**SMALL), CFL(**SMALL)], ids=lambda method: method.name)
-def test_methods_with_rows_are_refused_before_anything_is_sent(method) -> None:
-    population = Population(make_net(), k=2)
-    transport = secure_sums(population)
-    problem = make_problem(population, transport, rounds=2, seed=1)
-    carried = transport.bytes_carried
-    assert_refused(lambda: begin(method, problem, transport), SettingError, method.name, "of each client")
-    assert transport.bytes_carried == carried
-
-
-def test_step_size_trials_that_diverge_are_only_trials() -> None:
-    """Where sums are larger than masks carry, a trial has failed, and the search goes on with smaller steps."""
-    population, method, too_large = Population(make_net(), k=1), FedAvg(batch_size=4), []
-    transport, plain = secure_sums(population, SecureSettings(largest=0.02)), Listening(population)
-    open_total = transport._open  # a sum of weights alone is up to 1: every trial fails
-
-    def watched(*asked):
-        try:
-            return open_total(*asked)
-        except DivergedError:
-            too_large.append(asked)
-            raise
-
-    transport._open = watched
-    found, expected = (
-        choose_lr(method, make_problem(population, t, rounds=3, seed=1), t).lr for t in (transport, plain)
-    )
-    assert too_large and found < expected
-
-
-# ---------------------------------------------------------------------- over sites with stores of their own
+def test_step_size_trials_that_diverge_are_only_trials():
+    """Where sums are larger than masks carry, as a sum of weights is here, the search goes on with smaller steps."""
+    population, method = Population(make_net(), k=1), FedAvg(batch_size=4)
+    transports = secure_sums(population, largest=0.02), Listening(population)
+    problems = [make_problem(population, transport, rounds=3, seed=1) for transport in transports]
+    found, expected = (choose_lr(method, *given).lr for given in zip(problems, transports, strict=True))
+    assert found < expected
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ppfl-weights", "scaffold"])
 def test_a_run_over_sites_with_secure_sums_is_the_run_in_one_process(method, tmp_path):
     experiment = make_experiment(method, rounds=3, **SUMS_ALONE)
-    sites = Sites(experiment, tmp_path, secure=True)
-    there = sites.run()
+    there = Sites(experiment, tmp_path, secure=True).run()
     (here,) = run(experiment, tmp_path / "alone")
     assert_same_run(here, there, experiment)
     lines = map(json.loads, (tmp_path / "sites" / "a" / "ledger.jsonl").read_text().splitlines())
@@ -166,51 +136,34 @@ def test_a_run_over_sites_with_secure_sums_is_the_run_in_one_process(method, tmp
     types = [{field["type"] for one in line for field in one["fields"] if "type" in field} for line in replies]
     assert types[0] == {"float64"}  # numbers of samples, before the first round; no other sum of one site
     assert {"int64"} in types and all(found <= {"int64"} for found in types[1:])
-    sent = [(to, request) for to, message in sites.pushed for request in payload_of(message)]
-    packets = [(to, one.packets) for to, one in sent if isinstance(one, Unmask)]
-    assert packets  # a site is sent the shares that are for it: all together grow with the third power of sites
-    for to, by_site in packets:
-        assert {*by_site} == {*SITES} and all({*texts} == {to} for texts in by_site.values())
 
 
-def test_sums_that_are_lost_cost_one_exchange(tmp_path):
-    """The site is left out of it, and takes part in the next."""
-    experiment, with_sums = make_experiment("fedavg", rounds=4, **SUMS_ALONE), set()
-    sites = Sites(experiment, tmp_path, secure=True)
+def test_sums_that_are_lost_cost_one_exchange_and_a_site_that_joins_late_takes_part(tmp_path):
+    """In the exchange in which it has no keys yet its clients are lost; then all sites agree on new ones."""
+    sites, with_sums = Sites(make_experiment("fedavg", rounds=5, **SUMS_ALONE), tmp_path, secure=True), set()
+    sites.since["c"] = None
 
-    def lose_the_second(sealed):
+    def lose_the_fifth(sealed):
         replies = payload_of(sealed)
         if not isinstance(replies, str) and any("totals" in one.metrics for one in replies):
             with_sums.add(sealed)
-            return None if len(with_sums) == 2 else sealed
+            return None if len(with_sums) == 5 else sealed
         return sealed
-
-    sites.faults["b"] = [lose_the_second]
-    there = sites.run()
-    counted = [one["participants"] for one in there.metrics]
-    assert there.finished and counted[1] < counted[0] == counted[2] == counted[3]
-    assert [one.get("lost", 0) for one in there.metrics] == [counted[0] - one for one in counted]
-
-
-def test_a_site_that_joins_late_takes_part(tmp_path):
-    """In the exchange in which it has no keys yet its clients are lost; then all sites agree on new ones."""
-    experiment = make_experiment("fedavg", rounds=5, **SUMS_ALONE)
-    sites = Sites(experiment, tmp_path, secure=True)
-    sites.since["c"] = None
 
     def arrive(seed, end):
         if end.state.round == 2:
             sites.since["c"] = "now"
 
+    sites.faults["b"] = lose_the_fifth
     there = sites.run(sites=("a", "b"), on_round_end=arrive)
-    counted, new = [one["participants"] for one in there.metrics], len(sites.services["c"].federation.ids)
-    assert there.finished and len(there.ids) == counted[0] + new
-    assert counted == [counted[0]] * 3 + [len(there.ids)] * 2 and there.metrics[2]["lost"] == new
+    a, b, c = (len(sites.services[name].federation.ids) for name in SITES)
+    assert there.finished and len(there.ids) == a + b + c
+    assert [one["participants"] for one in there.metrics] == [a + b] * 3 + [a + c, a + b + c]
+    assert [one.get("lost", 0) for one in there.metrics] == [0, 0, c, b, 0]
 
 
 def test_a_server_without_secure_sums_gets_none_and_a_site_needs_its_key(tmp_path):
-    experiment = make_experiment("fedavg", rounds=1, **SUMS_ALONE)
-    sites = Sites(experiment, tmp_path, secure=True)
+    sites = Sites(make_experiment("fedavg", rounds=1, **SUMS_ALONE), tmp_path, secure=True)
     with pytest.raises(FederationError):
         sites.run(secure=None)
     service = sites.services["a"]

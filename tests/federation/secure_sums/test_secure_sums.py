@@ -10,61 +10,48 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from kit.masked_sites import PAIRS, PUBLIC_KEYS, STEP, GivenSums, integer_sums, masked, secure, train_request
-from kit.messages import AcceptKeys, Masked, MaskedNote, OfferKey, Unmask
+from kit.messages import AcceptKeys, Masked, OfferKey, Unmask
 from kit.refusals import SettingError, assert_refused
-from ppfl.federation.certificates import create_key_pair
 from ppfl.federation.federation_errors import FederationError
 from ppfl.federation.secure_sums import MaskedSite, SecureSettings
 from ppfl.federation.secure_sums.fixed_point import fixed_point, whole_range
 from ppfl.federation.secure_sums.mask_streams import add_mask, pair_sign, part_key
 from ppfl.server import DivergedError
-from ppfl.sites import Describe, Evaluate, Refusal, Reply, Save
+from ppfl.sites import Evaluate, Refusal, Reply, Save
 
 NAMES = ("a", "b", "c", "d", "e")
+SETTINGS = SecureSettings(step=STEP, largest=2.0**20)
 
 
-def total_of(reply: Reply) -> torch.Tensor:
+def total_of(reply):
     total = reply.totals["models"]
     return torch.cat([total.weight, total.value["weight"]])
 
 
-# ---------------------------------------------------------------------- totals
+LOST = ["  ", "c  ", "ac  ", " b ", " be ", "c a ", "a b ", "c  b", "  abcde"]  # before, after, without clients
 
 
-@pytest.mark.parametrize("sites", [2, 3, 5])
-def test_the_total_is_exact(sites: int) -> None:
-    sums = integer_sums(NAMES[:sites])
+@pytest.mark.parametrize(("names", "lost"), [("ab", "  "), ("abc", "  "), *(("abcde", lost) for lost in LOST)])
+def test_the_total_of_those_who_answered_is_exact(names, lost):
+    """Sites are lost before they send their sums, or when masks are opened; of some no client takes part."""
+    before, after, without = lost.split(" ")
+    sums = integer_sums(names) | dict.fromkeys(without)
     transport, below = secure(sums)
     transport.ask([train_request(1)])
-    before = len(below.replies)
+    below.down, earlier = {Masked: {*before}, Unmask: {*before, *after}}, len(below.replies)
+    here = [sums[name] for name in names if name not in before + without]
     for reply in transport.ask([train_request(2), train_request(3)]):  # several requests in one message
-        assert torch.equal(total_of(reply), sum(sums.values()))
-        assert torch.equal(reply.totals["models"].value["bias"], -total_of(reply)[:1])
-        assert float(reply.metrics["participants"]) == 5 * sites and float(reply.metrics["loss"]) == 1.25 * sites
-        assert reply.metrics.keys() == {"asked", "participants", "bytes_up", "loss"} and not reply.by_site
-    assert len(below.replies) - before == 2 * sites  # one message with sums and one that opens them, for each site
-
-
-LOST = ["c  ", "ac  ", " b ", " be ", "c a ", "a b ", "c  b", "  abcde"]  # before, after, without clients
-
-
-@pytest.mark.parametrize("names", LOST)
-def test_the_total_of_those_who_answered_is_exact(names: str) -> None:
-    """Sites are lost before they send their sums, or when masks are opened; of some no client takes part."""
-    before, after, without = names.split(" ")
-    sums = integer_sums(NAMES) | dict.fromkeys(without)
-    transport, below = secure(sums, threshold=3)
-    transport.ask([train_request(1)])
-    below.down = {Masked: {*before}, Unmask: {*before, *after}}
-    (reply,) = transport.ask([train_request(2)])
-    here = [sums[name] for name in NAMES if name not in before + without]
-    assert torch.equal(total_of(reply), sum(here)) if here else reply.totals == {}
-    assert float(reply.metrics["asked"]) == 5 * (5 - len(before))
-    assert float(reply.metrics["participants"]) == 5 * len(here)
+        assert torch.equal(total_of(reply), sum(here)) if here else reply.totals == {}
+        assert not here or torch.equal(reply.totals["models"].value["bias"], -total_of(reply)[:1])
+        counts = {name: float(value) for name, value in reply.metrics.items() if name != "bytes_up"}
+        expected = {"asked": 5 * (len(names) - len(before)), "participants": 5 * len(here)}
+        assert counts == (expected | {"loss": 1.25 * len(here)} if here else expected) and not reply.by_site
+    most = 2 * len(names)  # one message with sums and one that opens them, for each site
+    assert len(below.replies) - earlier == most - 2 * len(before) - len(after)
 
 
 @pytest.mark.parametrize("started_again", [False, True])
-def test_a_site_that_comes_back_takes_part_again(started_again: bool) -> None:
+def test_a_site_that_comes_back_takes_part_again(started_again):
     """It was away when keys were agreed on, or has lost them: it says so, and all agree on new ones."""
     sums = integer_sums(NAMES)
     transport, below = secure(sums)
@@ -82,7 +69,7 @@ def test_a_site_that_comes_back_takes_part_again(started_again: bool) -> None:
 
 
 @pytest.mark.parametrize(("step", "largest", "bits"), [(2.0**-10, 2000.0, 32), (2.0**-32, 2e6, 64)])
-def test_rounding_adds_less_than_a_step_for_each_site_and_is_the_same_when_resumed(step, largest, bits) -> None:
+def test_rounding_adds_less_than_a_step_for_each_site_and_is_the_same_when_resumed(step, largest, bits):
     generator, totals = torch.Generator().manual_seed(0), []
     sums = {name: 300 * torch.randn(400, generator=generator, dtype=torch.float64) for name in NAMES}
     for earlier in (0, 4):  # requests for other things before it, with other keys
@@ -95,31 +82,24 @@ def test_rounding_adds_less_than_a_step_for_each_site_and_is_the_same_when_resum
     assert all(8 * sent.itemsize == bits for sent in sent_totals(below.replies).values())
 
 
-# ---------------------------------------------------------------------- numbers as integers
-
-
-@pytest.mark.parametrize(
-    ("step", "largest", "sites"), [(2.0**-16, 1e3, 10), (2.0**-32, 2.0**20, 10), (0.3, 1e6, 3), (1.0, 2.0**29 - 1, 4)]
-)
-def test_a_total_of_the_largest_numbers_does_not_wrap(step: float, largest: float, sites: int) -> None:
-    for numbers in (fixed_point(step, largest, sites), whole_range(step, sites)):
-        for sign in (1, -1):
-            values = torch.full((8,), sign * numbers.largest, dtype=torch.float64)
-            integers, clipped = numbers.to_integers(values, torch.linspace(0, 1 - 2.0**-53, 8, dtype=torch.float64))
-            total = np.add.reduce([integers] * sites, dtype=integers.dtype)
-            error = (numbers.to_numbers(total) - sites * values).abs()
-            assert clipped == 0 and float(error.max()) <= sites * step + 1e-15 * sites * numbers.largest
-
-
-def test_the_smaller_modulus_is_chosen_where_it_is_enough() -> None:
-    """Sums of `sites` integers of up to ceil(largest / step) + 1 fit into 31 bits, and into 32 not."""
+def test_a_total_of_the_largest_numbers_does_not_wrap_and_the_smaller_modulus_is_chosen_where_it_is_enough():
+    for step, largest, sites in [(2.0**-16, 1e3, 10), (2.0**-32, 2.0**20, 10), (0.3, 1e6, 3), (1.0, 2.0**29 - 1, 4)]:
+        for numbers in (fixed_point(step, largest, sites), whole_range(step, sites)):
+            for value in (numbers.largest, -numbers.largest):
+                values = torch.full((8,), value, dtype=torch.float64)
+                draws = torch.linspace(0, 1 - 2.0**-53, 8, dtype=torch.float64)
+                integers, clipped = numbers.to_integers(values, draws)
+                total = np.add.reduce([integers] * sites, dtype=integers.dtype)
+                error = (numbers.to_numbers(total) - sites * values).abs()
+                assert clipped == 0 and float(error.max()) <= sites * step + 1e-15 * sites * numbers.largest
+    # sums of 4 integers of up to ceil(largest / step) + 1 fit into 31 bits, and into 32 not
     assert fixed_point(1.0, (2**31 - 1) // 4 - 1.0, 4).bits == 32
     assert fixed_point(1.0, (2**31 - 1) // 4 + 0.0, 4).bits == 64
     assert_refused(lambda: fixed_point(2.0**-40, 2.0**30, 4), SettingError, "64 bits")
 
 
 @given(st.lists(st.floats(-900, 900), min_size=1, max_size=20), st.floats(0, 1, exclude_max=True))
-def test_a_number_is_rounded_to_a_neighbour_and_a_multiple_of_the_step_is_kept(values: list, draw: float) -> None:
+def test_a_number_is_rounded_to_a_neighbour_and_a_multiple_of_the_step_is_kept(values, draw):
     exact = torch.tensor(values, dtype=torch.float64)
     draws = torch.full_like(exact, draw)
     for numbers in (fixed_point(2.0**-16, 1000.0, 3), whole_range(2.0**-24, 3)):
@@ -128,7 +108,7 @@ def test_a_number_is_rounded_to_a_neighbour_and_a_multiple_of_the_step_is_kept(v
         assert torch.equal(numbers.to_numbers(numbers.to_integers(found, draws)[0]), found)
 
 
-def test_rounding_has_no_drift() -> None:
+def test_rounding_has_no_drift():
     """Of 40,000 equal numbers the mean error has a standard deviation of sqrt(f (1 - f) / 40000) steps."""
     numbers, n = fixed_point(1.0, 1000.0, 3), 40_000
     draws = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -138,7 +118,7 @@ def test_rounding_has_no_drift() -> None:
         assert abs(drift) < 5 * math.sqrt(fraction * (1 - fraction) / n)
 
 
-def test_what_is_too_large_or_no_number_is_clipped_counted_and_ends_in_an_error() -> None:
+def test_what_is_too_large_or_no_number_is_clipped_counted_and_ends_in_an_error():
     numbers = fixed_point(2.0**-16, 1000.0, 3)
     values = torch.tensor([1000.0, 1000.1, -2000.0, math.inf, math.nan, 3.0])
     integers, clipped = numbers.to_integers(values, torch.zeros(6, dtype=torch.float64))
@@ -149,17 +129,14 @@ def test_what_is_too_large_or_no_number_is_clipped_counted_and_ends_in_an_error(
     assert_refused(lambda: secure(sums)[0].ask([train_request()]), DivergedError, "2 numbers")
 
 
-# ---------------------------------------------------------------------- what one site sent
-
-
-def looks_uniform(data: np.ndarray) -> bool:
+def looks_uniform(data):
     """Chi-square test on the bytes: an even source fails once in a million times."""
     counts = np.bincount(np.frombuffer(data.tobytes(), dtype=np.uint8), minlength=256)
     expected = data.nbytes / 256
     return float(((counts - expected) ** 2 / expected).sum()) < chi2.ppf(1 - 1e-6, 255)
 
 
-def sent_totals(replies) -> dict[str, np.ndarray]:
+def sent_totals(replies):
     """The masked totals of each site's last reply that has any."""
     sent = {name: reply.metrics["totals"].numpy() for name, (reply,) in replies if "totals" in reply.metrics}
     return {name: one.copy().view(f"u{one.itemsize}") for name, one in sent.items()}
@@ -174,7 +151,7 @@ def watched():
     return transport, below, seen
 
 
-def test_what_a_site_sends_looks_random_also_when_the_total_is_open() -> None:
+def test_what_a_site_sends_looks_random_also_when_the_total_is_open():
     """The server then has every own mask: the ones that sites have in common still cover each of them."""
     transport, below, seen = watched()
     transport.ask([train_request()])
@@ -197,7 +174,7 @@ def test_what_a_site_sends_looks_random_also_when_the_total_is_open() -> None:
     assert looks_uniform(first - second) and np.count_nonzero(first - second) > 0.99 * len(first)
 
 
-def test_sums_that_come_late_stay_masked() -> None:
+def test_sums_that_come_late_stay_masked():
     """The server took a site for lost and opened the masks that others had in common with it. Its own mask is left."""
     transport, below, seen = watched()
     transport.ask([train_request(1)])
@@ -210,157 +187,117 @@ def test_sums_that_come_late_stay_masked() -> None:
     assert seen[-1].own.keys() == {"a", "b"} and looks_uniform(late)
 
 
-# ---------------------------------------------------------------------- what is refused
-
-
-def lost(kinds, names: str, sites: int = 3, **options):
-    """Ask twice, the second time without some sites."""
+def lost(kinds, names, sites=3, of_server=None, **options):
+    """Ask twice, the second time without some sites; the server may have settings of its own."""
     transport, below = secure(integer_sums(NAMES[:sites]), **options)
     transport.ask([train_request(1)])
-    below.down = {kind: {*names} for kind in kinds}
+    below.down, transport.settings = {kind: {*names} for kind in kinds}, of_server or transport.settings
     return transport
 
 
-def a_server_that_opens_more_than_sites_do():
-    transport = lost([Masked], "ab", 4, min_sites=3)
-    transport.settings = SecureSettings(min_sites=2, threshold=2)
-    return transport
+def thief():
+    """In the place of site b, with the key of another one."""
+    return MaskedSite(GivenSums("b", None), PAIRS["d"].private_key, {"b": PUBLIC_KEYS["d"]}, SETTINGS)
 
 
-def other_site(site: MaskedSite):
-    """In the place of the second or third of three sites."""
+def second_site(site):
     transport, below = secure(integer_sums(NAMES[:3]))
-    below.sites[NAMES.index(site.name)] = site
+    below.sites[1] = site
     return transport
 
 
-def with_rows():
-    transport, below = secure(integer_sums(NAMES[:3]))
-    below.sites[1].site.rows = {"membership": torch.ones(1, 2)}
-    return transport
-
-
-THIEF, SETTINGS = create_key_pair(), SecureSettings(step=STEP, largest=2.0**20)
-THIEF_OF_B = {"private_key": THIEF.private_key, "public_keys": {"b": THIEF.public_key}, "settings": SETTINGS}
+GREEDY = SecureSettings(min_sites=2, threshold=2)
+OTHER = masked(GivenSums("b", None), SecureSettings(min_sites=3), NAMES[:3])
+ROWS = masked(GivenSums("b", torch.ones(50), rows={"membership": torch.ones(1, 2)}), SETTINGS, NAMES[:3])
 REFUSED_BY_SERVER = {
     "one site is left": (lambda: lost([Masked, Unmask], "ab"), ("1 of 3 sites", "missing: a, b")),
-    "sites refuse": (a_server_that_opens_more_than_sites_do, ("'c'", "over 2 sites", "needs 3")),
+    "sites refuse": (lambda: lost([Masked], "ab", 4, GREEDY, min_sites=3), ("'c'", "over 2 sites", "needs 3")),
     "few clients": (lambda: secure(integer_sums("abc"), clients=3, min_clients=10)[0], ("9 clients", "min_clients")),
     "clients of one site": (lambda: secure(integer_sums("a") | {"b": None, "c": None})[0], ("clients of 1 sites",)),
     "few help to open": (lambda: lost([Unmask], "abc", 5), ("2 sites helped", "3 are needed")),
-    "another key": (lambda: other_site(MaskedSite(GivenSums("b", None), **THIEF_OF_B)), ("'b'", "not signed")),
-    "other settings": (
-        lambda: other_site(masked(GivenSums("c", None), SecureSettings(min_sites=3), NAMES[:3])),
-        ("'c'", "settings"),
-    ),
-    "rows": (with_rows, ("'b'", "would show membership")),
+    "another key": (lambda: second_site(thief()), ("'b'", "not signed")),
+    "other settings": (lambda: second_site(OTHER), ("'b'", "settings")),
+    "rows": (lambda: second_site(ROWS), ("'b'", "would show membership")),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED_BY_SERVER)
-def test_a_total_that_would_show_too_much_is_refused(case: str) -> None:
+def test_a_total_that_would_show_too_much_is_refused(case):
     make, words = REFUSED_BY_SERVER[case]
     transport = make()
     assert_refused(lambda: transport.ask([train_request(2)]), FederationError, *words)
 
 
-def test_enough_clients_and_sites_are_counted_with_the_bound_itself() -> None:
-    secure(integer_sums(NAMES[:3]), clients=3, min_clients=9)[0].ask([train_request(1)])
+def test_enough_clients_and_sites_are_counted_with_the_bound_itself():
+    transport, _ = secure(integer_sums(NAMES[:3]), clients=3, min_clients=9)
+    transport.ask([train_request(1)])
     assert [SecureSettings().needed(sites) for sites in (2, 3, 4, 5)] == [2, 2, 3, 3]
-    assert SecureSettings(threshold=4).needed(5) == 4
-    for settings, sites in [(SecureSettings(), 1), (SecureSettings(min_sites=4), 3), (SecureSettings(threshold=4), 3)]:
-        assert_refused(lambda: settings.needed(sites), SettingError, f"{sites} sites take part")
-    transport, _ = secure(integer_sums(NAMES[:3]))
+    assert_refused(lambda: SecureSettings(min_sites=4).needed(3), SettingError, "3 sites take part")
     assert_refused(lambda: transport.ask([Evaluate("main", ("test",), {}, {})]), SettingError, "report_clients = false")
 
 
 class Begun:
     """Three sites with keys that have answered request 1."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.transport, below = secure(integer_sums(NAMES[:3]))
         self.transport._agree_on_keys()
         self.sites, self.first = below.sites, self.transport._masked(train_request())
-        notes = {site.name: site.answer(self.first).by_site[site.name] for site in self.sites}
-        assert all(isinstance(note, MaskedNote) for note in notes.values())
-        self.packets = {name: note.packets for name, note in notes.items()}
+        self.packets = {site.name: site.answer(self.first).by_site[site.name].packets for site in self.sites}
         self.question = Unmask(self.first.run, self.first.keys, 1, self.packets)
 
     def accept(self, **changes):
         """Keys of all sites come to site a, some of them changed."""
         offers = {site.name: site.answer(OfferKey("run-1")).by_site[site.name] for site in self.sites}
         made = {name: change(offers) for name, change in changes.items()}
-        return self.sites[0].answer(AcceptKeys("run-1", {n: o for n, o in (offers | made).items() if o is not None}))
+        return self.sites[0].answer(AcceptKeys("run-1", offers | made))
 
     def opened_for_fewer(self):
         self.sites[0].answer(self.question)
         return self.question._replace(packets={name: self.packets[name] for name in "ab"})
 
-    def packets_of_another_request(self):
-        self.sites[0].answer(self.transport._masked(train_request(2)))
-        return self.question._replace(number=2)
 
-
-def made_up(offers):
-    """A server that signs with the key of another site."""
-    site = MaskedSite(GivenSums("b", None), PAIRS["c"].private_key, {"b": PUBLIC_KEYS["c"]}, SETTINGS)
-    return site.answer(OfferKey("run-1")).by_site["b"]
-
-
-def of_another_run(offers):
-    return masked(GivenSums("b", None), SETTINGS, NAMES[:3]).answer(OfferKey("run-0")).by_site["b"]
+def offer_of_b(run, site):
+    return site.answer(OfferKey(run)).by_site["b"]
 
 
 REFUSED_BY_SITE = {
     "other contents": (lambda b: b.first._replace(request=train_request(2)), ("second time",)),
-    "sums of another run": (lambda b: b.first._replace(run="run-2"), ("run-1", "run-2")),
     "masks of another run": (lambda b: b.question._replace(run="run-2"), ("run-1", "run-2")),
     "opened for fewer": (lambda b: b.opened_for_fewer(), ("opened for a, b, c",)),
-    "other packets": (lambda b: b.packets_of_another_request(), ("not of request 2",)),
-    "not asked yet": (lambda b: b.question._replace(number=3), ("request 3",)),
     "without masks": (lambda b: train_request(), ("without masks",)),
-    "states": (lambda b: Save("main", 1), ("its clients' states",)),
     "masked states": (lambda b: b.first._replace(number=2, request=Save("main", 1)), ("Save",)),
-    "made up key": (lambda b: b.accept(b=made_up), ("'b'", "not signed")),
-    "key of another run": (lambda b: b.accept(b=of_another_run), ("'b'", "not signed")),
-    "key of another site": (lambda b: b.accept(b=lambda offers: offers["c"]), ("'b'", "not signed")),
-    "no signature": (lambda b: b.accept(b=lambda o: o["b"]._replace(signature="00")), ("'b'", "not signed")),
+    "made up key": (lambda b: b.accept(b=lambda offers: offer_of_b("run-1", thief())), ("'b'", "not signed")),
+    "key of another run": (lambda b: b.accept(b=lambda offers: offer_of_b("run-0", b.sites[1])), ("'b'", "not signed")),
     "stranger": (lambda b: b.accept(z=lambda offers: offers["b"]), ("'z'", "a, b, c")),
-    "alone": (lambda b: b.accept(b=lambda offers: None, c=lambda offers: None), ("1 sites take part",)),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED_BY_SITE)
-def test_a_site_refuses_what_could_uncover_its_sums(case: str) -> None:
+def test_a_site_refuses_what_could_uncover_its_sums(case):
     make, words = REFUSED_BY_SITE[case]
     begun = Begun()
-    begun.sites[0].site.rows = {"x": torch.ones(1)} if case == "states" else {}
-    error = SettingError if case == "alone" else FederationError
-    assert_refused(lambda: begun.sites[0].answer(make(begun)), error, *words)
+    assert_refused(lambda: begun.sites[0].answer(make(begun)), FederationError, *words)
 
 
-def test_a_repeated_request_gets_the_same_answer_and_keys_of_the_past_open_nothing() -> None:
-    begun, given = Begun(), GivenSums("b", None)
-    with_key_of_another = (given, THIEF.private_key, PUBLIC_KEYS, SETTINGS)
-    assert_refused(lambda: MaskedSite(*with_key_of_another), FederationError, "does not belong to the public key")
+def test_a_repeated_request_gets_the_same_answer_and_keys_of_the_past_open_nothing():
+    begun = Begun()
     site = begun.sites[0]
     one, other = (site.answer(begun.first).metrics["totals"] for _ in range(2))
     assert torch.equal(one, other)
     assert site.answer(begun.question).by_site == site.answer(begun.question).by_site
     others = begun.question._replace(packets={name: begun.packets[name] for name in "bc"})
     assert site.answer(others) == Reply()  # a total without its own
-    assert site.answer(Describe()).metrics == {}
     begun.transport._agree_on_keys()
     for request in (begun.first, begun.question):
         (note,) = site.answer(request).by_site.values()
         assert type(note).__name__ == "NoKeys"
 
 
-def test_the_norm_of_a_refused_upload_stays_at_the_site() -> None:
+def test_the_norm_of_a_refused_upload_stays_at_the_site():
     transport, below = secure(integer_sums(NAMES[:3]))
     given = below.sites[0].site
-    answer, reasons = given.answer, {"x": "its update has norm 123.4, most have 1.2", "y": "its update is not finite"}
-    given.answer = lambda request: answer(request)._replace(refused=tuple(Refusal(*one) for one in reasons.items()))
+    answer, refused = given.answer, (Refusal("x", "its update has norm 123.4, most have 1.2"),)
+    given.answer = lambda request: answer(request)._replace(refused=refused)
     (reply,) = transport.ask([train_request()])
-    assert [refusal.client for refusal in reply.refused] == ["x", "y"]
-    assert "123" not in reply.refused[0].reason and "not finite" in reply.refused[1].reason
+    assert reply.refused[0].client == "x" and "123" not in reply.refused[0].reason

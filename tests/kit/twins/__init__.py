@@ -1,9 +1,6 @@
 """Every method again, written plainly from its paper's pseudocode: what the package must agree with."""
 
 from kit.twins import clusters, one_model, own_models, ppfl
-from kit.twins.plain import Given, Outcome
-
-__all__ = ["TWINS", "Given", "Outcome"]
 
 TWINS = {  # by the names of methods in experiment files: Given -> Outcome
     "local": one_model.local,
@@ -11,18 +8,12 @@ TWINS = {  # by the names of methods in experiment files: Given -> Outcome
     "centralized": one_model.centralized,
     "fedprox": one_model.fedprox,
     "scaffold": one_model.scaffold,
-    "fedavgm": one_model.fedopt,
-    "fedadagrad": one_model.fedopt,
-    "fedadam": one_model.fedopt,
-    "fedyogi": one_model.fedopt,
+    **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), one_model.fedopt),
     "ditto": own_models.ditto,
     "pfedme": own_models.pfedme,
     "finetune": lambda given: own_models.finetune(given, TWINS[given.method.method.name]),
-    "fedsim": own_models.fedsim,
-    "fedper": own_models.fedsim,
-    "lg-fedavg": own_models.fedsim,
-    "fedalt": own_models.fedalt,
-    "fedrep": own_models.fedalt,
+    **dict.fromkeys(("fedsim", "fedper", "lg-fedavg"), own_models.fedsim),
+    **dict.fromkeys(("fedalt", "fedrep"), own_models.fedalt),
     "ifca": clusters.ifca,
     "fedem": clusters.fedem,
     "cfl": clusters.cfl,

@@ -10,18 +10,11 @@ from torch import nn
 from kit.twins.plain import Outcome, average, descend, vector
 
 
-def first_networks(given):
-    """K draws of the network."""
-    population = given.problem.population
-    drawn = population.initial_models(given.seed, distinct=True)
-    found = [given.net for _ in range(population.k)]
-    for k, one in enumerate(found):
-        one.load_state_dict({name: theta[k] for name, theta in drawn.items()})
-    return found
-
-
-def one_hot(choice, k):
-    return nn.functional.one_hot(torch.tensor(choice), k).double()
+def k_draws(given):
+    """K networks, and even memberships."""
+    k = given.problem.population.k
+    networks = given.networks(given.problem.population.initial_models(given.seed, distinct=True))
+    return networks, torch.full((len(given.clients), k), 1 / k, dtype=torch.float64)
 
 
 def losses(net, x, y):
@@ -38,15 +31,14 @@ def mean_within(nets, choice, ends, p):
 
 
 def ifca(given):
-    nets = first_networks(given)
-    memberships = torch.full((len(given.clients), len(nets)), 1 / len(nets), dtype=torch.float64)
+    nets, memberships = k_draws(given)
     for t in given.rounds:
         who = given.taking_part(t)
         data = [given.federation.train.client(i) for i in who]
         choice = [int(torch.stack([losses(net, own.x, own.y).mean() for net in nets]).argmin()) for own in data]
         ends = [given.train(copy.deepcopy(nets[k]), i, t) for i, k in zip(who, choice, strict=True)]
         nets = mean_within(nets, choice, ends, given.p[who])
-        memberships[who] = one_hot(choice, len(nets))
+        memberships[who] = torch.eye(len(nets), dtype=torch.float64)[choice]
     return Outcome(nets, memberships)
 
 
@@ -58,9 +50,7 @@ def responsibilities(nets, pi, x, y):
 
 
 def fedem(given):
-    nets = first_networks(given)
-    K = len(nets)
-    pi = torch.full((len(given.clients), K), 1 / K, dtype=torch.float64)
+    nets, pi = k_draws(given)
     for t in given.rounds:
         who, new_pi, ends = given.taking_part(t), pi.clone(), []
         for i in who:
@@ -71,18 +61,17 @@ def fedem(given):
 
                 def weighted(x, y):
                     q = responsibilities(nets, pi[i], x, y)[:, k]
-                    return (q * losses(model, x, y)).sum() / len(y)
+                    return (q * losses(model, x, y)).mean()
 
                 descend(model, weighted, given.batches(i, t), given.lr(t), given.method)
             ends.append(mine)
-        nets = [average([mine[k] for mine in ends], given.p[who]) for k in range(K)]
+        nets = [average([mine[k] for mine in ends], given.p[who]) for k in range(len(nets))]
         pi = new_pi
     return Outcome(nets, pi)
 
 
 def in_two(likeness, linkage):
-    """One of the two sides, as positions: of all pairs of sides the one whose most alike clients across are least
-    alike ("single"), or by complete linkage."""
+    """One of the two sides, as positions: by complete linkage, or so that the most alike across are least alike."""
     positions = range(len(likeness))
     if linkage == "complete":
         tree = AgglomerativeClustering(n_clusters=2, metric="precomputed", linkage="complete")
@@ -96,29 +85,25 @@ def cfl(given):
     clients, p, settings, k = given.clients, given.p, given.method, given.problem.population.k
     nets, cluster, first, due = [given.net], [0 for _ in clients], None, False
     for t in given.rounds:
-        lr = given.lr(t)
         ends = [given.train(copy.deepcopy(nets[cluster[i]]), i, t) for i in clients]
-        d = [vector(ends[i]) - vector(nets[cluster[i]]) for i in clients]
+        d = [(vector(ends[i]) - vector(nets[cluster[i]])) / given.lr(t) for i in clients]
         nets = mean_within(nets, cluster, ends, p)
-        length = [float(d[i].norm()) / lr for i in clients]
+        length = torch.stack([change.norm() for change in d])
         if first is None:
-            first = sum(float(p[i]) * length[i] for i in clients) / float(p.sum())
+            first = p @ length / p.sum()
             continue
         split = []
         for c in range(len(nets)):
             members = [i for i in clients if cluster[i] == c]
-            together = float((sum(p[i] * d[i] for i in members) / sum(p[i] for i in members)).norm()) / lr
-            fastest = max(length[i] for i in members)
+            together = (sum(p[i] * d[i] for i in members) / p[members].sum()).norm()
+            fastest = length[members].max()
             if len(members) > 1 and together < settings.eps1 * first and fastest > settings.eps2 * first:
-                split.append((fastest, c, members))
-        if not due:
-            due = len(nets) < k and len(split) > 0
-            continue
-        due = False
+                split.append((float(fastest), c, members))
+        cut_now, due = due, not due and len(nets) < k and len(split) > 0
         for _, c, members in sorted(split, reverse=True):
-            if len(nets) == k:
+            if len(nets) == k or not cut_now:
                 break
-            D = torch.stack([d[i] / d[i].norm() for i in members])
+            D = torch.stack([d[i] / length[i] for i in members])
             likeness = D @ D.T
             side = {members[at] for at in in_two(likeness, settings.linkage)}
             if min(members, key=lambda i: given.federation.ids[i]) in side:
@@ -128,4 +113,4 @@ def cfl(given):
             if ((1 - across) / 2) ** 0.5 > settings.gamma:
                 cluster = [len(nets) if i in side else cluster[i] for i in clients]
                 nets.append(copy.deepcopy(nets[c]))
-    return Outcome(nets, one_hot(cluster, len(nets)))
+    return Outcome(nets, torch.eye(len(nets), dtype=torch.float64)[cluster])

@@ -1,10 +1,11 @@
-"""Methods with one model for all, and Local, from their papers' pseudocode."""
+"""Methods with one model for all, and Local, from their papers' pseudocode; clients are weighted by p_i."""
 
 import copy
 
 import torch
+from torch.nn.functional import cross_entropy
 
-from kit.twins.plain import Outcome, average, cross_entropy, descend, vector, with_values
+from kit.twins.plain import Outcome, average, descend, vector, with_values
 
 
 def local(given):
@@ -18,21 +19,20 @@ def local(given):
 def centralized(given):
     """torch.optim.SGD on the weighted loss of everyone's batches together."""
     model, settings = given.net, given.method
-    momentum, decay = settings.momentum, settings.weight_decay
-    optimizer = torch.optim.SGD(model.parameters(), 1.0, momentum=momentum, weight_decay=decay)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0, momentum=settings.momentum, weight_decay=settings.weight_decay)
     for t in given.rounds:
         who = given.taking_part(t)
         optimizer.param_groups[0]["lr"] = given.lr(t)
         optimizer.zero_grad()
         for weight, i in zip(given.p[who] / given.p[who].sum(), who, strict=True):
             ((x, y),) = given.batches(i, t)
-            (weight * cross_entropy(model, x, y)).backward()
+            (weight * cross_entropy(model(x), y)).backward()
         optimizer.step()
     return Outcome([model for _ in given.clients])
 
 
 def federated(given, train_client, server_step=lambda w, mean: mean):
-    """Clients train copies of w, and the server takes their mean, weighted by p_i, or a step of its own towards it."""
+    """Clients train copies of w, and the server takes their weighted mean, or a step of its own towards it."""
     w = given.net
     for t in given.rounds:
         who = given.taking_part(t)
@@ -51,22 +51,18 @@ def descend_near(model, anchor, batches, lr, settings):
     def loss(x, y):
         pairs = zip(model.parameters(), anchor.parameters(), strict=True)
         distance = sum((p - a.detach()).square().sum() for p, a in pairs)
-        return cross_entropy(model, x, y) + settings.mu / 2 * distance
+        return cross_entropy(model(x), y) + settings.mu / 2 * distance
 
     return descend(model, loss, batches, lr, settings)
 
 
 def fedprox(given):
-    """Algorithm 2 of Li et al. (2020), clients weighted by p_i."""
-
-    def train_client(mine, w, i, t):
-        return descend_near(mine, w, given.batches(i, t), given.lr(t), given.method)
-
-    return federated(given, train_client)
+    """Algorithm 2 of Li et al. (2020)."""
+    return federated(given, lambda mine, w, i, t: descend_near(mine, w, given.batches(i, t), given.lr(t), given.method))
 
 
 def fedopt(given):
-    """Algorithms 1 and 2 of Reddi et al. (2021), clients weighted by p_i."""
+    """Algorithms 1 and 2 of Reddi et al. (2021)."""
     settings, m = given.method, 0.0
     v = 0.0 if settings.name == "fedavgm" else settings.tau**2
 
@@ -89,27 +85,21 @@ def fedopt(given):
 
 
 def scaffold(given):
-    """Algorithm 1 of Karimireddy et al. (2020) with option II, clients weighted by p_i.
-
-    Weight decay is part of the loss: f_i(y) + weight_decay/2 |y|^2.
-    """
+    """Algorithm 1 of Karimireddy et al. (2020) with option II, on f_i(y) + weight_decay/2 |y|^2."""
     net, p, settings = given.net, given.p, given.method
     x = vector(net)
     c, c_i = torch.zeros_like(x), [torch.zeros_like(x) for _ in given.clients]
     for t in given.rounds:
-        who, lr = given.taking_part(t), given.lr(t)
-        y_changes, c_changes = [], []
+        who, lr, before, ends = given.taking_part(t), given.lr(t), c, []
         for i in who:
             y, steps = x, 0
-            for batch in given.batches(i, t):
-                loss = cross_entropy(with_values(net, y), *batch)
-                loss = loss + settings.weight_decay / 2 * sum(q.square().sum() for q in net.parameters())
+            for features, labels in given.batches(i, t):
+                loss = cross_entropy(with_values(net, y)(features), labels)
                 g = torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(net.parameters()))])
-                y, steps = y - lr * (g - c_i[i] + c), steps + 1
-            new = c_i[i] - c + (x - y) / (steps * lr)
-            y_changes.append(y - x)
-            c_changes.append(new - c_i[i])
+                y, steps = y - lr * (g + settings.weight_decay * y - c_i[i] + before), steps + 1
+            new = c_i[i] - before + (x - y) / (steps * lr)
+            c = c + p[i] * (new - c_i[i])
             c_i[i] = new
-        x = x + settings.server_lr * (p[who] / p[who].sum()) @ torch.stack(y_changes)
-        c = c + p[who] @ torch.stack(c_changes)
+            ends.append(y)
+        x = x + settings.server_lr * (p[who] / p[who].sum() @ torch.stack(ends) - x)
     return Outcome([with_values(net, x) for _ in given.clients])

@@ -2,40 +2,40 @@
 
 import copy
 
-from kit.twins.one_model import descend_near
+from kit.twins.one_model import descend_near, federated
 from kit.twins.plain import Given, Outcome, average, train_network, vector, with_values
 from ppfl.algorithms.partial import PersonalTraining
 
 
 def ditto(given):
     """Who never took part predicts with the shared model."""
-    w, own = given.net, {}
-    for t in given.rounds:
-        who, ends = given.taking_part(t), []
-        for i in who:
-            ends.append(given.train(copy.deepcopy(w), i, t))
-            v = own.get(i, copy.deepcopy(w))
-            own[i] = descend_near(v, w, given.batches(i, t), given.lr(t), given.method)
-        w = average(ends, given.p[who])
-    return Outcome([own.get(i, w) for i in given.clients])
+    own = {}
+
+    def train_client(mine, w, i, t):
+        v = own.get(i, copy.deepcopy(w))
+        own[i] = descend_near(v, w, given.batches(i, t), given.lr(t), given.method)
+        return given.train(mine, i, t)
+
+    shared = federated(given, train_client).networks
+    return Outcome([own.get(i, shared[i]) for i in given.clients])
 
 
 def pfedme(given):
     """The same. The schedule of lr is that of both kinds of steps."""
-    w, own, settings = given.net, {}, given.method
-    for t in given.rounds:
-        who, ends = given.taking_part(t), []
-        outer_lr = settings.outer_lr * given.lr(t) / settings.lr
-        for i in who:
-            mine, theta = copy.deepcopy(w), own.get(i, copy.deepcopy(w))
-            for batch in given.batches(i, t):
-                descend_near(theta, mine, [batch] * settings.inner_steps, given.lr(t), settings)
-                with_values(mine, vector(mine) - outer_lr * settings.mu * (vector(mine) - vector(theta)))
-            own[i] = theta
-            ends.append(mine)
-        mean = average(ends, given.p[who])
-        w = with_values(mean, (1 - settings.beta) * vector(w) + settings.beta * vector(mean))
-    return Outcome([own.get(i, w) for i in given.clients])
+    own, settings = {}, given.method
+
+    def train_client(mine, w, i, t):
+        theta, outer_lr = own.setdefault(i, copy.deepcopy(w)), settings.outer_lr * given.lr(t) / settings.lr
+        for batch in given.batches(i, t):
+            descend_near(theta, mine, [batch] * settings.inner_steps, given.lr(t), settings)
+            with_values(mine, vector(mine) - outer_lr * settings.mu * (vector(mine) - vector(theta)))
+        return mine
+
+    def server_step(w, mean):
+        return with_values(mean, (1 - settings.beta) * vector(w) + settings.beta * vector(mean))
+
+    shared = federated(given, train_client, server_step).networks
+    return Outcome([own.get(i, shared[i]) for i in given.clients])
 
 
 def finetune(given, twin_of_inner):
@@ -48,22 +48,15 @@ def finetune(given, twin_of_inner):
     networks, memberships = twin_of_inner(inner)
     if memberships is not None:
         networks = [average(networks, c) for c in memberships]
-    tuned = []
-    for i in given.clients:
-        mine = copy.deepcopy(networks[i])
+    networks = [copy.deepcopy(network) for network in networks]  # some may be the same object
+    for i, mine in enumerate(networks):
         part = [p for name, p in mine.named_parameters() if settings.part in (None, name)]
-        tuned.append(train_network(mine, given.federation, i, training, given.seed, last, lr, part))
-    return Outcome(tuned)
-
-
-# ---------------------------------------------------------------------- a personal part
+        train_network(mine, given.federation, i, training, given.seed, last, lr, part)
+    return Outcome(networks)
 
 
 def partly_shared(given, train_client):
-    """Pillutla et al. (2022): the server sends u, gets u_i, takes the mean weighted by p_i; v[i] stays with client i.
-
-    u and v[i] are parameters by name.
-    """
+    """Pillutla et al. (2022): the server sends u, gets u_i, takes the weighted mean; v[i] stays with client i."""
     start = {name: p.detach() for name, p in given.net.named_parameters()}
     personal = given.method.personal_parameters(given.net)
     u = {name: value for name, value in start.items() if name not in personal}
@@ -75,16 +68,14 @@ def partly_shared(given, train_client):
         return model
 
     for t in given.rounds:
-        who = given.taking_part(t)
-        ends = {}
+        who, ends = given.taking_part(t), {}
         for i in who:
             model = network(i)
             parameters = dict(model.named_parameters())
             train_client(model, i, t, [parameters[name] for name in v[i]], [parameters[name] for name in u])
             ends[i] = {name: p.detach() for name, p in parameters.items()}
             v[i] = {name: ends[i][name] for name in personal}
-        total = given.p[who].sum()
-        u = {name: sum(given.p[i] * ends[i][name] for i in who) / total for name in u}
+        u = {name: sum(given.p[i] * ends[i][name] for i in who) / given.p[who].sum() for name in u}
     return Outcome([network(i) for i in given.clients])
 
 

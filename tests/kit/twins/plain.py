@@ -1,11 +1,11 @@
-"""What every twin is made of: one client, one network and one batch at a time, by torch.optim and plain autograd. Slow,
-and as plain as can be. Only the draws (which batch, which block, who takes part) are shared with the package."""
+"""One client, one network and one batch at a time, by torch.optim. Only the draws are shared with the package."""
 
 import copy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from kit.local_work import local_data
@@ -24,6 +24,18 @@ class Given:
     def net(self):
         """A fresh copy of the network."""
         return copy.deepcopy(self.problem.population.net)
+
+    def model(self, models, k):
+        """The parameters of the k-th network; in `models` those of the canonical part have a leading dimension K."""
+        canonical = self.problem.population.canonical_names
+        return {name: value[k] if name in canonical else value for name, value in models.items()}
+
+    def networks(self, models):
+        """K networks with these parameters."""
+        found = [self.net for _ in range(self.problem.population.k)]
+        for k, net in enumerate(found):
+            net.load_state_dict(self.model(models, k))
+        return found
 
     def lr(self, t):
         return self.method.step_size(t, len(self.rounds))
@@ -58,13 +70,9 @@ def weights_of(federation):
     return (federation.importance / federation.importance.sum()).float().to(federation.train.x.dtype)
 
 
-def cross_entropy(model, x, y):
-    return nn.functional.cross_entropy(model(x), y)
-
-
 def descend(model, loss, batches, lr, settings, parameters=None):
     """Local SGD on loss(x, y), in place; of these parameters alone where some are given."""
-    moving = model.parameters() if parameters is None else parameters
+    moving = parameters or model.parameters()
     optimizer = torch.optim.SGD(moving, lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
     for x, y in batches:
         optimizer.zero_grad()
@@ -76,13 +84,12 @@ def descend(model, loss, batches, lr, settings, parameters=None):
 def train_network(model, federation, client, settings, seed, t, lr, parameters=None):
     """One client's local round of an ordinary network, in place."""
     batches = batches_of(federation, client, settings, seed, t)
-    return descend(model, lambda x, y: cross_entropy(model, x, y), batches, lr, settings, parameters)
+    return descend(model, lambda x, y: cross_entropy(model(x), y), batches, lr, settings, parameters)
 
 
 def average(models, weights):
     """sum_i w_i theta_i / sum_i w_i, as a new model."""
-    total = sum(weights)
-    mean = sum(w / total * vector(model) for w, model in zip(weights, models, strict=True))
+    mean = sum(w * vector(model) for w, model in zip(weights, models, strict=True)) / sum(weights)
     return with_values(copy.deepcopy(models[0]), mean)
 
 

@@ -1,22 +1,11 @@
-"""PPFL from the paper's pseudocode, both algorithms and every way of mixing and averaging.
-
-Models are parameters by name; those of the canonical part have a leading dimension K.
-"""
+"""PPFL from the paper's pseudocode, both algorithms and every way of mixing and averaging."""
 
 import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from kit.local_work import theta_block_drawn
-from kit.twins.plain import Outcome, average, train_network, weights_of
-
-__all__ = ["average", "ppfl", "train_network", "weights_of"]
-
-
-def model(given, models, k):
-    """The parameters of the k-th network."""
-    canonical = given.problem.population.canonical_names
-    return {name: value[k] if name in canonical else value for name, value in models.items()}
+from kit.twins.plain import Outcome
 
 
 def loss(given, models, c, x, y):
@@ -26,7 +15,7 @@ def loss(given, models, c, x, y):
         canonical = population.canonical_names
         mixed = {name: torch.tensordot(c, v, 1) if name in canonical else v for name, v in models.items()}
         return cross_entropy(functional_call(net, mixed, (x,)), y)
-    outputs = [functional_call(net, model(given, models, k), (x,)) for k in range(len(c))]
+    outputs = [functional_call(net, given.model(models, k), (x,)) for k in range(len(c))]
     if population.mix.name == "outputs":
         return cross_entropy(sum(c[k] * output for k, output in enumerate(outputs)), y)
     mixed = sum(c[k] * output.softmax(1) for k, output in enumerate(outputs))
@@ -35,14 +24,13 @@ def loss(given, models, c, x, y):
 
 def membership_step(given, models, c, i, pull):
     """Eq. (16), as written or with the step eta / p_i; entries kept above the floor of 1e-6."""
-    data, p, settings = given.federation.train.client(i), given.p[i], given.method
+    data, settings = given.federation.train.client(i), given.method
     c = c.clone().requires_grad_()
     (slope,) = torch.autograd.grad(loss(given, models, c, data.x, data.y), c)
-    G = p * slope + pull
+    G = given.p[i] * slope + pull
     if settings.membership_scale == "own":
-        G = G / p
-    new = c.detach() * torch.exp(-settings.membership_lr * G)
-    new = new / new.sum()
+        G = G / given.p[i]
+    new = (c.detach().log() - settings.membership_lr * G).softmax(0)
     above = (new - 1e-6).clamp_min(0)
     return 1e-6 + above * (1 - len(c) * 1e-6) / above.sum()
 
@@ -63,11 +51,8 @@ def train_models(given, models, c, i, t, share=1.0, pace=1.0):
 
 
 def mean_over_members(given, models, ends, decayed, c, p):
-    """theta_k over the members of model k, the common part over everyone.
-
-    What a client's gradients did to theta_k counts |c_i|^2, what weight decay did counts c_ik, over sum_i p_i c_ik; a
-    model that hardly anyone uses counts as if it had a tenth of an even share.
-    """
+    """theta_k over the members of model k, the common part over everyone: what a client's gradients did to theta_k
+    counts |c_i|^2, what weight decay did counts c_ik, over sum_i p_i c_ik or at least a tenth of an even share."""
     new = mean_over_everyone(ends, p)
     for name in given.problem.population.canonical_names:
         for k, theta in enumerate(models[name]):
@@ -103,7 +88,4 @@ def ppfl(given):
             ends = [train_models(given, models, C[i], i, t, pace=1 / float((C[i] ** 2).sum())) for i in who]
             decayed = [train_models(given, models, C[i], i, t, share=0.0) for i in who]
             models = mean_over_members(given, models, ends, decayed, C[who], p[who])
-    networks = [given.net for _ in range(K)]
-    for k, net in enumerate(networks):
-        net.load_state_dict(model(given, models, k))
-    return Outcome(networks, C)
+    return Outcome(given.networks(models), C)
