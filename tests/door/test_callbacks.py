@@ -65,7 +65,6 @@ def test_callbacks_all_see_every_round_and_are_ended_after_an_error_too():
 
 REFUSED = {
     "a class": (lambda: train(EarlyStopping), "EarlyStopping("),
-    "a difference of nan": (lambda: EarlyStopping(min_delta=math.nan), "min_delta >= 0"),
     "a figure without data": (lambda: train([interrupt, EarlyStopping(metric="validation_loss")]), "holdout(0.1"),
     "a figure that is not measured": (lambda: train([interrupt, EarlyStopping(metric="rmse")]), "loss, accuracy"),
     "a random round cut short": (lambda: train(lambda _: True, watch=Watch(output="random")), "after round 1"),
@@ -164,8 +163,7 @@ def test_one_line_is_logged_at_the_start_and_one_per_round_at_level_debug(caplog
     with caplog.at_level(logging.DEBUG, logger="ppfl"):
         fitted = train(method=FedAvg())
     start, *rounds = caplog.records
-    assert start.name == "ppfl" and start.levelno == logging.INFO
-    assert re.search(rf"FedAvg.* 4 clients.*lr = {fitted.method.lr:g} ", start.message)
+    assert start.levelno == logging.INFO and f"lr = {fitted.method.lr:g} " in start.message
     assert [record.levelno for record in rounds] == [logging.DEBUG] * 3
     assert all(f"round {t} of 3: loss" in record.message for t, record in enumerate(rounds, 1))
     assert logging.getLogger("ppfl").handlers == [] and capfd.readouterr() == ("", "")

@@ -75,12 +75,6 @@ def test_the_history_has_every_round_and_is_reported_on_the_way():
     assert all(a.equal(b) for a, b in zip(net.parameters(), make_net().parameters(), strict=True))
 
 
-def test_a_method_may_be_given_by_its_class_or_name():
-    fits = [fit(Population(make_net(), k=2), FEDERATION, method, rounds=2) for method in (None, PPFL, "ppfl", PPFL())]
-    assert all(fitted.method == fits[0].method for fitted in fits)
-    assert all(torch.equal(fitted.memberships, fits[0].memberships) for fitted in fits)
-
-
 def test_numbers_name_clients_and_arrays_in_give_arrays_out():
     x, y = FEDERATION.train.x[:40], FEDERATION.train.y[:40]
     fitted = fit(Population(make_net(), k=2), Federation.from_arrays(x, y, np.arange(40) % 4), PPFL(lr=0.1), rounds=2)
@@ -110,14 +104,16 @@ def test_training_that_diverged_is_said_once_where_fit_was_called():
 
 
 def test_inputs_come_by_name_or_in_order_and_a_saved_fit_takes_them_as_the_network_does(tmp_path):
-    task, (client, *_) = PROBLEMS["several inputs"](), SEVERAL.ids
-    fitted = fit(task.population(2, mix="weights"), SEVERAL, PPFL(lr=0.1, batch_size=4), rounds=2)
-    again = ppfl.load(fitted.save(tmp_path / "fit"), net=task.net())
-    x = SEVERAL.inputs.take_apart(SEVERAL.client(client)["train"].x)
-    own = again.model(client)(**x).softmax(1).detach()
-    for given in (x, tuple(x.values()), {name: values.tolist() for name, values in x.items()}):
-        for each in (fitted, again):
-            np.testing.assert_allclose(np.asarray(each.predict(client, given)), own.numpy(), rtol=1e-6)
+    task, predictions = PROBLEMS["several inputs"](), []
+    x = SEVERAL.inputs.take_apart(SEVERAL.train.x)
+    for given in (x, tuple(x.values())):
+        federation = Federation.from_arrays(given, SEVERAL.train.y, np.arange(20) % 3).to(dtype=torch.float64)
+        population = Population(task.net(), k=2, mix="weights", inputs=federation.inputs)
+        fitted = fit(population, federation, PPFL(lr=0.1, batch_size=4), rounds=2)
+        again = ppfl.load(fitted.save(tmp_path / "fit"), net=task.net())
+        predictions += [fitted.predict(1, given), again.predict(1, given), again.model(1)(**x).softmax(1).detach()]
+    for found in predictions:
+        np.testing.assert_allclose(np.asarray(found), predictions[0], rtol=1e-6)
 
 
 MIXES = dict.fromkeys(METHODS, "outputs") | {"fedem": "predictions"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from kit.fits import built_again, read_saved, rewrite_saved
+from kit.fits import built_again, change_saved
 from kit.problems import make_federation, make_net, power
 from kit.refusals import CheckpointError, ModelError, SettingError, assert_refused
 from ppfl import PPFL, FedAvg, Federation, Fitted, Population, fit, load
@@ -160,12 +160,10 @@ def test_a_damaged_file_and_one_of_another_version_or_content_is_refused(files, 
     assert_refused(lambda: load(path), CheckpointError, "damaged")
     assert_refused(lambda: load(tmp_path / "nowhere"), CheckpointError, "nowhere")
     assert_refused(lambda: fitted_by("fedavg").save(tmp_path), CheckpointError, "is a folder")
-    path.write_bytes(whole)
-    about = read_saved(path)
-    kinds = {"Module": {"x": 1}, "functional": {}, "Linear": [10**15] * 2}
-    networks = ({"network": {"type": kind, "arguments": arguments}} for kind, arguments in kinds.items())
-    others = [{"population": about["population"] | change} for change in (*networks, {"k": "many"})]
-    contents = [{"anything": 1}, *(about | other for other in ({"version": 99}, {"problem": None}, *others))]
-    for content in contents:
-        rewrite_saved(path, content)
+    networks = (("Module", {"x": 1}), ("functional", {}), ("Linear", [10**15] * 2))
+    populations = ({"network": {"type": kind, "arguments": arguments}} for kind, arguments in networks)
+    changes = [({}, {"version": 99}), ({}, {"problem": None}), *((population, {}) for population in populations)]
+    for population, others in changes:
+        path.write_bytes(whole)
+        change_saved(path, population, **others)
         assert_refused(lambda: load(path), (CheckpointError, ModelError))

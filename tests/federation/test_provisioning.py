@@ -172,3 +172,6 @@ def test_the_guide_names_the_folders_files_and_settings_that_there_are(tmp_path)
             assert list((tmp_path / folder).glob(pattern)), (folder, pattern)
     (table,) = re.findall(r"^\| `\[settings\]` \|.*?\n\n", GUIDE, flags=re.MULTILINE | re.DOTALL)
     assert {*re.findall(r"^\| `(\w+)` \| ", table, flags=re.MULTILINE)} == {*SecureSettings.model_fields}
+    (estimator,) = (block for block in blocks("toml") if "[estimator]" in block)
+    (tmp_path / "estimator.toml").write_text(estimator)
+    assert load_experiment(tmp_path / "estimator.toml").estimator is not None

@@ -1,19 +1,14 @@
 """Counts that vary more than Poisson counts: families that say so, and quasi-likelihoods."""
 
-import copy
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
 
-from kit.refusals import SettingError, assert_refused
-from kit.tables import DrawnPopulation, classifier, regressor, triangle
+from kit.tables import DrawnPopulation, regressor, triangle
 from ppfl.glm.families import QuasiPoissonFamily
-from ppfl.glm.quasi import fit_quasi, pearson_dispersion
+from ppfl.glm.quasi import pearson_dispersion
 
 
-@cache
 def draw_counts(dispersion: float, rows: int = 20) -> DrawnPopulation:
     """Counts of 60 clients with a variance of `dispersion` times the mean, from two canonical models."""
     random = np.random.default_rng(0)
@@ -27,13 +22,8 @@ def draw_counts(dispersion: float, rows: int = 20) -> DrawnPopulation:
 
 
 def fit(family: str, drawn: DrawnPopulation, y=None, **settings):
-    settings = {"n_init": 1, **settings}
-    return regressor(family=family, **settings).fit(drawn.x, drawn.y if y is None else y, clients=drawn.clients)
-
-
-@cache
-def fitted_quasi(dispersion: float, rows: int = 20):
-    return fit("quasipoisson", draw_counts(dispersion, rows), n_init=2)
+    y = drawn.y if y is None else y
+    return regressor(family=family, **{"n_init": 1, **settings}).fit(drawn.x, y, clients=drawn.clients)
 
 
 def test_without_clients_the_dispersion_is_pearsons():
@@ -57,11 +47,11 @@ def test_the_dispersion_of_a_population_is_that_of_residuals_around_the_true_mea
     drawn = draw_counts(truth, rows=10)
     mean = np.exp(drawn.eta)
     expected = ((drawn.y - mean) ** 2 / mean).mean()
-    assert fitted_quasi(truth, 10)._family.dispersion == pytest.approx(expected, rel=0.06)
+    assert fit("quasipoisson", drawn, n_init=2)._family.dispersion == pytest.approx(expected, rel=0.06)
 
 
 def test_the_larger_the_dispersion_the_less_do_counts_say_about_memberships():
-    drawn, model = draw_counts(1.0), copy.deepcopy(fitted_quasi(1.0))
+    drawn, model = draw_counts(1.0), fit("quasipoisson", draw_counts(1.0), n_init=2)
     again = model.onboard(drawn.x[:20], drawn.y[:20], clients=drawn.clients[:20] + 500).to_numpy()
     np.testing.assert_allclose(again[0], model.memberships_.to_numpy()[0], atol=0.02)
     prior, distances = model._result.prior.mean.numpy(), []
@@ -71,14 +61,6 @@ def test_the_larger_the_dispersion_the_less_do_counts_say_about_memberships():
         distances.append(float(np.abs(found.to_numpy() - prior).mean()))
     assert distances[0] > distances[1] > distances[2]
     assert distances[2] < 1e-3
-
-
-def test_a_given_dispersion_is_kept():
-    drawn = draw_counts(1.0)
-    given = drawn.x, drawn.y, drawn.clients, None, None
-    quasi, poisson = (fit(family, drawn, k=1) for family in ("quasipoisson", "poisson"))
-    assert fit_quasi(quasi, *given, dispersion=7.0) == quasi._family.dispersion == 7.0
-    assert_refused(lambda: fit_quasi(poisson, *given), SettingError, "quasipoisson")
 
 
 def test_families_find_their_own_nuisance_parameters():
@@ -110,16 +92,3 @@ def test_one_negative_binomial_regression_has_the_best_likelihood():
     assert likelihood(at) == pytest.approx(model.log_likelihood_, rel=1e-9)
     for step in 0.01 * torch.eye(4):
         assert max(likelihood(at - step), likelihood(at + step)) < likelihood(at)
-
-
-def test_trials_are_two_weighted_rows_of_a_classifier():
-    """The advice given for binomial counts: the same likelihood as one row for each trial."""
-    random = np.random.default_rng(0)
-    x, trials = random.normal(size=(40, 2)), random.integers(1, 9, 40)
-    successes = random.binomial(trials, 1 / (1 + np.exp(-x[:, 0])))
-    times = np.concatenate([successes, trials - successes])
-    weighted = classifier(k=1).fit(np.vstack([x, x]), np.repeat([1, 0], 40), sample_weight=times)
-    single = np.concatenate([np.arange(n) < s for n, s in zip(trials, successes, strict=True)])
-    plain = classifier(k=1).fit(np.repeat(x, trials, axis=0), single)
-    np.testing.assert_allclose(weighted.canonical_coef_, plain.canonical_coef_, atol=1e-4)
-    assert weighted.log_likelihood_ == pytest.approx(plain.log_likelihood_, rel=1e-6)

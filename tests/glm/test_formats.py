@@ -20,7 +20,8 @@ EXACT = {"ridge": 0.0, "tol": TOL}
 # The objective is flattest in the distribution of memberships, with a curvature of 0.05 / n, where a gradient of TOL
 # leaves this much uncertainty. The points that stand for the integral depend on the way to the minimum: the rest.
 NEAR = TOL * len(TABLE.x) / 0.05 + 3e-3
-BY_LABELS = {"solver": "profile", "penalty": 0.01, "affinity": "labels"}
+LABELS, FEATURES = ({"solver": "profile", "penalty": 0.01, "affinity": name} for name in ("labels", "features"))
+WEIGHTED = [(HETEROSCEDASTIC, {}), ("bernoulli", {}), ("bernoulli", LABELS), ("bernoulli", FEATURES)]
 
 
 def means(model, x=TABLE.x, clients=TABLE.clients):
@@ -78,7 +79,7 @@ def test_storage_precision_and_order_of_rows_do_not_matter(family):
     np.testing.assert_allclose(means(model, x), means(model, sparse))
 
 
-@pytest.mark.parametrize(("family", "settings"), [(HETEROSCEDASTIC, {}), ("bernoulli", {}), ("bernoulli", BY_LABELS)])
+@pytest.mark.parametrize(("family", "settings"), WEIGHTED)
 def test_a_weight_is_like_repeating_the_row(family, settings):
     y, times = TABLE.target(family), np.random.default_rng(4).integers(0, 4, len(TABLE.x))
     estimator = {**EXACT, "n_init": 6, **settings}  # the starts differ, because they see repeated rows
@@ -134,12 +135,11 @@ def test_units_of_y_scale_all_coefficients(scale, shift):
 
 
 def test_a_column_may_be_far_from_zero():
-    """Floating-point numbers near 1e13 are 0.002 apart, so that is how exact the slopes can be."""
     far = regressor().fit(TABLE.x + [1e9, 0.0], TABLE.y, **GIVEN)
     np.testing.assert_allclose(far.canonical_coef_, fitted().canonical_coef_, atol=1e-6)
     with pytest.warns(PrecisionWarning, match="column 'x0'"):
         farther = regressor().fit(TABLE.x + [1e13, 0.0], TABLE.y, **GIVEN)
-    np.testing.assert_allclose(farther.canonical_coef_, fitted().canonical_coef_, atol=1e-3)
+    np.testing.assert_allclose(farther.canonical_coef_, fitted().canonical_coef_, atol=1e-3)  # 1e13 is rounded to 0.002
     with pytest.warns(PrecisionWarning, match="column 'x2' .*coefficient is set to 0"):
         model = regressor().fit(np.c_[TABLE.x, np.resize([0.3, 0.1 + 0.2], len(TABLE.y))], TABLE.y, **GIVEN)
     assert (model.canonical_coef_[:, 2] == 0).all()

@@ -21,9 +21,8 @@ K = 3
 
 
 def draw_problem(name: str, clients: int, rows: int, k: int = K, mix="weights", shared=None, **settings) -> GLMProblem:
-    drawn = draw_population(name, clients=clients, rows=rows)
-    rows = tables.make_rows(drawn, tables.make_family(name), mix, shared)
-    return tables.make_problem(rows, k, **settings)
+    data = tables.make_rows(draw_population(name, clients, rows), tables.make_family(name), mix, shared)
+    return tables.make_problem(data, k, **settings)
 
 
 def make_profile(name: str, mix: str, penalty: float) -> Profile:

@@ -1,4 +1,4 @@
-"""Networks written down and built again, files of saved fits with other contents, and the search for a membership."""
+"""Networks built again from files, files of fits with other contents, and the search for a membership."""
 
 import torch
 
@@ -18,14 +18,10 @@ def built_again(net):
     return again
 
 
-def read_saved(path):
-    """What a saved fit says beside its tensors."""
-    return read_tensors(path)[1]
-
-
-def rewrite_saved(path, about):
-    """Let the file say this instead, with a checksum that is right."""
-    save_tree(path, read_tensors(path)[0], about)
+def change_saved(path, population, **changes):
+    """Let the file of a fit say something else of its population and beside, with a checksum that is right."""
+    tensors, about = read_tensors(path)
+    save_tree(path, tensors, about | changes | {"population": about["population"] | population})
 
 
 def quadratic_minima(H, f):

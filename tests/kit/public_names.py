@@ -29,13 +29,9 @@ def _lines(prefix, module):
             continue
         yield f"{prefix}.{name}{_parameters(value)}"
         if name in WITH_METHODS and (prefix, name) != ("ppfl.data", "Federation"):  # it is there under ppfl
-            methods = {m: v for m, v in inspect.getmembers(value) if m[0] != "_" and _is_ours(v)}
-            yield from (f"    .{method}{_parameters(found)}" for method, found in methods.items())
-
-
-def _is_ours(member):
-    function = getattr(member, "fget", member)
-    return callable(member) is not isinstance(member, property) and function.__module__.startswith("ppfl")
+            for method, found in inspect.getmembers(value, lambda v: callable(v) or isinstance(v, property)):
+                if method[0] != "_" and getattr(found, "fget", found).__module__.startswith("ppfl"):
+                    yield f"    .{method}{_parameters(found)}"
 
 
 def _parameters(value):

@@ -160,7 +160,7 @@ def test_the_page_of_a_table_is_complete_and_escapes_everything():
         page = render_population(fake_table(3, ids=[text] * 20, coefficients=lines, average=[], **texts))
         assert shown[:30] in "".join(parsed(page).itertext())
     assert "all are in memberships.csv" in render_population(fake_table(3, MAX_CLIENTS + 1))
-    candidates = [tried(1, 100.0, held_out=-1.25, error=0.125), tried(3, 200.0, held_out=-1.0)]
+    candidates = [tried(1, 100.0, held_out=-1.25, held_out_error=0.125), tried(3, 200.0, held_out=-1.0)]
     page = render_population(fake_table(3, candidates=candidates, chosen_by="the held-out likelihood"))
     assert all(said in page for said in ("chosen by the held-out likelihood", "-1.2500", "0.1250"))
     assert "How well" not in render_population(fake_table(1, scores=[], candidates=[tried(1, 300.0)]))

@@ -1,7 +1,6 @@
 """Which state is returned: the last, the best, or the random one of Algorithm 1; and what it is worth to newcomers."""
 
 import math
-from functools import cache
 
 import pytest
 import torch
@@ -18,18 +17,15 @@ from ppfl.server import Watch, client_states, evaluate, part_newcomers, score_ne
 from ppfl.server.output import draw_output_round, output_probabilities
 
 
-def test_the_probabilities_are_the_papers_formula() -> None:
+def test_the_probabilities_are_the_papers_formula_and_draws_follow_them():
     etas, rho, (L1, L2) = [0.1, 0.05, 0.01], 0.3, (1.0, 4.0)
     weights = [eta * min(rho * (1 - 4 * eta * L1), (1 - rho) * (1 - eta / 2 * L2)) for eta in etas]
     found = output_probabilities(etas, rho, (L1, L2)).tolist()
     assert found == pytest.approx([w / sum(weights) for w in weights])
-
-
-def test_draws_follow_the_probabilities() -> None:
+    assert_refused(lambda: output_probabilities([1.0], 0.5, (10.0, 1.0)), SettingError, "smaller steps")
     probabilities = output_probabilities([4.0, 3.0, 2.0, 1.0], 0.5)
     draws = torch.tensor([draw_output_round(probabilities, seed) for seed in range(4000)])
-    counts = torch.bincount(draws, minlength=5)[1:].double()
-    expected = 4000 * probabilities
+    counts, expected = torch.bincount(draws, minlength=5)[1:].double(), 4000 * probabilities
     assert float(((counts - expected) ** 2 / expected).sum()) < 16.3  # 99.9 %, 3 degrees of freedom
 
 
@@ -37,7 +33,7 @@ BOLD = PPFL(lr=2.0, batch_size=4, schedule="constant")  # so that the best is no
 
 
 @pytest.mark.parametrize("rule", ["last", "best", "random"])
-def test_each_rule_returns_its_round_with_the_states_that_clients_had_then(rule: str) -> None:
+def test_each_rule_returns_its_round_with_the_states_that_clients_had_then(rule: str):
     federation, population = make_federation(validation_fraction=0.3), Population(make_net(), k=2)
     fitted = fit(population, federation, BOLD, rounds=12, seed=5, watch=Watch(output=rule))
     losses = [record["validation_loss"] for record in fitted.history]
@@ -52,7 +48,7 @@ def test_each_rule_returns_its_round_with_the_states_that_clients_had_then(rule:
     assert_same(fitted.state.server, trajectory.states[expected].server, atol=0, rtol=0)
 
 
-def test_best_without_validation_data_goes_by_the_objective() -> None:
+def test_best_without_validation_data_goes_by_the_objective():
     fitted = fit(Population(make_net(), k=2), make_federation(), BOLD, rounds=8, watch=Watch(output="best"))
     objectives = [record["objective"] for record in fitted.history]
     assert all(math.isfinite(value) for value in objectives)
@@ -60,7 +56,7 @@ def test_best_without_validation_data_goes_by_the_objective() -> None:
 
 
 @pytest.mark.parametrize("method", [FedAvg(lr=0.3), PPFL(lr=0.3, penalty=0.5)])
-def test_the_objective_does_not_depend_on_whether_clients_report_their_scores(method) -> None:
+def test_the_objective_does_not_depend_on_whether_clients_report_their_scores(method):
     federation, population = make_federation(), Population(make_net(), k=2 if method.name == "ppfl" else 1)
     likeness = affinity.from_labels(federation.label_counts(), federation.ids)
     watches = [Watch(objective=True, report_clients=reported) for reported in (True, False)]
@@ -69,59 +65,36 @@ def test_the_objective_does_not_depend_on_whether_clients_report_their_scores(me
     assert objectives[0] == pytest.approx(objectives[1])
 
 
-# ---------------------------------------------------------------------- clients never seen in training
-
 FEDERATION = synthetic_groups(n_clients=40, groups=2, dim=3, samples=20, test_points=50, seed=0)
 KNOWN, UNKNOWN = part_newcomers(FEDERATION, 0.3, seed=0)
-METHODS = {"fedavg": FedAvg(lr=0.3), "local": Local(lr=0.3), "ppfl": PPFL(lr=0.3, batch_size=None)}
 
 
-@cache
-def scored(name: str):
-    """A finished run, a copy of all it ended with, and the scores of newcomers."""
-    population = Population(make_linear(dim=3, classes=2), k=2 if name == "ppfl" else 1, mix="predictions")
-    ended = run(METHODS[name], population, KNOWN, engine="stacked", rounds=30, seed=0)
-    kept = [leaf.clone() for leaf in tensors(ended.everything())]
-    newcomers = connect(UNKNOWN, population, "stacked")
-    return ended, kept, score_newcomers(METHODS[name], ended.problem, ended.server, newcomers)
-
-
-def test_newcomers_and_others_are_all_clients_whatever_their_order() -> None:
+def test_newcomers_and_others_are_all_clients_whatever_their_order():
     assert sorted((*KNOWN.ids, *UNKNOWN.ids)) == sorted(FEDERATION.ids)
     _, again = part_newcomers(FEDERATION.select(FEDERATION.ids[::-1]), 0.3, seed=0)
     assert set(again.ids) == set(UNKNOWN.ids)
     assert part_newcomers(FEDERATION, 0.0, seed=0) == (FEDERATION, None)
+    alone = FEDERATION.select(FEDERATION.ids[:1])
+    assert_refused(lambda: part_newcomers(alone, 0.5, seed=0), SettingError, "some of both")
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_no_other_client_and_no_shared_model_changes(name: str) -> None:
-    ended, kept, _ = scored(name)
-    assert_same((ended.server, client_states(ended.transport, ended.state).values), kept, atol=0, rtol=0)
-
-
-def test_a_newcomer_finds_its_group() -> None:
+@pytest.mark.parametrize("method", [FedAvg(lr=0.3), Local(lr=0.3), PPFL(lr=0.3, batch_size=None)])
+def test_a_newcomer_finds_its_group_or_gets_the_one_model_and_nobody_else_changes(method):
     """Two groups that contradict each other: even memberships are no better than chance, adapted ones are."""
-    ended, _, found = scored("ppfl")
-    seen = evaluate(ended.method, ended.problem, ended.transport, ended.server).splits["test"]
-    assert found.after.pooled > found.before.pooled + 0.05
-    assert found.after.pooled > seen.pooled - 0.05
+    k = 2 if method.name == "ppfl" else 1
+    population = Population(make_linear(dim=3, classes=2), k=k, mix="predictions")
+    ended = run(method, population, KNOWN, engine="stacked", rounds=30, seed=0)
+    kept = [leaf.clone() for leaf in tensors(ended.everything())]
+    found = score_newcomers(method, ended.problem, ended.server, connect(UNKNOWN, population, "stacked"))
+    assert_same((ended.server, client_states(ended.transport, ended.state).values), kept, atol=0, rtol=0)
+    if method.name == "fedavg":
+        assert found.before.pooled == found.after.pooled
+    if method.name == "ppfl":
+        seen = evaluate(method, ended.problem, ended.transport, ended.server).splits["test"]
+        assert found.after.pooled > found.before.pooled + 0.05
+        assert found.after.pooled > seen.pooled - 0.05
 
 
-def test_with_one_model_for_all_a_newcomer_gets_that() -> None:
-    _, _, found = scored("fedavg")
-    assert found.before.pooled == found.after.pooled
-
-
-REFUSED = {
-    "steps beyond the bounds": (lambda: output_probabilities([1.0], 0.5, (10.0, 1.0)), "smaller steps"),
-    "an evaluation every zero rounds": (lambda: Watch(every=0), "every >= 1"),
-    "a share of no clients": (lambda: Watch(share=0.0), "0 < share <= 1"),
-    "a share that is no number": (lambda: Watch(share=math.nan), "0 < share <= 1"),
-    "no one left to train": (lambda: part_newcomers(FEDERATION.select(FEDERATION.ids[:1]), 0.5, 0), "some of both"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_settings_without_a_meaning_are_refused(name: str) -> None:
-    call, words = REFUSED[name]
-    assert_refused(call, SettingError, words)
+def test_settings_of_evaluation_without_a_meaning_are_refused():
+    assert_refused(lambda: Watch(every=0), SettingError, "every >= 1")
+    assert_refused(lambda: Watch(share=math.nan), SettingError, "0 < share <= 1")

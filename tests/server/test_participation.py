@@ -8,7 +8,7 @@ import torch
 from kit.networks import make_linear, make_net
 from kit.problems import make_federation
 from kit.refusals import AffinityError, DataError, SettingError, assert_refused
-from kit.training import assert_same, connect, luck, run
+from kit.training import assert_same, luck, run
 from kit.twins import plain as naive
 from ppfl.algorithms import PPFL, FedAvg, Local, Share, Sum, Upload, Work
 from ppfl.core import Population, affinity
@@ -16,8 +16,8 @@ from ppfl.server import InProcess, make_problem
 from ppfl.sites import Loop, Setup, Site, Stacked, Train
 
 SIZES = (7, 12, 20, 5, 1, 9, 8, 6)
-SEED, SHARE = 1, 0.5
-SMALL = {"lr": 0.3, "batch_size": 4}
+SEED, SHARE, SMALL = 1, 0.5, {"lr": 0.3, "batch_size": 4}
+BY_SIZE = {"participation": SHARE, "sampling": "size"}
 SAME_BITS = {"atol": 0, "rtol": 0}
 
 
@@ -40,12 +40,13 @@ def drawing(method, fraction: float):
 
 
 @pytest.mark.parametrize("method", [Local(**SMALL), FedAvg(**SMALL), PPFL(**SMALL, start="uniform")])
-def test_sites_draw_their_own_clients_by_seed_round_and_id_however_many_sites_there_are(method) -> None:
+def test_sites_draw_their_own_clients_by_seed_round_and_id_however_many_sites_there_are(method):
     federation, k = federation_of(), 2 if method.name == "ppfl" else 1
     one, *others = (run(drawing(method, 0.4), population(k), federation, seed=SEED, sites=n) for n in (1, 2, 3))
     drawn = [luck(SEED, "participants", federation.ids, round) < 0.4 for round in range(4)]
     assert [report.participants for report in one.reports] == [int(who.sum()) for who in drawn]
     assert 0 < sum(report.participants for report in one.reports) < 4 * len(SIZES)
+    assert {(n.problem.importance, n.problem.roster.ids) for n in (one, *others)} == {(sum(SIZES), federation.ids)}
     if method.name == "local":
         for before, after, who in zip(one.clients, one.clients[1:], drawn, strict=False):
             assert (before.values["2.bias"] != after.values["2.bias"]).any(1).equal(who)
@@ -55,7 +56,7 @@ def test_sites_draw_their_own_clients_by_seed_round_and_id_however_many_sites_th
         assert counts[0] == counts[1]
 
 
-def test_a_share_of_one_is_every_client_and_of_none_is_a_round_that_changes_nothing() -> None:
+def test_a_share_of_one_is_every_client_and_of_none_is_a_round_that_changes_nothing():
     method, federation = FedAvg(**SMALL), federation_of()
     everyone, none = (run(drawing(method, share), population(), federation) for share in (1.0, 0.0))
     assert_same(everyone.everything(), run(method, population(), federation).everything(), **SAME_BITS)
@@ -63,16 +64,11 @@ def test_a_share_of_one_is_every_client_and_of_none_is_a_round_that_changes_noth
     assert [(report.participants, report.lost) for report in none.reports] == [(0, 0)] * 4
 
 
-# ---------------------------------------------------------------------- clients drawn by their size
-
-BY_SIZE = {"participation": SHARE, "sampling": "size"}
-
-
 def chances(sizes) -> torch.Tensor:
     return torch.tensor([min(1.0, SHARE * len(sizes) * size / sum(sizes)) for size in sizes], dtype=torch.float64)
 
 
-def test_sums_over_clients_drawn_by_size_are_those_of_everyone_on_average() -> None:
+def test_sums_over_clients_drawn_by_size_are_those_of_everyone_on_average():
     """Of 1,000 draws: what each client adds, sum_i weight_i p_i / share, is p_i on average, within 4.5 errors."""
 
     class Named(FedAvg):
@@ -93,7 +89,7 @@ def test_sums_over_clients_drawn_by_size_are_those_of_everyone_on_average() -> N
 
 
 @pytest.mark.parametrize("sizes", [SIZES, (7, 9, 8, 6, 10, 9, 8, 7)], ids=["one always", "no one always"])
-def test_fedavg_with_clients_drawn_by_size_is_its_naive_twin(sizes) -> None:
+def test_fedavg_with_clients_drawn_by_size_is_its_naive_twin(sizes):
     """Its mean is unweighted, but for clients that are larger than a draw can make up for."""
     federation, method, net = federation_of(sizes), FedAvg(**SMALL, **BY_SIZE), make_net(dtype=torch.float64)
     found = run(method, Population(net, k=1), federation, rounds=5, seed=SEED)
@@ -110,35 +106,27 @@ def test_fedavg_with_clients_drawn_by_size_is_its_naive_twin(sizes) -> None:
         torch.testing.assert_close(found.server.shared[name], value.detach(), atol=1e-7, rtol=1e-6)
 
 
-def test_clients_of_equal_sizes_are_drawn_as_by_a_share() -> None:
+def test_clients_of_equal_sizes_are_drawn_as_by_a_share():
     federation, plain = federation_of((6,) * 8), FedAvg(**SMALL)
-    pairs = {
-        1e-12: (FedAvg(**SMALL, **BY_SIZE), drawing(plain, SHARE)),
-        0.0: (FedAvg(**SMALL, sampling="size"), plain),  # everyone
-    }
-    for near, methods in pairs.items():
+    everyone = 0.0, FedAvg(**SMALL, sampling="size"), plain
+    for near, *methods in ((1e-12, FedAvg(**SMALL, **BY_SIZE), drawing(plain, SHARE)), everyone):
         by_size, alike = (run(method, population(), federation, seed=SEED) for method in methods)
         assert_same(by_size.everything(), alike.everything(), atol=near, rtol=near)
         assert [r.participants for r in by_size.reports] == [r.participants for r in alike.reports]
 
 
-# ---------------------------------------------------------------------- rounds end
-
-
-class Patience(InProcess):
-    """Fails after more requests than a run can need."""
-
-    asked = 0
-
-    def ask(self, requests):
-        self.asked += 1
-        assert self.asked < 200, "the server asks again and again"
-        return super().ask(requests)
-
-
 @pytest.mark.parametrize("share_memberships", [True, False])
-def test_a_start_for_which_too_few_clients_come_back_waits_for_the_next_round(share_memberships: bool) -> None:
+def test_a_start_for_which_too_few_clients_come_back_waits_for_the_next_round(share_memberships: bool):
     """Four models want four clients; in the first round three of six come back, later there are more."""
+
+    class Patience(InProcess):
+        asked = 0
+
+        def ask(self, requests):
+            self.asked += 1
+            assert self.asked < 200, "the server asks again and again"
+            return super().ask(requests)
+
     federation, method = make_federation((7, 12, 20, 5, 1, 9)), PPFL(**SMALL, share_memberships=share_memberships)
     lost = {seed: [(luck(seed, "dropout", federation.ids, t) < 0.4).sum() for t in (0, 1)] for seed in range(100)}
     seed = next(seed for seed, (first, second) in lost.items() if first == 3 and second <= 2)
@@ -148,39 +136,19 @@ def test_a_start_for_which_too_few_clients_come_back_waits_for_the_next_round(sh
     assert not bool(found.states[1].server.started) and bool(found.server.started)
 
 
-# ---------------------------------------------------------------------- rosters and sites
-
-
-def test_the_importance_of_clients_is_that_of_all_sites_together_in_the_order_given() -> None:
-    federation, linear = make_federation(SIZES), Population(make_linear(), k=1)
-    for sites in (1, 3):
-        transport = connect(federation, linear, sites=sites)
-        assert make_problem(linear, transport, rounds=1).importance == sum(SIZES)
-        assert transport.roster.ids == federation.ids
-
-
-def refused_sites():
+def test_sites_that_do_not_fit_together_are_refused():
     federation, other, linear = make_federation(), make_federation((5, 6), dim=3), Population(make_linear(), k=1)
-    others = [f"other-{at}" for at in other.train.client_of().tolist()]
-    other = type(other).from_arrays(other.train.x, other.train.y, others, test_fraction=0)
+    a, b, c, d = federation.ids
+    other = type(other).from_arrays(other.train.x, other.train.y, [d] * 11, test_fraction=0)
     south = Site(other, Population(make_linear(dim=3), k=1), Loop(), name="south")
 
-    def site(*ids: str) -> Site:
+    def north(*ids):
         return Site(federation.select(ids), linear, Loop(), name="north")
 
-    def problem(*sites: Site, likeness=None, rounds: int = 1):
+    def problem(*sites, likeness=None, rounds=1):
         return make_problem(linear, InProcess(*sites), likeness, rounds=rounds)
 
-    a, b, c, d = federation.ids
-    return {
-        "one client at two sites": (lambda: InProcess(site(a, b), site(b, c)), DataError, b, "two sites"),
-        "an order that lacks a client": (lambda: InProcess(site(a, b, c, d), order=(a, b, c)), DataError, "4 clients"),
-        "data of another shape": (lambda: problem(site(a, b), south), DataError, "'south'", "'north'", "[3]", "[4]"),
-        "an affinity of others": (lambda: problem(site(a), likeness=affinity.uniform(("x",))), AffinityError, "x"),
-        "no rounds": (lambda: problem(site(a, b), rounds=0), SettingError, "at least one round"),
-    }
-
-
-@pytest.mark.parametrize("name", refused_sites())
-def test_sites_that_do_not_fit_together_are_refused(name: str) -> None:
-    assert_refused(*refused_sites()[name])
+    assert_refused(lambda: InProcess(north(a, b), north(b, c)), DataError, b, "two sites")
+    assert_refused(lambda: problem(north(a, b), south), DataError, "'south'", "'north'", "[3]", "[4]")
+    assert_refused(lambda: problem(north(a), likeness=affinity.uniform(("x",))), AffinityError, "x")
+    assert_refused(lambda: problem(north(a), rounds=0), SettingError, "at least one round")

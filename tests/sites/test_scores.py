@@ -16,7 +16,7 @@ from kit.problems import make_federation
 from kit.refusals import ModelError, SettingError, assert_refused
 from kit.training import BytesTransport, Recording, connect, luck, run
 from ppfl import Federation, Population, Watch, fit
-from ppfl.algorithms import PPFL, FedAvg, Local
+from ppfl.algorithms import PPFL, FedAvg, FineTune, Local
 from ppfl.core import LOSSES
 from ppfl.data import Samples
 from ppfl.server import Evaluation, begin, evaluate, make_problem, train_and_measure
@@ -118,6 +118,21 @@ def test_evaluation_by_the_max_rule_is_that_of_the_largest_memberships():
         own, best = FEDERATION.client(client)["test"], int(memberships[at].argmax())
         prediction = own.x @ models["weight"][best].T + models["bias"][best]
         assert float(hard.score[at]) == pytest.approx(float((prediction.argmax(1) == own.y).double().mean()))
+
+
+@pytest.mark.parametrize("lost", [("client-0",), ("client-1", "client-3")])  # the first, or all of the second site
+def test_memberships_are_not_reported_once_some_clients_have_models_of_their_own(lost):
+    """Some clients are lost in the round in which all others fine-tune, so they still are mixtures."""
+
+    class Losing(FineTune):
+        def plan(self, problem, server, round):
+            plan = super().plan(problem, server, round)
+            others = tuple(client for client in problem.roster.ids if client not in lost)
+            return plan._replace(who=others) if round == problem.rounds - 1 else plan
+
+    method = Losing(method=PPFL(lr=0.3, batch_size=4))
+    found = evaluated(run(method, Population(make_linear(), k=2), FEDERATION, rounds=3, sites=2))
+    assert found.memberships is None and bool((found.splits["test"].samples > 0).all())
 
 
 def test_a_share_of_the_clients_is_evaluated_the_same_ones_every_time_and_without_rows():

@@ -36,8 +36,7 @@ def make_federations() -> Federation:
 def train(federation: Federation) -> Fitted:
     population = Population(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), canonical="1", k=2, mix="weights")
     assert_type(population.initial_network(), Params)
-    by_name: type[Method] = METHODS["fedavg"]
-    assert_type(by_name.title, str)
+    assert_type(METHODS["fedavg"], type[Method])
     graph = affinity.from_graph([("client-0", "client-1"), ("client-1", "client-2", 0.5)], federation.ids)
     for method in (PPFL(lr=0.1, penalty=0.1, local_epochs=2, schedule="cosine"), FineTune(method=PPFL(lr=0.1))):
         assert_type(fit(population, federation, method, rounds=2, affinity=graph, seed=1), Fitted)
