@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,9 +27,11 @@ from typing import Any
 import numpy as np
 import tomli_w
 import torch
+from torch import nn
 
 import ppfl
-from kit.sites import Sites
+from kit.networks import with_seed
+from kit.sites import SUMS_ALONE, Sites
 from kit.tables import make_choice_table, make_client_table
 from ppfl import glm
 from ppfl.algorithms import METHODS
@@ -44,7 +45,6 @@ ALLOWED = HERE / "guard_allowed.toml"
 NUMBERS = HERE.parent / ".guard"  # not committed
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
 ENGINES = {"loop": Loop(), "stacked": Stacked(), "chunks": Stacked(2), "threads": Stacked(2, threads=2)}
-RANKS = ("fedavg-some", "ppfl-weights", "ppfl-private")  # a start of torchrun takes seconds, so a few
 DATA = Path(os.environ.get("PPFL_DATA", HERE.parents[1] / "shared" / "data"))
 Numbers = dict[str, Any]  # arrays by what they are
 
@@ -63,14 +63,12 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Numbers]]]:
     for name in ("ppfl-outputs", "ppfl-weights", "ditto-some", "fedem"):
         yield f"newcomers/{name}", partial(of_newcomers, name)
         yield f"export/{name}", partial(of_export, folder, name)
-    for name in RANKS:
+    for name in ("fedavg-some", "ppfl-weights", "ppfl-private"):  # a start of torchrun takes seconds, so a few
         yield f"ranks/{name}", partial(of_ranks, folder, name)
     for name in ("fedavg", "ppfl-private", "scaffold"):
         yield f"secure/{name}", partial(of_sites, folder, name, secure=True)
-    for engine, settings in INPUTS["engines"].items():
-        yield f"engine/{engine}", partial(of_run, folder, f"engine-{engine}", "ppfl-weights", settings)
-    for kind in ("runs", "networks"):
-        for name, settings in INPUTS[kind].items():
+    for kind, table in {"engine": "engines", "runs": "runs", "networks": "networks"}.items():
+        for name, settings in INPUTS[table].items():
             yield f"{kind}/{name}", partial(of_run, folder, f"{kind}-{name}", "ppfl-weights", settings)
     for name, settings in INPUTS["data"].items():
         yield f"data/{name}", partial(of_data, settings)
@@ -112,9 +110,7 @@ def fitted(name: str, engine: str = "stacked") -> tuple[ppfl.Fitted, ppfl.Federa
     data = dict(asked["data"])
     federation = build(data.pop("name"), **data)
     known, new = federation.select(federation.ids[:-2]), federation.select(federation.ids[-2:])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+    net = with_seed(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), dtype=torch.float32)
     likeness = ppfl.affinity.from_labels(known.label_counts(), known.ids) if method.get("penalty") else None
     found = ppfl.fit(
         ppfl.Population(net, **asked["population"]), known, METHODS[method.pop("name")](**method),
@@ -127,21 +123,16 @@ def fitted(name: str, engine: str = "stacked") -> tuple[ppfl.Fitted, ppfl.Federa
 
 
 def of_history(history: list[dict[str, Any]]) -> Numbers:
-    """All that is reported of rounds but seconds."""
+    """All numbers that are reported of rounds, but no seconds."""
     keys = {key for record in history for key, value in record.items() if isinstance(value, int | float)}
-    return {key: np.array([record.get(key) or 0.0 for record in history]) for key in keys - {"seconds"}}
+    kept = [key for key in keys if not key.startswith("seconds")]
+    return {key: np.array([record.get(key) or 0.0 for record in history]) for key in kept}
 
 
 def of_clients(fitted: ppfl.Fitted, x: torch.Tensor, ids: Any) -> Numbers:
     """Predictions on fixed rows, and memberships, by client."""
-    return {
-        part: array
-        for client in ids
-        for part, array in (
-            (f"prediction of {client}", fitted.predict(client, x).numpy()),
-            (f"membership of {client}", fitted.membership(client).numpy()),
-        )
-    }
+    predictions = {f"prediction of {client}": fitted.predict(client, x).numpy() for client in ids}
+    return predictions | {f"membership of {client}": fitted.membership(client).numpy() for client in ids}
 
 
 def of_fit(name: str, engine: str) -> Numbers:
@@ -152,16 +143,12 @@ def of_fit(name: str, engine: str) -> Numbers:
 def of_newcomers(name: str) -> Numbers:
     found, new = fitted(name)
     more, x = found.onboard(new), new.train.x[:5]
-    renamed = ppfl.Federation.from_arrays(
-        new.train.x[:9], new.train.y[:9], [found.ids[0]] * 9, test_fraction=0, classes=new.classes
-    )
+    of_first = new.train.x[:9], new.train.y[:9], [found.ids[0]] * 9
+    renamed = ppfl.Federation.from_arrays(*of_first, test_fraction=0, classes=new.classes)
     updated = of_clients(found.update(renamed), x, found.ids[:2])
     scores = more.evaluate(new)
-    return (
-        of_clients(more, x, new.ids)
-        | {f"updated: {part}": array for part, array in updated.items()}
-        | {"score": scores.score.numpy(), "loss": scores.loss.numpy()}
-    )
+    numbers = of_clients(more, x, new.ids) | {"score": scores.score.numpy(), "loss": scores.loss.numpy()}
+    return numbers | {f"updated: {part}": array for part, array in updated.items()}
 
 
 def of_export(folder: Path, name: str) -> Numbers:
@@ -178,7 +165,7 @@ def of_export(folder: Path, name: str) -> Numbers:
 
 
 def of_folder(folder: Path) -> Numbers:
-    """A run's folder: what was measured, and the models, where they can be loaded from it."""
+    """What a run measured, and memberships where there are some."""
     record = load_run(folder)
     numbers = of_history(record.metrics) | {"per client": np.array(record.scores.get("per_client") or [0.0])}
     if record.memberships is not None:
@@ -189,8 +176,7 @@ def of_folder(folder: Path) -> Numbers:
 def of_run(folder: Path, label: str, name: str, changes: dict[str, Any]) -> Numbers:
     file = folder / f"{label}.toml"
     file.write_text(tomli_w.dumps(experiment(name, changes)))
-    asked = load_experiment(file)
-    (record,) = run(asked, folder / label, base=folder)
+    (record,) = run(load_experiment(file), folder / label, base=folder)
     numbers = of_folder(record.folder)
     found = ppfl.load(record.folder)
     for client in found.ids[:3]:
@@ -200,10 +186,13 @@ def of_run(folder: Path, label: str, name: str, changes: dict[str, Any]) -> Numb
 
 
 def of_sites(folder: Path, name: str, secure: bool = False) -> Numbers:
-    sums_alone = {"watch": {"report_clients": False}} if secure else {}
     file = folder / f"sites-{name}-{secure}.toml"
+    sums_alone = SUMS_ALONE | {"affinity": {"name": "none"}} if secure else {}
     file.write_text(tomli_w.dumps(experiment(name, sums_alone)))
-    return of_folder(Sites(load_experiment(file), file.with_suffix(""), secure=secure).run().folder)
+    numbers = of_folder(Sites(load_experiment(file), file.with_suffix(""), secure=secure).run().folder)
+    if secure:
+        del numbers["bytes_carried"]  # fresh keys have texts of other lengths
+    return numbers
 
 
 def of_ranks(folder: Path, name: str) -> Numbers:
@@ -300,7 +289,7 @@ def of_glm_command(folder: Path) -> Numbers:
 
 
 def collect(only: str) -> dict[str, Any]:
-    """The numbers of all cases, by case and part. A refusal or an error is a part without numbers."""
+    """The numbers of all cases, by case and part. An error is a part without numbers, and never passes."""
     numbers: dict[str, Any] = {}
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)  # torch.onnx says what it skips
@@ -313,7 +302,7 @@ def collect(only: str) -> dict[str, Any]:
                 try:
                     found = make()
                 except Exception as error:  # one case must not end the others
-                    found = {f"{type(error).__name__}: {error}".replace(folder, "")[:120]: np.zeros(0)}
+                    found = {f"error: {type(error).__name__}: {error}".replace(folder, "")[:120]: np.zeros(0)}
             numbers |= {f"{case} | {part}": np.asarray(array) for part, array in found.items()}
     return numbers
 
@@ -323,7 +312,9 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[st
     found: dict[str, tuple[str, float]] = {}
     for key in before.keys() | after.keys():
         case, part = key.split(" | ", 1)
-        if key not in before or key not in after:
+        if part.startswith("error: "):
+            word, most = f"differs: {part}", np.inf
+        elif key not in before or key not in after:
             word, most = f"differs: {part!r} is {'new' if key in after else 'gone'}", np.inf
         elif before[key].shape != after[key].shape:
             word, most = f"differs: shape of {part!r} {before[key].shape} -> {after[key].shape}", np.inf
@@ -354,10 +345,10 @@ def allowed(case: str, most: float) -> str | None:
     return None
 
 
-def numbers_of_commit(ref: str, only: str) -> dict[str, Any]:
+def write_numbers_of_commit(ref: str, only: str, file: Path) -> None:
     """The numbers of another commit, by its own guard where it has one."""
     with tempfile.TemporaryDirectory() as folder:
-        tree, file = Path(folder) / "tree", Path(folder) / "numbers.npz"
+        tree = Path(folder) / "tree"
         git = ["git", "-C", str(HERE.parent), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(tree), ref], check=True)
         try:
@@ -367,20 +358,8 @@ def numbers_of_commit(ref: str, only: str) -> dict[str, Any]:
             here = {"PYTHONPATH": paths, "PPFL_DATA": str(DATA)}
             command = [sys.executable, str(script), "numbers", "--only", only, "--file", str(file)]
             subprocess.run(command, check=True, env=os.environ | here)
-            return read(file)
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
-
-
-def read(file: Path) -> dict[str, Any]:
-    with np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
-def write(file: Path, numbers: dict[str, Any]) -> None:
-    file.parent.mkdir(exist_ok=True)
-    with file.open("wb") as stream:
-        np.savez(stream, **numbers)
 
 
 def main() -> None:
@@ -390,21 +369,20 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="cases, such as 'fit/ppfl-*'")
     parser.add_argument("--file", type=Path, default=NUMBERS / "before.npz")
     asked = parser.parse_args()
-    began = time.monotonic()
+    asked.file.parent.mkdir(exist_ok=True)
     if asked.what == "before":
-        write(asked.file, numbers_of_commit(asked.ref, asked.only))
+        write_numbers_of_commit(asked.ref, asked.only, asked.file)
     elif asked.what == "numbers":
-        write(asked.file, collect(asked.only))
+        np.savez(asked.file, **collect(asked.only))
     else:
         report(asked.file, asked.only)
-    print(f"{time.monotonic() - began:.0f} s")
 
 
 def report(file: Path, only: str) -> None:
     """Print a line for every case that is not the same to the bit; leave with 1 where one differs without a reason."""
     if not file.exists():
         sys.exit(f"there are no numbers to compare with at {file}; run make guard-before")
-    before = {key: value for key, value in read(file).items() if fnmatch.fnmatch(key.split(" | ")[0], only)}
+    before = {key: value for key, value in np.load(file).items() if fnmatch.fnmatch(key.split(" | ")[0], only)}
     found, differ = compare(before, collect(only)), 0
     for case, (word, most) in found.items():
         reason = allowed(case, most) if word.startswith("differs") else None

@@ -46,9 +46,7 @@ def experiment(tmp_path, request):
     sys.modules.pop(module, None)
 
 
-def test_networks_and_data_from_functions_are_run_resumed_and_compared_from_any_folder(
-    ppfl, experiment, here, monkeypatch
-):
+def test_what_functions_give_is_run_resumed_and_compared_from_any_folder(ppfl, experiment, here, monkeypatch):
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
     before, run = list(sys.path), ("run", experiment, "--out", here / "out")

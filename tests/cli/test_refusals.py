@@ -43,29 +43,15 @@ def test_bad_input_is_one_line(ppfl, experiment, here, name):
     assert {file.name for file in here.iterdir()} == {*FILES, experiment.name}
 
 
-def test_what_exists_is_not_overwritten(ppfl, experiment, tmp_path):
-    run = ("run", experiment, "--out", tmp_path / "out")
-    export = ("export", tmp_path / "out", "--client", "c0", "--out", tmp_path / "model")
-    assert ppfl(*run).code == 0 == ppfl(*export).code
-    before = file_bytes(tmp_path)
-    assert_refused(ppfl(*run), "exists with rounds=4", "--resume")
-    assert_refused(ppfl(*run, "--resume", "--set", "rounds=9"), "rounds is 4 there and 9 here", "another --out")
-    assert_refused(ppfl(*export), "exists; choose another --out")
-    assert file_bytes(tmp_path) == before
-
-
-def hear_ctrl_c():
-    """Where tests run in the background, a shell has told them to ignore it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.processes
 def test_ctrl_c_says_how_to_go_on(experiment, tmp_path):
     out = tmp_path / "out"
     options = ["--out", str(out), "--set", "rounds=100000", "--set", "watch.every=100000"]
     command = [sys.executable, "-m", "ppfl", "run", str(experiment), *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, preexec_fn=hear_ctrl_c) as process:
+    # where tests run in the background, a shell has told them to ignore Ctrl-C
+    hear = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, **pipes, **hear) as process:
         metrics = out / "seed-0" / "metrics.jsonl"
         while not (metrics.is_file() and metrics.read_text().count("\n") > 3):
             assert process.poll() is None
@@ -78,7 +64,7 @@ def test_ctrl_c_says_how_to_go_on(experiment, tmp_path):
     assert len(load_run(out / "seed-0").metrics) >= int(found[1])
 
 
-def test_resume_goes_on_and_a_finished_run_stays(ppfl, experiment, tmp_path, monkeypatch):
+def test_resume_goes_on_and_what_exists_is_not_overwritten(ppfl, experiment, tmp_path, monkeypatch):
     run = ("run", experiment, "--out", tmp_path / "out")
     with monkeypatch.context() as patched:
         interrupt_at(patched, PLACES["before their work is merged"])
@@ -87,6 +73,11 @@ def test_resume_goes_on_and_a_finished_run_stays(ppfl, experiment, tmp_path, mon
     with terminal(written := []):  # which sees the run live
         assert ppfl(*run, "--resume").code == 0
     assert re.search(r"seed 0.*4/4.*loss .*accuracy", written[0], re.DOTALL)
+    export = ("export", tmp_path / "out", "--client", "c0", "--out", tmp_path / "model")
+    assert ppfl(*export).code == 0
     before = file_bytes(tmp_path)
     assert ppfl(*run, "--resume").code == 0
+    assert_refused(ppfl(*run), "exists with rounds=4", "--resume")
+    assert_refused(ppfl(*run, "--resume", "--set", "rounds=9"), "rounds is 4 there and 9 here", "another --out")
+    assert_refused(ppfl(*export), "exists; choose another --out")
     assert file_bytes(tmp_path) == before

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from kit.networks import make_net, with_seed
@@ -59,15 +58,12 @@ def test_it_is_the_layer_with_a_low_rank_change_of_its_weight_and_begins_without
     assert type(merged[0]) is type(net[0]) and merged.state_dict().keys() == net.state_dict().keys()
 
 
-def test_draws_come_from_the_seed_and_the_first_gradient_is_for_B_alone():
+def test_draws_come_from_the_seed_and_the_given_network_is_left_alone():
     net, values, before = make_net(), make_net().state_dict(), torch.get_rng_state()
     a, b, other = (with_adapters(net, lora(rank=2), seed) for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
     assert a[0].down.weight.equal(b[0].down.weight) and not a[0].down.weight.equal(other[0].down.weight)
-    F.cross_entropy(a(normal(8, 4, dtype=torch.float32)), torch.arange(8) % 3).backward()
-    for layer in adapted_layers(a).values():
-        assert float(layer.up.weight.grad.abs().max()) > 0 == float(layer.down.weight.grad.abs().max())
-    assert all(p.requires_grad for p in net.parameters())  # it is left as it was
+    assert all(p.requires_grad for p in net.parameters())
     torch.testing.assert_close(net.state_dict(), values, rtol=0, atol=0)
 
 

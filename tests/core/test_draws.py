@@ -38,14 +38,11 @@ def test_a_draw_depends_on_no_neighbour_and_on_no_memory_layout():
         assert hashed(1, view(table)).equal(view(hashed(1, table)))
 
 
-def test_draws_are_uniform_and_sorting_by_them_puts_every_item_first_equally_often():
+def test_draws_are_uniform():
     draws = uniform(0, torch.arange(100_000))
     assert float(draws.min()) >= 0 and float(draws.max()) < 1
     counts = torch.histc(draws, bins=20, min=0, max=1)
     assert float(((counts - 5000) ** 2 / 5000).sum()) < 43.8  # 99.9 % quantile with 19 degrees of freedom
-    orders = hashed(0, torch.arange(6000)[:, None], torch.arange(5)).argsort(dim=-1)
-    first = torch.bincount(orders[:, 0], minlength=5).double()
-    assert float(((first - 1200) ** 2 / 1200).sum()) < 18.5  # 99.9 % quantile with 4 degrees of freedom
 
 
 @given(st.sets(st.text(st.characters(exclude_categories=["Cs"]))))

@@ -7,7 +7,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from kit.files import data_of_experiment, make_table, with_gaps
+from kit.files import make_table, with_gaps
 from kit.refusals import DataError, assert_refused
 from ppfl.data.column_sums import agree
 from ppfl.data.preparation import Preparation
@@ -115,13 +115,3 @@ def test_what_cannot_be_prepared_sites_that_disagree_and_changed_preparations_ar
     assert Preparation.from_json(said).to_json() == said
     for damage in ({"rows": "many"}, {"columns": [{**said["columns"][0], "mean": [float("nan")]}]}):
         assert_refused(lambda: Preparation.from_json({**said, **damage}), DataError, "preparation")
-
-
-def test_an_experiment_in_one_process_prepares_its_table(tmp_path):
-    with_gaps(make_table()).to_csv(tmp_path / "table.csv", index=False)
-    asked = {"name": "a", "rounds": 1, "model": {"name": "linear"}, "algorithm": {"name": "fedavg", "lr": 0.1}}
-    asked["preparation"] = {"missing": "fill"}
-    table = {"name": "csv", "file": "table.csv", "client": "client", "target": "y"}
-    federation = data_of_experiment(asked | {"data": table}, tmp_path)
-    assert federation.features == federation.preparation.terms
-    torch.testing.assert_close(federation.train.x[:, 0].mean(), torch.tensor(0.0), rtol=0, atol=1e-6)

@@ -1,7 +1,6 @@
 """The data settings of an experiment file become a federation or an error of one line; real data are complete."""
 
 import inspect
-import re
 import tomllib
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
+from kit.documents import blocks
 from kit.files import write_mnist
 from kit.refusals import DataError, SettingError, assert_refused
 from ppfl.data import DATASETS, DataSettings, build, partitions, synthetic
@@ -83,10 +83,7 @@ def test_a_wrong_setting_is_refused_in_one_line():
 
 def test_the_docs_show_settings_that_are_valid_and_survive_json():
     text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-    shown = [
-        ADAPTER.validate_python(tomllib.loads(found)["data"]) for found in re.findall(r"```toml\n(.*?)```", text, re.S)
-    ]
-    assert len(shown) >= 4
+    shown = [ADAPTER.validate_python(tomllib.loads(block)["data"]) for block in blocks(text, "toml")]
     assert all(ADAPTER.validate_json(settings.model_dump_json()) == settings for settings in shown)
 
 

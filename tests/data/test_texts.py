@@ -130,13 +130,9 @@ def test_the_vocabulary_is_the_most_frequent_words_of_the_training_part(tmp_path
 def test_broken_posts_and_texts_beyond_the_limits_are_refused(tmp_path):
     path = write_posts(tmp_path / "posts.jsonl.gz")
     read = lambda: read_stackexchange(path, min_words=1)  # noqa: E731
-    for limits, said in (
-        ({"bytes": 500}, "limit of 500"),
-        ({"classes": 10}, "limit of 10"),
-        ({"features": 10}, "limit"),
-    ):
-        with limited(**limits):
-            assert_refused(read, DataError, said)
+    for name, most in (("bytes", 500), ("classes", 10), ("features", 10)):
+        with limited(**{name: most}):
+            assert_refused(read, DataError, f"limit of {most}")
     broken = {b"\n7": "line 2 has no text", b'{"date": "", "text": ""}': "line 1 has no text", b"": "0 of 0 clients"}
     for content, said in (broken | dict.fromkeys([b"\xff\xfe", b"[" * 100_000], "is not a file of posts")).items():
         write_bytes(path, content)

@@ -1,9 +1,12 @@
-"""What README, docs, docstrings and examples show works as shown; and the public names are those that are listed."""
+"""What README, docs, docstrings and examples show works as shown; public names and types are those that are listed."""
 
 import doctest
 import inspect
+import os
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import ppfl
 from kit import public_names
 from kit.documents import blocks, methods_of, run_blocks
 from kit.experiments import call_ppfl
@@ -148,3 +152,36 @@ def test_every_public_class_and_function_has_an_example_in_its_docstring():
     found = doctest.DocTestFinder(recurse=True, exclude_empty=True)
     without = [kind for kind in kinds if not any(test.examples for test in found.find(kind, kind.__name__))]
     assert len(kinds) > 100 and not without, "add a short example with >>>"
+
+
+SCRIPT = Path(__file__).with_name("user_script.py")  # with every public feature
+# No type that a user sees depends on these parts of torch and others, and to read them takes most of the time.
+LEFT_OUT = (
+    "torch._dynamo", "torch._export", "torch._functorch", "torch._higher_order_ops", "torch._inductor",
+    "torch._library", "torch._numpy", "torch._prims", "torch._refs", "torch._subclasses", "torch.ao",
+    "torch.distributed", "torch.distributions", "torch.export", "torch.fx", "torch.jit", "torch.onnx", "torch.optim",
+    "torch.package", "torch.testing", "torch.utils", "IPython", "onnx", "onnxscript", "onnxruntime", "rich",
+)  # fmt: skip
+SKIPPED = f"[mypy-{','.join(f'{name}.*' for name in LEFT_OUT)}]\nfollow_imports = skip\n"
+WRONG = "import ppfl\nx: int = ppfl.Population\nppfl.fit(1)\n"  # so that silence means something
+
+
+@pytest.mark.processes
+def test_a_users_script_passes_strict_type_checking(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nstrict = true\nfollow_imports = silent\n{SKIPPED}")
+    (tmp_path / "wrong.py").write_text(WRONG)
+    options = ["--config-file=mypy.ini", "--cache-dir=cache", "--sqlite-cache", "--no-error-summary", "--no-pretty"]
+    command = [sys.executable, "-m", "mypy", *options, str(SCRIPT), "wrong.py"]
+    where = os.environ | {"MYPYPATH": str(Path(ppfl.__file__).parents[1])}
+    done = subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True, check=False)
+    lines = (done.stdout + done.stderr).splitlines()
+    assert [line for line in lines if not line.startswith("wrong.py:")] == []
+    assert {line.split(":")[1] for line in lines} == {"2", "3"}
+
+
+def test_the_users_script_runs(capsys):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert "at least one round" in capsys.readouterr().out

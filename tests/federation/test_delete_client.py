@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kit.experiments import stop_after
 from kit.refusals import CheckpointError, DataError, assert_refused
 from kit.sites import SITES, SUMS_ALONE, Killed, Sites, Talk, make_experiment, make_services, models_of, server_of
 from kit.sites import training as train_request
@@ -139,13 +140,8 @@ def test_a_server_resumes_where_the_rows_of_the_client_are_gone_from_the_data(tm
     for name in SITES:
         write_table(folder / name, "who,a,b,y", rows)
     sites = Sites(experiment, tmp_path, make_services(folder, SITES, TABLE, part=None))
-
-    def die(seed, end):
-        if end.state.round == 2:
-            raise Killed
-
     with pytest.raises(Killed):
-        sites.run(on_round_end=die)
+        sites.run(on_round_end=stop_after(2, Killed))
     delete(sites.services["b"], "p2")
     write_table(folder / "b", "who,a,b,y", [row for row in rows if not row.startswith("p2,")])
     sites.restart("b")

@@ -85,11 +85,16 @@ def test_a_straggler_is_left_out_and_too_few_sites_are_an_error_that_names_those
         sites.run(patience=Patience(deadline=60, at_least=3))
 
 
-@pytest.mark.parametrize("method", ["ditto", "scaffold", "ppfl-weights"])
-def test_a_site_that_is_killed_in_a_round_and_started_again_changes_nothing(method, tmp_path):
+def kill(sealed):
+    """After the sites have worked, before the server has heard of it."""
+    raise Killed
+
+
+@pytest.mark.parametrize("method", ["ditto", "scaffold", "ppfl-weights", "ppfl-outputs", "fedem"])
+def test_a_site_or_a_server_that_is_killed_and_started_again_ends_with_the_same_bits(method, tmp_path):
     experiment = make_experiment(method, rounds=4)
     undisturbed = Sites(experiment, tmp_path / "undisturbed").run()
-    sites = Sites(experiment, tmp_path / "disturbed")
+    sites = Sites(experiment, tmp_path / "site killed")
 
     def die(sealed):
         """The reply is lost with the process that did the work; another one comes up."""
@@ -101,17 +106,7 @@ def test_a_site_that_is_killed_in_a_round_and_started_again_changes_nothing(meth
     assert counted(record, "sites_resent") == 2
     assert_same_bits(record, undisturbed)
 
-
-def kill(sealed):
-    """After the sites have worked, before the server has heard of it."""
-    raise Killed
-
-
-@pytest.mark.parametrize("method", ["ditto", "scaffold", "ppfl-outputs", "fedem"])
-def test_a_server_that_is_killed_and_resumes_ends_with_the_same_bits(method, tmp_path):
-    experiment = make_experiment(method, rounds=4)
-    undisturbed = Sites(experiment, tmp_path / "undisturbed").run()
-    sites = Sites(experiment, tmp_path / "disturbed")
+    sites = Sites(experiment, tmp_path / "server killed")
     sites.faults["b"] = at_replies({4, 9}, kill)
     for resume in (False, True):
         with pytest.raises(Killed):

@@ -1,19 +1,21 @@
 """Sites with tables of text and gaps prepare their rows as one process with all rows does."""
 
-import csv
 import json
 
+import pandas as pd
 import pytest
 import torch
 
+from kit.experiments import StopError, stop_after
 from kit.files import make_table, with_gaps
 from kit.messages import payload_of, with_payload
 from kit.refusals import DataError, assert_refused
 from kit.sites import SITES, SUMS_ALONE, Sites, assert_same_bits, make_services, models_of, sent_fields, server_of
+from kit.sites import make_experiment as make_site_experiment
 from ppfl import load
 from ppfl.federation.federation_errors import FederationError
 from ppfl.federation.site_predictions import predict_table
-from ppfl.runs import Experiment, run
+from ppfl.runs import run
 
 TABLE = {"name": "csv", "file": "table.csv", "client": "client", "target": "y", "test_fraction": 0.0}
 PLACES = dict(zip(SITES, ("east", "nort", "sout"), strict=True))  # how the clients of each site are called
@@ -21,12 +23,7 @@ FILLED = {"missing": "fill", "text": ["code"], "standardise_target": True}
 
 
 def make_experiment(method="fedavg", rounds=3, preparation=FILLED, **settings):
-    algorithm = {"name": method, "lr": 0.1, "batch_size": 20}
-    if method == "ppfl":
-        algorithm |= {"share_memberships": False}
-        settings |= {"population": {"k": 2}}
-    asked = {"name": "prepared", "rounds": rounds, "data": TABLE, "model": {"name": "linear"}, "algorithm": algorithm}
-    return Experiment.model_validate(asked | {"preparation": preparation} | settings)
+    return make_site_experiment(method, rounds, data=TABLE, preparation=preparation, **settings)
 
 
 def start_sites(experiment, folder, frame, secure=False, **changes):
@@ -53,7 +50,7 @@ def sent_by_a(folder):
     return {name for _, _, name, _ in sent_fields(folder / "sites" / "a")}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ppfl"])
+@pytest.mark.parametrize("method", ["fedavg", "ppfl-weights"])
 def test_three_sites_with_text_and_gaps_train_and_predict_as_one_process_does(method, tmp_path):
     """One site has a level that no other has, another one has no value in a column, and one column is constant."""
     frame = with_gaps(make_table())
@@ -76,8 +73,7 @@ def test_three_sites_with_text_and_gaps_train_and_predict_as_one_process_does(me
     models, mine = models_of(sites.services["a"]), frame[frame.client == "east-0"].drop(columns="y")
     mine.to_csv(tmp_path / "new.csv", index=False)  # a new table is prepared as the site's own was
     assert predict_table(models, tmp_path / "new.csv", "client", tmp_path / "out.csv") == len(mine)
-    with (tmp_path / "out.csv").open(newline="") as opened:
-        found = [float(row["prediction"]) for row in csv.DictReader(opened)]
+    found = pd.read_csv(tmp_path / "out.csv")["prediction"].tolist()
     assert found == pytest.approx(load(alone.folder).predict("a/east-0", mine).reshape(-1), abs=1e-3)
     assert 90 < min(found) < max(found) < 110  # as the targets were before they were standardised
 
@@ -109,13 +105,8 @@ def test_a_run_that_resumes_keeps_its_preparation(tmp_path):
     experiment, frame = make_experiment(rounds=4), make_table()
     whole = start_sites(experiment, tmp_path / "whole", frame).run()
     sites = start_sites(experiment, tmp_path, frame)
-
-    def stop(seed, end):
-        if end.state.round == 2:
-            raise FederationError("the server is gone")
-
-    with pytest.raises(FederationError, match="gone"):
-        sites.run(on_round_end=stop)
+    with pytest.raises(StopError):
+        sites.run(on_round_end=stop_after(2))
     for name in SITES:
         sites.restart(name)
     sites.pushed.clear()

@@ -13,6 +13,8 @@ import pytest
 import tomli_w
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 
+from kit.documents import blocks
+from kit.experiments import file_bytes
 from kit.refusals import PPFLError, assert_refused
 from kit.sites import VISITS
 from ppfl.cli import main
@@ -41,10 +43,6 @@ def out(tmp_path, file):
     return tmp_path / "clinics"
 
 
-def files_in(folder):
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def secret_of(file):
     """What must not be known: the number that a private key is, or the bytes of a plain secret."""
     content = file.read_bytes()
@@ -62,7 +60,7 @@ def readable(content):
 
 
 def test_every_secret_is_in_one_file_that_only_its_owner_reads(out):
-    found = files_in(out)
+    found = {out / name: content for name, content in file_bytes(out).items()}
     private = [path for path in found if path.name in SECRETS]
     assert Counter(path.name for path in private) == SECRETS
     for path in private:
@@ -106,7 +104,7 @@ def test_sites_are_added_and_a_revoked_one_is_gone_from_all_lists(out, file):
 
 
 def test_what_cannot_be_made_leaves_nothing_behind_and_a_folder_in_use_as_it_is(out, file, tmp_path):
-    before = files_in(out)
+    before = file_bytes(out)
     for sites, host, folder, word in [
         ([], "here", "new", "no site"),
         (["../a"], "here", "new", "cannot be a folder"),
@@ -117,7 +115,7 @@ def test_what_cannot_be_made_leaves_nothing_behind_and_a_folder_in_use_as_it_is(
         assert_refused(lambda: init_federation(file, sites, host, tmp_path / folder), PPFLError, word)
     file.write_text(tomli_w.dumps(VISITS | {"rounds": 4}))
     assert_refused(lambda: init_federation(file, ["west"], HOST, out), PPFLError, "another experiment")
-    assert not (tmp_path / "new").exists() and files_in(out) == before
+    assert not (tmp_path / "new").exists() and file_bytes(out) == before
 
 
 def shake_hands(folder, server, trusted, host):
@@ -156,15 +154,11 @@ def test_a_site_connects_to_a_server_that_the_authority_signed_and_to_no_other(t
             shake_hands(tmp_path, shown, trusted, host)
 
 
-def blocks(kind):
-    return re.findall(rf"```{kind}\n(.*?)```", GUIDE, flags=re.DOTALL)
-
-
 def test_the_guide_names_the_folders_files_and_settings_that_there_are(tmp_path):
     (names,) = re.findall(r"federation init \S+ --sites (\S+) ", GUIDE)
-    (tmp_path / "experiment.toml").write_text(blocks("toml")[0])
+    (tmp_path / "experiment.toml").write_text(blocks(GUIDE, "toml")[0])
     init_federation(tmp_path / "experiment.toml", names.split(","), "server", tmp_path / "clinics")
-    assert (tmp_path / "clinics" / "sites" / "north" / "start.txt").read_text() in blocks("sh")
+    assert (tmp_path / "clinics" / "sites" / "north" / "start.txt").read_text() in blocks(GUIDE, "sh")
     rows = re.findall(r"^\| `(clinics/\S+)` \| .*? \| (.*) \|$", GUIDE, flags=re.MULTILINE)
     assert len(rows) == 3
     for folder, held in rows:
@@ -172,6 +166,6 @@ def test_the_guide_names_the_folders_files_and_settings_that_there_are(tmp_path)
             assert list((tmp_path / folder).glob(pattern)), (folder, pattern)
     (table,) = re.findall(r"^\| `\[settings\]` \|.*?\n\n", GUIDE, flags=re.MULTILINE | re.DOTALL)
     assert {*re.findall(r"^\| `(\w+)` \| ", table, flags=re.MULTILINE)} == {*SecureSettings.model_fields}
-    (estimator,) = (block for block in blocks("toml") if "[estimator]" in block)
+    (estimator,) = (block for block in blocks(GUIDE, "toml") if "[estimator]" in block)
     (tmp_path / "estimator.toml").write_text(estimator)
     assert load_experiment(tmp_path / "estimator.toml").estimator is not None

@@ -37,17 +37,15 @@ def alone(tmp_path, tmp_path_factory):
     base = tmp_path_factory.getbasetemp()
     with FileLock((base.parent if base.name.startswith("popen-") else base) / "flower.lock"):
         yield
-
-        def none_left() -> bool:
-            return not any(str(tmp_path) in line for line in command_lines())
-
-        wait_for(none_left, "the end of all processes", seconds=20)
+        wait_for(lambda: not any_process_of(tmp_path), "the end of all processes", seconds=20)
 
 
-def command_lines():
+def any_process_of(folder) -> bool:
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            yield file.read_text(errors="replace")
+            if str(folder) in file.read_text(errors="replace"):
+                return True
+    return False
 
 
 def init(folder: Path, experiment) -> Path:

@@ -103,13 +103,17 @@ def test_draws_follow_the_mean_the_variance_and_the_distribution(name):
     assert stats.kstest(uniform.numpy(), "uniform").pvalue > 1e-3
 
 
-@pytest.mark.parametrize("name", ["gaussian", "gamma"])
-def test_distributions_of_numbers_are_scipys(name):
-    mean, y, nuisance, family = np.array([0.4, 3.0]), to_double([1.2]), to_double([1.8]).log(), make_family(name)
-    oracle = stats.norm(mean, np.sqrt(1.8)) if name == "gaussian" else stats.gamma(1 / 1.8, scale=mean * 1.8)
-    parameters = to_double(mean if name == "gaussian" else np.log(mean))[None, :, None]
-    np.testing.assert_allclose(family.cdf(y, parameters, nuisance)[0], oracle.cdf(1.2))
-    np.testing.assert_allclose(family.variance(to_double(mean), nuisance), oracle.var())
+def test_distributions_of_numbers_are_scipys():
+    mean, y = np.array([0.4, 3.0]), to_double([1.2])
+    for name, nuisance, oracle in (
+        ("gaussian", [np.log(1.8)], stats.norm(mean, np.sqrt(1.8))),
+        ("gamma", [np.log(1.8)], stats.gamma(1 / 1.8, scale=mean * 1.8)),
+        (HETEROSCEDASTIC, [0.6, 0.9], stats.t(2 * np.exp(0.9), mean, np.exp(0.3))),  # one row of a new client
+    ):
+        family, parameters = make_family(name), to_double(np.log(mean) if name == "gamma" else mean)[None, :, None]
+        np.testing.assert_allclose(family.log_density(parameters, y, to_double(nuisance))[0], oracle.logpdf(1.2))
+        np.testing.assert_allclose(family.cdf(y, parameters, to_double(nuisance))[0], oracle.cdf(1.2))
+        np.testing.assert_allclose(family.variance(to_double(mean), to_double(nuisance)), oracle.var())
 
 
 def test_families_are_found_by_the_names_that_other_packages_use():
@@ -213,10 +217,11 @@ def test_the_marginal_has_the_derivatives_of_finite_differences(name, monkeypatc
         rows = make_rows(draw_population(name, clients=5, rows=4), make_family(name), mix, shared=["x2"])
         problem = make_problem(rows, K, spread=0.2)
         at = np.random.default_rng(0).normal(size=problem.shape.size) / 3
-        objective, steps = problem.marginal(K, 16).adapted(at), 1e-5 * np.eye(len(at))
-        value, gradient = objective(at)
-        numerical = [(objective(at + step)[0] - objective(at - step)[0]) / 2e-5 for step in steps]
-        np.testing.assert_allclose(gradient, numerical, rtol=1e-5, atol=1e-7)
+        points, steps = problem.marginal(K, 16), 1e-5 * np.eye(len(at))
+        for objective in (points, points.adapted(at)):  # the same points for all clients, and points of their own
+            value, gradient = objective(at)
+            numerical = [(objective(at + step)[0] - objective(at - step)[0]) / 2e-5 for step in steps]
+            np.testing.assert_allclose(gradient, numerical, rtol=1e-5, atol=1e-7)
         if mix == "weights" and name in WITH_HESSIAN:
             by_formula = objective.with_hessian(at)
             np.testing.assert_allclose(by_formula.gradient, gradient, atol=1e-10)

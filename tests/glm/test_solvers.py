@@ -13,7 +13,6 @@ from ppfl.glm.solvers.lbfgs import find_rescaling, minimize_lbfgs
 from ppfl.glm.solvers.newton_steps import newton_direction
 from ppfl.glm.solvers.parameters import concentration
 from ppfl.glm.solvers.problem import GLMProblem
-from ppfl.glm.solvers.profile import Profile
 from ppfl.glm.solvers.solve import SearchSettings, solve_marginal
 from ppfl.glm.solvers.split import split_corner
 
@@ -25,35 +24,24 @@ def draw_problem(name: str, clients: int, rows: int, k: int = K, mix="weights", 
     return tables.make_problem(data, k, **settings)
 
 
-def make_profile(name: str, mix: str, penalty: float) -> Profile:
-    """Of six clients with eight rows each, which are all equally near."""
-    problem = draw_problem(name, 6, 8, mix=mix, shared=["x2"])
-    return problem.profile(1e-9, affinity.uniform([str(i) for i in range(6)]), penalty)
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(("mix", "penalty"), [("weights", 0.01), ("predictions", 0.0)])
-def test_the_profile_has_the_best_memberships_and_the_right_gradient(name, mix, penalty):
-    profile = make_profile(name, mix, penalty)
+def test_the_profile_is_the_papers_objective_with_the_best_memberships_and_the_right_gradient(name, mix, penalty):
+    """sum p_i f_i + lambda <C, L C> of the core with p_i = n_i / n, plus the ridges; all clients are equally near."""
+    problem = draw_problem(name, clients=6, rows=8, mix=mix, shared=["x2"])
+    profile = problem.profile(1e-9, affinity.uniform([str(i) for i in range(6)]), penalty)
     size, k = profile.shape.size, profile.shape.k
     at = np.random.default_rng(0).normal(size=size) / 3
-    _, gradient = profile(at)
+    value, gradient = profile(at)
     assert profile.membership_gap(at) < 1e-7
-    numerical = [(profile(at + step)[0] - profile(at - step)[0]) / 2e-5 for step in 1e-5 * np.eye(size)[:-k]]
-    np.testing.assert_allclose(gradient[:-k], numerical, rtol=1e-3, atol=1e-5)
-    assert (gradient[-k:] == 0).all()  # the distribution of memberships is not part of it
-
-
-def test_the_profile_is_the_papers_objective_with_the_best_memberships():
-    """sum p_i f_i + lambda <C, L C> of the core with p_i = n_i / n, plus the ridges."""
-    profile = make_profile("gaussian", "weights", 0.02)
-    at = np.random.default_rng(0).normal(size=profile.shape.size) / 3
-    value, _ = profile(at)
     coefficients, _ = profile.shape.unpack(torch.from_numpy(at))
     c = profile.memberships
     losses = -profile.data.client_log_likelihoods(coefficients, c[..., None])[:, 0] / 8
     ridges = float(profile.regularization.value(coefficients)) / 48
-    assert value == pytest.approx(papers_objective(losses, c, 0.02) + ridges, rel=1e-9)
+    assert value == pytest.approx(papers_objective(losses, c, penalty) + ridges, rel=1e-9)
+    numerical = [(profile(at + step)[0] - profile(at - step)[0]) / 2e-5 for step in 1e-5 * np.eye(size)[:-k]]
+    np.testing.assert_allclose(gradient[:-k], numerical, rtol=1e-3, atol=1e-5)
+    assert (gradient[-k:] == 0).all()  # the distribution of memberships is not part of it
 
 
 @pytest.mark.parametrize("solver", ["marginal", "profile"])
@@ -125,10 +113,6 @@ def test_copies_of_a_canonical_model_move_apart_as_the_curvature_says():
     assert axis @ curvature @ axis == pytest.approx(expected, rel=0.05)
 
 
-def minimize_rescaled(objective, start, tol):
-    return minimize_lbfgs(objective, start, tol, 2000, lambda at, renew: find_rescaling(objective, at))
-
-
 def test_a_rescaled_quadratic_takes_a_few_iterations():
     """x'Hx / 2 - b'x, with eigenvalues of H from 1e-3 to 1e3."""
     random = np.random.default_rng(0)
@@ -138,23 +122,13 @@ def test_a_rescaled_quadratic_takes_a_few_iterations():
     def quadratic(x):
         return float(x @ H @ x / 2 - b @ x), H @ x - b
 
-    found = minimize_rescaled(quadratic, np.ones(12), 1e-6)
-    assert found.objective == pytest.approx(quadratic(np.linalg.solve(H, b))[0], rel=1e-9)
-    assert len(found.path) <= 5 < len(minimize_lbfgs(quadratic, np.ones(12), 1e-6, 500).path)
+    plain = minimize_lbfgs(quadratic, np.ones(12), 1e-6, 500)
+    rescaled = minimize_lbfgs(quadratic, np.ones(12), 1e-6, 500, lambda at, renew: find_rescaling(quadratic, at))
+    assert len(rescaled.path) <= 5 < len(plain.path)
+    for end in (plain, rescaled):
+        assert end.gradient <= 1e-6 and (np.diff(end.path) <= 1e-12).all()
+        assert end.objective == pytest.approx(quadratic(np.linalg.solve(H, b))[0], rel=1e-9)
     assert find_rescaling(lambda x: (float(b @ x), b), np.ones(12)) is None  # no curvature to learn from
-
-
-@pytest.mark.parametrize("name", ["gaussian", "multinomial"])
-def test_with_and_without_rescaling_it_descends_to_a_minimum(name):
-    objective = draw_problem(name, 9, 8, shared=["x2"], ridge=0.9).marginal(K, 32)
-    start = np.random.default_rng(0).normal(size=objective.shape.size) / 3
-    plain = minimize_lbfgs(objective, start, 1e-7, 2000)
-    for end in (plain, minimize_rescaled(objective, start, 1e-7)):
-        assert end.gradient <= 1e-7
-        assert np.all(np.diff(end.path) <= 1e-12)
-    # the two may be different local minima, so the second method also starts at the end of the first
-    again = minimize_rescaled(objective, plain.vector, 1e-7)
-    assert again.objective == pytest.approx(plain.objective, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gaussian", "poisson"])

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, mean_gamma_deviance, mean_poisson_deviance, mean_squared_error
 
 from kit.refusals import PPFLError, assert_refused
-from kit.tables import make_estimator
+from kit.tables import make_client_table, make_estimator
 from ppfl.glm.table import TableSettings, fit_table
 from ppfl.glm.table.encoding import Encoding, choose_features
 from ppfl.glm.table.local_models import MODELS, LocalModels
@@ -201,10 +201,9 @@ def test_every_client_has_a_finite_model(family):
 
 
 def test_a_client_with_many_rows_is_hardly_regularized():
-    random = np.random.default_rng(0)
-    x, clients = random.normal(size=(4000, 1)), np.repeat(["a", "b"], 2000)
-    y = (np.where(clients == "a", 2.0, -2.0) * x[:, 0] + random.logistic(size=4000) > 0).astype(int)
+    table = make_client_table(clients=2, rows=2000)
+    x, y, clients = table.x, table.labels, table.clients.astype(str)
     found = LocalModels("bernoulli", x, y, clients, noise=1.0).predict(x, clients)
-    for rows in (clients == "a", clients == "b"):
+    for rows in (clients == "0", clients == "1"):
         alone = LogisticRegression(C=np.inf).fit(x[rows], y[rows]).predict_proba(x[rows])
         np.testing.assert_allclose(found[rows], alone, atol=0.01)

@@ -17,7 +17,7 @@ def run_over_folders(place: Path) -> str:
     services = {name: SiteService(load_site(folder / "site.toml"), folder) for name, folder in folders.items()}
     carrier = FakeCarrier(services)
     experiment = load_experiment(place / "server" / "experiment.toml")
-    clock = {"now": carrier.clock.now, "sleep": carrier.clock.sleep}
+    clock = {"now": carrier.now, "sleep": carrier.sleep}
     run_federated(experiment, place / "server" / "runs", carrier, sites=CLINICS, **clock)
     (run,) = services["north"].store.runs()
     for service in services.values():

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import tomli_w
 
 from ppfl.algorithms import PPFL
 from ppfl.cli import main
@@ -26,28 +27,8 @@ SMALL: dict[str, Any] = {
     "algorithm": {"name": "ppfl", "lr": 0.3, "batch_size": 4},
     "watch": {"every": 2},
 }
-
-TEXT = """
-rounds = 4
-
-[data]
-name = "synthetic_groups"
-n_clients = 6
-groups = 2
-dim = 3
-samples = 9
-test_points = 4
-
-[model]
-name = "linear"
-
-[population]
-k = 2
-
-[algorithm]
-name = "ppfl"
-lr = 0.3
-"""
+SHORT = {"rounds": 4, "data": SMALL["data"], "model": SMALL["model"], "population": {"k": 2}}
+TEXT = tomli_w.dumps(SHORT | {"algorithm": {"name": "ppfl", "lr": 0.3}})
 
 
 def small_experiment(**changes: Any) -> Experiment:
@@ -69,9 +50,6 @@ def file_bytes(folder: Path) -> dict[str, bytes]:
 def memory_limit(size: int) -> AbstractContextManager[None]:
     """In this context, what would take more bytes is refused."""
     return limited(bytes=size)
-
-
-# ---------------------------------------------------------------------- runs that do not get to their end
 
 
 class StopError(Exception):
@@ -115,18 +93,13 @@ def interrupt_at(patch: pytest.MonkeyPatch, place: Place) -> None:
     original, calls = getattr(place.owner, place.function), iter(range(10**6))
 
     def stopped(*arguments: Any, **settings: Any) -> Any:
-        stop = next(calls) == place.call
-        if stop and not place.after:
-            raise KeyboardInterrupt
-        result = original(*arguments, **settings)
-        if stop:
-            raise KeyboardInterrupt
-        return result
+        if next(calls) != place.call:
+            return original(*arguments, **settings)
+        if place.after:
+            original(*arguments, **settings)
+        raise KeyboardInterrupt
 
     patch.setattr(place.owner, place.function, stopped)
-
-
-# ---------------------------------------------------------------------- the command line
 
 
 def run_study(study: Study, out: Path) -> tuple[dict[str, dict[str, list[RunRecord]]], Path]:

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ppfl.data import Federation
-
 
 def write_bytes(path: Path, content: bytes) -> Path:
     """Compressed if the name ends in gz."""
@@ -94,9 +92,9 @@ def write_zip(path: Any, files: dict[str, bytes], packing: int = zipfile.ZIP_DEF
     return path
 
 
-def make_table(seed: int = 0, rows: int = 120) -> pd.DataFrame:
+def make_table(rows: int = 120) -> pd.DataFrame:
     """Clients of three sites, columns of very different sizes, and text that only one site has."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     site = np.repeat(["north", "south", "east"], rows // 3)
     frame = pd.DataFrame(
         {
@@ -120,11 +118,3 @@ def with_gaps(frame: pd.DataFrame) -> pd.DataFrame:
         frame.loc[random.random(len(frame)) < 0.2, name] = None
     frame.loc[frame.client.str.startswith("south"), "age"] = None  # a column that one site does not have at all
     return frame
-
-
-def data_of_experiment(settings: dict[str, Any], folder: Path) -> Federation:
-    """The federation that an experiment with these settings trains on; paths are relative to the folder."""
-    from ppfl.runs import Experiment
-    from ppfl.runs.run import read_data
-
-    return read_data(Experiment.model_validate(settings), folder)

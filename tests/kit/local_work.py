@@ -10,12 +10,10 @@ from ppfl.algorithms.local import memberships
 from ppfl.algorithms.local.batches import Draws, LocalData
 from ppfl.core import Population
 from ppfl.core.backends import Autograd, Batch, autograd, make_backend
-from ppfl.core.draws import name_keys, uniform
+from ppfl.core.draws import name_keys
 from ppfl.core.trees import named_leaves
 from ppfl.core.workspace import Workspace
 from ppfl.data import Federation, Samples
-
-BACKENDS = {"autograd": Autograd, "fastest": make_backend}
 
 
 def local_data(federation: Federation, clients, seed=0, round=0, *, masks=False, used_memory=False) -> LocalData:
@@ -28,14 +26,10 @@ def local_data(federation: Federation, clients, seed=0, round=0, *, masks=False,
     return LocalData(federation.train, weight, name_keys(federation.ids)[at], at, Draws(seed, round, masks), space)
 
 
-def theta_block_drawn(seed: int, round: int, probability: float) -> bool:
-    """Which block PPFL in random order moves in a round."""
-    return float(uniform(seed, "block", round)) < probability
-
-
 def backend_for(federation: Federation, population: Population, kind: str = "fastest"):
     """What runs and differentiates the population on data like these: the reference or the fastest."""
-    return BACKENDS[kind](population, federation.train.x[:2], federation.train.y[:2], federation.n_classes)
+    make = {"autograd": Autograd, "fastest": make_backend}[kind]
+    return make(population, federation.train.x[:2], federation.train.y[:2], federation.n_classes)
 
 
 def limit_outputs(patch: pytest.MonkeyPatch, *, block: int, kept: int) -> None:

@@ -6,16 +6,7 @@ import pytest
 
 from ppfl.core import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError, WriteError
 
-__all__ = [
-    "AffinityError",
-    "CheckpointError",
-    "DataError",
-    "ModelError",
-    "PPFLError",
-    "SettingError",
-    "WriteError",
-    "assert_refused",
-]
+__all__ = ["AffinityError", "CheckpointError", "DataError", "ModelError", "PPFLError", "SettingError", "WriteError"]
 
 
 def assert_refused(call: Callable[[], object], error: type[Exception], *words: str) -> None:

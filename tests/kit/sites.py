@@ -51,7 +51,7 @@ def make_experiment(method, rounds=5, **settings):
 
 def write_experiment(file, experiment):
     file.unlink(missing_ok=True)
-    write_toml(file, experiment.model_dump(mode="json", exclude_none=True))
+    write_toml(file, experiment.model_dump(mode="json"))
     return file
 
 
@@ -66,25 +66,20 @@ class Killed(BaseException):
     """Ends the server without any of its clean-up."""
 
 
-class FakeClock:
-    """Goes on only when somebody sleeps."""
+class FakeCarrier:
+    """By default every message is answered at once. `faults[site]` is called with each reply, and may change it:
+    None loses it, a number of seconds delays it, bytes replace it. A site without a time in `since` is offline.
+    Time goes on only when somebody sleeps."""
 
-    time = 0.0
+    def __init__(self, services):
+        self.services, self.time, self.since = services, 0.0, dict.fromkeys(services, "start")
+        self.faults, self.pushed, self._arrivals = {}, [], []
 
     def now(self):
         return self.time
 
     def sleep(self, seconds):
         self.time += seconds
-
-
-class FakeCarrier:
-    """By default every message is answered at once. `faults[site]` is called with each reply, and may change it:
-    None loses it, a number of seconds delays it, bytes replace it. A site without a time in `since` is offline."""
-
-    def __init__(self, services):
-        self.services, self.clock, self.since = services, FakeClock(), dict.fromkeys(services, "start")
-        self.faults, self.pushed, self._arrivals = {}, [], []
 
     def online(self):
         return {name: OnlineSite(at, self.since[name]) for at, name in enumerate(self.services) if self.since[name]}
@@ -99,11 +94,11 @@ class FakeCarrier:
             changed = self.faults[name](reply) if name in self.faults else reply
             delay, reply = (changed, reply) if isinstance(changed, float) else (0.0, changed)
             if reply is not None:
-                self._arrivals.append((self.clock.time + delay, Delivery(message, reply)))
+                self._arrivals.append((self.time + delay, Delivery(message, reply)))
         return ids
 
     def pull(self, messages):
-        here = [one for at, one in self._arrivals if at <= self.clock.time and one.message in messages]
+        here = [one for at, one in self._arrivals if at <= self.time and one.message in messages]
         self._arrivals = [(at, one) for at, one in self._arrivals if one not in here]
         return here
 
@@ -152,7 +147,7 @@ class Sites(FakeCarrier):
 
     def run(self, **options) -> RunRecord:
         """The experiment, into `folder`/out; the record of the last seed."""
-        own = {"sites": SITES, "secure": self.secure, "now": self.clock.now, "sleep": self.clock.sleep}
+        own = {"sites": SITES, "secure": self.secure, "now": self.now, "sleep": self.sleep}
         return run_federated(self.experiment, self.folder / "out", self, **own | options)[-1]
 
 

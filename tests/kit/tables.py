@@ -70,8 +70,8 @@ class ChoiceTable(NamedTuple):
     clients: Array
 
 
-def make_client_table(clients: int = 12, rows: int = 10, seed: int = 0) -> ClientTable:
-    random = np.random.default_rng(seed)
+def make_client_table(clients: int = 12, rows: int = 10) -> ClientTable:
+    random = np.random.default_rng(0)
     client = np.repeat(np.arange(clients), rows)
     x = random.normal(size=(len(client), 2)) * [1.0, 3.0] + [0.5, -2.0]
     eta = np.where(client % 2, 1.5, -1.5) * x[:, 0] + 0.2 * x[:, 1]
@@ -87,8 +87,8 @@ def fitted(family: str = "gaussian", clients: int = 12, rows: int = 10, **settin
     return make_estimator(family, **settings).fit(table.x, table.target(family), clients=table.clients)
 
 
-def make_choice_table(clients: int = 12, situations: int = 8, seed: int = 0) -> ChoiceTable:
-    random = np.random.default_rng(seed)
+def make_choice_table(clients: int = 12, situations: int = 8) -> ChoiceTable:
+    random = np.random.default_rng(0)
     x = random.normal(size=(clients * situations, 3, 2))
     slope = np.where(np.arange(clients * situations) // situations % 2, 2.0, -2.0)
     utility = slope[:, None] * x[..., 0] + 0.5 * x[..., 1]

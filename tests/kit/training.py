@@ -1,6 +1,7 @@
 """Run a method and collect the states: server, clients, and everyone's personal model."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -63,12 +64,8 @@ class Trained(NamedTuple):
 
     def personal(self) -> dict[str, list[torch.Tensor]]:
         """Every client's personal model and membership, by name."""
-        models, ids = self.models(), self.problem.roster.ids
-        if isinstance(models, Mixture):
-            return {c: [*models.models.values(), models.memberships[i]] for i, c in enumerate(ids)}
-        if isinstance(models, Networks):
-            return {c: [leaf[i] for leaf in models.values.values()] for i, c in enumerate(ids)}
-        return {c: list(models.values.values()) for c in ids}
+        models = self.models()
+        return {client: tensors(of_client(models, i)) for i, client in enumerate(self.problem.roster.ids)}
 
     def everything(self):
         """All tensors there are after the last round."""
@@ -81,13 +78,9 @@ class Trained(NamedTuple):
         return {client: [*personal, *rows[client]] for client, personal in self.personal().items()}
 
 
-def connect(
-    federation, population, engine: Engine | str = "loop", kind=InProcess, sites: int = 1, on_disk: bool | None = None,
-    **settings,
-) -> InProcess:  # fmt: skip
+def connect(federation, population, engine: Engine | str = "loop", kind=InProcess, sites=1, **settings) -> InProcess:
     """A transport to the federation's clients, spread over so many sites. settings: of every site."""
     engine = ENGINES[engine] if isinstance(engine, str) else engine
-    settings = {"states_on_disk": on_disk, **settings}
     if sites == 1:
         return kind(Site(federation, population, engine, **settings))
     parts = [federation.select(federation.ids[at::sites]) for at in range(sites)]
@@ -102,20 +95,26 @@ def run(
     resume: Trained | None = None, kind=InProcess, sites=1, on_disk=None, filters=None,
 ) -> Trained:  # fmt: skip
     """From the start, or from where another run is, to the last round or `until`."""
-    transport = connect(federation, population, engine, kind, sites, on_disk, filters=filters)
+    transport = connect(federation, population, engine, kind, sites, states_on_disk=on_disk, filters=filters)
     problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
     state = begin(method, problem, transport, dropout=dropout)
     if resume is not None:
         state = resume.state
         transport.ask([Restore(MAIN, state.exchange, resume.clients[-1])])
     states, clients, reports = [state], [copied(client_states(transport, state))], []
-    for state, report in train(method, problem, transport, state):
+    rounds_left = None if until is None else until - state.round
+    for state, report in islice(train(method, problem, transport, state), rounds_left):
         states.append(state)
         clients.append(copied(client_states(transport, state)))
         reports.append(report)
-        if state.round == until:
-            break
     return Trained(method, problem, transport, states, clients, reports)
+
+
+def of_client(models, i: int):
+    """The models of one client alone."""
+    if isinstance(models, Mixture):
+        return models._replace(memberships=models.memberships[i : i + 1])
+    return tree_map(lambda leaf: leaf[i : i + 1], models) if isinstance(models, Networks) else models
 
 
 def copied(rows: Rows) -> Rows:
@@ -154,21 +153,17 @@ def kinds_of_messages(*packages: str) -> list[type]:
     return [kind for _, kind in sorted(MESSAGES.items()) if kind.__module__.startswith(packages)]
 
 
-def at_start(
-    method, population, federation, *, rounds, seed=1, affinity=None, models=None, memberships=None
-) -> Trained:
+def at_start(method, population, federation, *, models=None, memberships=None, **settings) -> Trained:
     """A run before its first round, to be resumed, with these models and memberships instead of the method's own."""
-    transport = connect(federation, population)
-    problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
-    state = begin(method, problem, transport)
-    clients = copied(client_states(transport, state))
+    start = run(method, population, federation, until=0, **settings)
+    state, (clients,) = start.state, start.clients
     if models is not None:
         state = state._replace(server=state.server._replace(shared=models))
     if memberships is not None:
         state = state._replace(server=state.server._replace(memberships=memberships))
         known = {"membership": memberships, "rounds": torch.ones_like(memberships[:, 0])}
         clients = clients._replace(values={**clients.values, **known})
-    return Trained(method, problem, transport, [state], [clients], [])
+    return start._replace(states=[state], clients=[clients])
 
 
 def luck(seed: int, purpose: str, ids: Sequence[str], *keys: int) -> torch.Tensor:
@@ -183,9 +178,9 @@ def positions_of(problem, method, round) -> list[int]:
     return [problem.roster.position[client] for client in everyone]
 
 
-def networks_of_clients(trained: Trained, at: int = -1) -> list[dict[str, torch.Tensor]]:
+def networks_of_clients(trained: Trained) -> list[dict[str, torch.Tensor]]:
     """Every client's personal network, parameters by name."""
-    models = trained.models(at)
+    models = trained.models()
     assert not isinstance(models, Mixture)
     own, clients = isinstance(models, Networks), range(trained.problem.n_clients)
     return [{name: leaf[i] if own else leaf for name, leaf in models.values.items()} for i in clients]
@@ -196,11 +191,6 @@ def losses_of_clients(trained: Trained, at: int = -1) -> torch.Tensor:
     models, (site,) = trained.models(at), trained.transport.sites
     found = []
     for i in range(trained.problem.n_clients):
-        one = models
-        if isinstance(models, Networks):
-            one = Networks({name: leaf[i : i + 1] for name, leaf in models.values.items()})
-        if isinstance(models, Mixture):
-            one = Mixture(models.models, models.memberships[i : i + 1])
         samples = site.federation.train.client(i)
-        found.append(site.backend.evaluate(one, samples.x[None], samples.y[None])[1].mean())
+        found.append(site.backend.evaluate(of_client(models, i), samples.x[None], samples.y[None])[1].mean())
     return torch.stack(found)

@@ -1,4 +1,4 @@
-"""Adapters in files: the layout that peft documents, fits that are saved and loaded, and experiment files."""
+"""Adapters in files: the layout that peft documents, and fits that are saved and loaded."""
 
 import copy
 import json
@@ -11,11 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from kit.experiments import small_experiment
 from kit.problems import PROBLEMS
 from kit.refusals import ModelError, WriteError, assert_refused
 from ppfl import PPFL, FedAvg, Fitted, Population, fit, load, lora, with_adapters
-from ppfl.runs import run
 from ppfl.runs.adapter_files import save_adapter
 
 CHOICES = {
@@ -95,25 +93,3 @@ def test_what_is_no_single_adapter_or_what_peft_cannot_hold_is_refused(tmp_path)
     assert not out.exists()
     file.write_text("")
     assert_refused(lambda: save_adapter(clash, file), WriteError, "is a file")
-
-
-PLAIN = {"name": "perceptron", "hidden": 8}
-FEDAVG = {"algorithm": {"name": "fedavg", "lr": 0.1}, "population": {"k": 1}}
-STILL = {"algorithm": {"name": "ppfl", "lr": 1e-12}, "population": {"k": 2, "canonical": "adapters.up"}}
-
-
-def test_an_experiment_file_names_adapters_of_the_network_of_another_run(tmp_path):
-    """With steps too small to change anything, every client predicts as the network of the first run does."""
-    run(small_experiment(**FEDAVG, model=PLAIN), tmp_path / "pretrain")
-    model = PLAIN | {"adapters": {"rank": 2, "on": "linear"}}
-    experiment = small_experiment(**STILL, model=model, start={"run": "pretrain"})
-    run(experiment, tmp_path / "next", base=tmp_path)
-    before, after = load(tmp_path / "pretrain"), load(tmp_path / "next")
-    x = torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
-    for client in after.ids:
-        torch.testing.assert_close(after.predict(client, x), before.predict(client, x), **CLOSE)
-    untrained = experiment.build_population(experiment.data.build(), 0)
-    assert not torch.allclose(untrained.net(x).softmax(-1), before.predict(after.ids[0], x), atol=1e-3)
-    for part, names in (("up", after.population.canonical_names), ("down", after.population.common_names)):
-        assert names == {f"{layer}.{part}.weight" for layer in ("body.1", "classifier")}
-    assert after.save_adapter(after.ids[0], tmp_path / "adapter").is_dir()

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.experiments import call_ppfl, small_experiment, write_experiment
+from kit.experiments import TEXT, call_ppfl, small_experiment, write_experiment
 from kit.refusals import SettingError, assert_refused
 from ppfl.algorithms import PPFL, FedAvg
 from ppfl.runs import load_experiment
@@ -22,21 +22,16 @@ from ppfl.runs.names import MOST_BYTES, checked_name, folder_name, same_folder_k
 from ppfl.runs.processes import ProcessPool
 from ppfl.runs.tuning import attempt, candidates, tune, without_test
 
-COMMON = """
-rounds = 3
-seeds = [0, 1]
-data = { name = "synthetic_groups", n_clients = 6, groups = 2, dim = 3, samples = 9, test_points = 4 }
-model = { name = "linear" }
-algorithm = { lr = 0.3, batch_size = 4 }
-"""
-COMPARISON = f"""{COMMON}
+COMPARISON = f"""{TEXT}
+batch_size = 4
 [methods.Local]
 algorithm.name = "local"
+population.k = 1
 [methods.FedAvg]
 algorithm = {{ name = "fedavg", batch_size = 8 }}
+population.k = 1
 [methods."PPFL, weights"]
-algorithm.name = "ppfl"
-population = {{ k = 2, mix = "weights" }}
+population.mix = "weights"
 """
 
 
@@ -59,18 +54,17 @@ def test_an_experiment_file_is_a_comparison_of_one_and_not_the_reverse(file):
     assert_refused(lambda: load_experiment(file), SettingError, "ppfl compare")
     for change, words in (("methods.FedAvg.algorithm.lr=-1", "method 'FedAvg'"), ("methods.FedAvg=3", "one table")):
         assert_refused(lambda: load_comparison(file, [change]), SettingError, words)
-    file.write_text(COMMON.replace("{ lr", '{ name = "fedavg", lr'))
+    file.write_text(TEXT)
     assert load_comparison(file) == {"few": load_experiment(file)}
 
 
 def test_labels_without_a_folder_of_their_own_are_refused(file, tmp_path):
+    tasks = tasks_of(load_comparison(file), tmp_path, None)
+    assert_refused(lambda: refuse_twice([*tasks, tasks[0]]), SettingError, "a name of its own")
     words = {"fedavg": "would share the folder", "": "would be written to folder", "x" * 300: "would be written to"}
     for label, said in words.items():
         file.write_text(f"{COMPARISON}\n[methods.'{label}']\nalgorithm.name = 'local'")
         assert_refused(lambda: tasks_of(load_comparison(file), tmp_path, None), SettingError, said)
-    file.write_text(COMPARISON)
-    tasks = tasks_of(load_comparison(file), tmp_path, None)
-    assert_refused(lambda: refuse_twice([*tasks, tasks[0]]), SettingError, "a name of its own")
 
 
 BAD = ["", ".", "..", "../../x", "/etc", "a/b", "a\\b", "a\0b", "a\nb", "a\x1b[31m", "x.", "CON", "nul.txt", "-rf"]

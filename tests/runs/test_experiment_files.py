@@ -6,8 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from kit.experiments import TEXT as GROUPS
-from kit.experiments import memory_limit, small_experiment, write_experiment
+from kit.experiments import TEXT, memory_limit, small_experiment, write_experiment
 from kit.refusals import AffinityError, SettingError, assert_refused
 from ppfl.algorithms import METHODS, PPFL, FedAvg, FineTune
 from ppfl.core import affinity
@@ -16,33 +15,25 @@ from ppfl.runs import Experiment, load_experiment, run
 from ppfl.runs.comparison import load_comparison
 from ppfl.sites import Loop, Stacked
 
-TEXT = """
-rounds = 3
-seeds = [0, 4]
-data = { name = "digits", partition = { name = "label_groups", clients = 5 } }
-model = { name = "perceptron", hidden = 16 }
-population = { k = 4, mix = "weights" }
-algorithm = { name = "ppfl", lr = 0.2 }
-"""
 NESTED = 'algorithm={name="finetune", steps=5, method={name="fedavg", lr=0.2}}'
 
 
 @pytest.fixture
 def file(tmp_path):
-    return write_experiment(tmp_path, TEXT, "digits")
+    return write_experiment(tmp_path)
 
 
 def test_a_file_becomes_an_experiment_that_does_not_change_and_an_override_is_an_edit(file):
     experiment = load_experiment(file)
-    assert experiment.name == "digits"  # the file's
-    assert experiment.seeds == (0, 4)
-    assert experiment.model.hidden == (16,)
-    assert experiment.algorithm == PPFL(lr=0.2)
+    assert experiment.name == "groups"  # the file's
+    assert experiment.algorithm == PPFL(lr=0.3)
     with pytest.raises(ValidationError, match="frozen"):
         experiment.rounds = 5
-    changed = load_experiment(file, ["population.k=2", "algorithm.order=random", "name=other", "watch.every=2"])
-    edited = TEXT.replace("k = 4", "k = 2").replace("lr = 0.2", 'lr = 0.2, order = "random"')
-    file.write_text(edited + "watch.every = 2")
+    network = "model={name='perceptron', hidden=16}"
+    changed = load_experiment(file, ["population.k=3", "seeds=[0, 4]", "name=other", "watch.every=2", network])
+    assert changed.seeds == (0, 4) and changed.model.hidden == (16,)
+    edited = TEXT.replace("k = 2", "k = 3").replace('"linear"', '"perceptron"\nhidden = 16')
+    file.write_text(f"seeds = [0, 4]\n{edited}[watch]\nevery = 2")
     assert changed == load_experiment(file).model_copy(update={"name": "other"})
 
 
@@ -74,7 +65,7 @@ def affinity_by(name, federation=LABELS, method=None, **settings):
     return small_experiment(affinity={"name": name} | settings).affinity.build(federation, method or PPFL())
 
 
-def test_affinities_are_those_of_the_core():
+def test_affinities_are_those_of_the_core_and_what_does_not_fit_into_memory_is_refused():
     counts = torch.nn.functional.normalize(LABELS.label_counts().float(), dim=1)
     torch.testing.assert_close(affinity_by("labels").neighbours(torch.eye(12)), counts @ counts.T)
     assert bool((affinity_by("nearest", neighbours=2).degree >= 2).all())
@@ -85,22 +76,21 @@ def test_affinities_are_those_of_the_core():
     assert isinstance(affinity_by("auto", LABELS, PPFL(penalty=1e-5)), affinity.Factored)
     for federation, method in ((NUMBERS, PPFL(penalty=1e-5)), (LABELS, PPFL(penalty=0)), (LABELS, FedAvg())):
         assert affinity_by("auto", federation, method) is None
+    with memory_limit(500):
+        assert_refused(lambda: affinity_by("features"), AffinityError, "12 clients take 576 bytes")
 
 
 def test_a_metric_beside_the_experiment_file_is_recorded_and_one_that_is_not_there_refused(tmp_path):
     code = "def share_right(prediction, target):\n    return (prediction.argmax(-1) == target).float().mean()\n"
     (tmp_path / "metrics_beside_the_file.py").write_text(code)
-    file = write_experiment(tmp_path, GROUPS + '[watch]\nmetrics = ["metrics_beside_the_file:share_right"]')
+    file = write_experiment(tmp_path, TEXT + '[watch]\nmetrics = ["metrics_beside_the_file:share_right"]')
     (record,) = run(load_experiment(file), tmp_path / "out", base=tmp_path)
     assert record.metric == "accuracy"  # the loss's own stays the first
     for figure in ("", "_mean", "_worst_tenth"):
         assert record.scores[f"share_right{figure}"] == pytest.approx(record.scores[f"accuracy{figure}"])
     (compared,) = load_comparison(file).values()
     assert list(compared.watch.build(tmp_path).known_metrics) == ["share_right"]
-    for metric, words in (
-        ("no_module:f1", "there is no module"),
-        ("torchmetrics:F1Score", "class that needs arguments"),
-    ):
+    for metric, words in (("no_module:f1", "no module"), ("torchmetrics:F1Score", "class that needs arguments")):
         watch = small_experiment(watch={"metrics": [metric]}).watch
         assert_refused(lambda: watch.build(tmp_path), SettingError, words)
 
@@ -123,11 +113,11 @@ WRONG: dict[str, tuple[str, ...]] = {
 OVERRIDES = {"rounds.sub=3": "'rounds' is a value", "rounds": "key.sub=value", "a..b=3": "key.sub=value"}
 DEEP = "nested deeper than"
 FILES = {
-    "no rounds": (TEXT.replace("rounds = 3", ""), "rounds is missing", "at the top"),
+    "no rounds": (TEXT.replace("rounds = 4", ""), "rounds is missing", "at the top"),
     "not TOML": ("rounds = = 3", "is not TOML"),
     "not text": (b"\xff\xfe", "is not TOML"),
     "too large": ("#" * 2_000_000, "2,000,000 bytes"),
-    "a number too long": (TEXT.replace("rounds = 3", "rounds = " + "9" * 5000), "digits"),
+    "a number too long": (TEXT.replace("rounds = 4", "rounds = " + "9" * 5000), "digits"),
     "deep lists": ("x = " + "[" * 20_000, DEEP),
     "deep tables": ("x = " + "{a=" * 20_000, DEEP),
     "a deep key": ("a" + ".a" * 20_000 + " = 1", DEEP),
@@ -146,10 +136,5 @@ def test_a_file_or_an_override_that_is_no_experiment_is_refused(file, case):
         assert_refused(lambda: load_experiment(file, [override]), SettingError, words)
     content, *words = FILES[case]
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert_refused(lambda: load_experiment(file), SettingError, "digits.toml", *words)
+    assert_refused(lambda: load_experiment(file), SettingError, "groups.toml", *words)
     assert_refused(lambda: load_experiment(file.with_name("nowhere.toml")), SettingError, "nowhere.toml")
-
-
-def test_what_does_not_fit_into_memory_is_refused():
-    with memory_limit(500):
-        assert_refused(lambda: affinity_by("features"), AffinityError, "12 clients take 576 bytes")

@@ -120,11 +120,8 @@ run(experiment, sys.argv[2], resume=True, checkpoint_every=1, on_round_end=tell)
 
 @pytest.mark.processes
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
-    experiment, seeded, out = (
-        small_experiment(**EXPERIMENTS["best output"], rounds=60),
-        random.Random(0),
-        tmp_path / "out",
-    )
+    experiment, out = small_experiment(**EXPERIMENTS["best output"], rounds=60), tmp_path / "out"
+    seeded = random.Random(0)
     (whole,) = run(experiment, tmp_path / "whole")
     command = [sys.executable, "-c", KILLED, json.dumps(experiment.model_dump(mode="json")), str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -86,9 +86,7 @@ def test_every_seed_has_its_folder_and_nothing_is_overwritten(tmp_path):
     run(small_experiment(seeds=[2, 10]), tmp_path)
     assert [folder.name for folder in find_runs(tmp_path)] == ["seed-2", "seed-10"]
     foreign, before = tmp_path / "seed-0" / "thesis.txt", file_bytes(tmp_path)
-    assert_refused(
-        lambda: run(small_experiment(seeds=[3, 10]), tmp_path), CheckpointError, "seed-10 exists", "--resume"
-    )
+    assert_refused(lambda: run(small_experiment(seeds=[3, 10]), tmp_path), CheckpointError, "seed-10 exists")
     other = small_experiment(seeds=[2], algorithm={"name": "ppfl", "lr": 0.1, "batch_size": 4})
     foreign.parent.mkdir()
     foreign.write_text("three years")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from kit.experiments import StopError, file_bytes, small_experiment, stop_after, write_experiment
+from kit.experiments import TEXT, StopError, file_bytes, small_experiment, stop_after, write_experiment
 from kit.problems import make_linear, make_net
 from kit.refusals import CheckpointError, ModelError, SettingError, assert_refused
 from ppfl import Population, fit, load
@@ -52,18 +52,26 @@ METHODS_FROM_A_START = {
     "fedalt": {"algorithm": {"name": "fedalt", **FROZEN, "personal_part": "classifier"}, **ONE},
     "finetune": {"algorithm": {"name": "finetune", "lr": 1e-12, "method": {"name": "fedavg", **FROZEN}}, **ONE},
     "local": {"algorithm": {"name": "local", **FROZEN}, **ONE},
+    "ppfl, adapters": {
+        "algorithm": {"name": "ppfl", **FROZEN},
+        "model": NETWORK["model"] | {"adapters": {"rank": 2, "on": "linear"}},
+        "population": {"k": 2, "canonical": "adapters.up"},
+    },
 }
 
 
 @pytest.mark.parametrize("name", METHODS_FROM_A_START)
 def test_every_client_begins_with_the_pretrained_network(name, base, tmp_path):
     """With steps too small to change anything, every client predicts as the pre-trained network does."""
-    run(small_experiment(**METHODS_FROM_A_START[name], **NETWORK, **FROM, rounds=2), tmp_path, base=base)
+    run(small_experiment(**NETWORK | FROM | METHODS_FROM_A_START[name], rounds=2), tmp_path, base=base)
     fitted, expected = load(tmp_path), load(base / "pretrain")
     x = torch.randn(5, *fitted.kind.shape, generator=torch.Generator().manual_seed(0))
     for client in fitted.ids:
         torch.testing.assert_close(fitted.predict(client, x), expected.predict(client, x), atol=1e-6, rtol=0)
-    assert_same(fitted.population.initial_network(), network_of(base / "pretrain" / "seed-0"))
+    assert_same(fitted.population.network_without_adapters(), network_of(base / "pretrain" / "seed-0"))
+    if name == "ppfl, adapters":
+        assert fitted.population.canonical_names == {f"{layer}.up.weight" for layer in ("body.1", "classifier")}
+        assert fitted.save_adapter(fitted.ids[0], tmp_path / "adapter").is_dir()
 
 
 def test_a_stopped_run_ends_with_the_same_bits_even_if_the_other_folder_is_gone(base, tmp_path):
@@ -160,19 +168,15 @@ def test_distinct_copies_of_a_trained_network_stay_near_it():
         assert (apart[name] - leaf).abs().max() <= 0.2 * 8**-0.5  # draws are at most 1/sqrt(fan in)
 
 
-COMPARISON = """
-rounds = 2
-seeds = [0, 1]
-data = { name = "synthetic_groups", n_clients = 6, groups = 2, dim = 3, samples = 9, test_points = 4 }
-model = { name = "linear" }
-algorithm = { lr = 0.3, batch_size = 4 }
-start.method = "Pre-trained"
+COMPARISON = f"""seeds = [0, 1]
+{TEXT}
+[start]
+method = "Pre-trained"
 [methods."PPFL, weights"]
-algorithm.name = "ppfl"
-population = { k = 2, mix = "weights" }
+population.mix = "weights"
 [methods.Pre-trained]
-rounds = 3
 algorithm.name = "fedavg"
+population.k = 1
 """
 
 

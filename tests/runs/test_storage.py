@@ -168,14 +168,8 @@ def test_a_write_that_fails_leaves_the_old_file(path, monkeypatch):
     assert sorted(path.parent.iterdir()) == sorted([path, text])
 
 
-KEYS, VALUES = st.text(min_size=1, max_size=5), st.integers(-9, 9) | st.booleans() | st.text(max_size=5)
-FLAT = st.dictionaries(KEYS, VALUES, max_size=3)
-
-
-@given(FLAT | st.dictionaries(KEYS, FLAT, max_size=3))
-def test_settings_survive_a_round_trip_through_toml(tmp_path_factory, settings):
+def test_settings_survive_a_round_trip_through_toml(path):
     """Infinity and lists of tables too; what is None is left out."""
-    file = tmp_path_factory.getbasetemp() / "settings.toml"
-    kept = {"settings": settings, "limit": float("inf"), "methods": [{"lr": 0.1}, {"lr": 1.0, "seeds": [0, 1]}]}
-    write_toml(file, {**kept, "path": None})
-    assert tomllib.loads(file.read_text(encoding="utf-8")) == kept
+    kept = {"name": "naïve", "limit": float("inf"), "methods": [{"lr": 0.1}, {"lr": 1.0, "seeds": [0, 1]}]}
+    write_toml(path, {**kept, "path": None})
+    assert tomllib.loads(path.read_text(encoding="utf-8")) == kept

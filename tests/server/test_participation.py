@@ -58,8 +58,12 @@ def test_sites_draw_their_own_clients_by_seed_round_and_id_however_many_sites_th
 
 def test_a_share_of_one_is_every_client_and_of_none_is_a_round_that_changes_nothing():
     method, federation = FedAvg(**SMALL), federation_of()
-    everyone, none = (run(drawing(method, share), population(), federation) for share in (1.0, 0.0))
-    assert_same(everyone.everything(), run(method, population(), federation).everything(), **SAME_BITS)
+    whole, *everyone, none = (
+        run(one, population(), federation)
+        for one in (method, drawing(method, 1.0), FedAvg(**SMALL, sampling="size"), drawing(method, 0.0))
+    )
+    for one in everyone:
+        assert_same(one.everything(), whole.everything(), **SAME_BITS)
     assert_same(none.server, none.states[0].server, **SAME_BITS)
     assert [(report.participants, report.lost) for report in none.reports] == [(0, 0)] * 4
 
@@ -104,36 +108,6 @@ def test_fedavg_with_clients_drawn_by_size_is_its_naive_twin(sizes):
         torch.testing.assert_close(p / q, (p / q)[:1].expand(len(sizes)))  # unweighted
     for name, value in model.named_parameters():  # p_i are rounded to single precision
         torch.testing.assert_close(found.server.shared[name], value.detach(), atol=1e-7, rtol=1e-6)
-
-
-def test_clients_of_equal_sizes_are_drawn_as_by_a_share():
-    federation, plain = federation_of((6,) * 8), FedAvg(**SMALL)
-    everyone = 0.0, FedAvg(**SMALL, sampling="size"), plain
-    for near, *methods in ((1e-12, FedAvg(**SMALL, **BY_SIZE), drawing(plain, SHARE)), everyone):
-        by_size, alike = (run(method, population(), federation, seed=SEED) for method in methods)
-        assert_same(by_size.everything(), alike.everything(), atol=near, rtol=near)
-        assert [r.participants for r in by_size.reports] == [r.participants for r in alike.reports]
-
-
-@pytest.mark.parametrize("share_memberships", [True, False])
-def test_a_start_for_which_too_few_clients_come_back_waits_for_the_next_round(share_memberships: bool):
-    """Four models want four clients; in the first round three of six come back, later there are more."""
-
-    class Patience(InProcess):
-        asked = 0
-
-        def ask(self, requests):
-            self.asked += 1
-            assert self.asked < 200, "the server asks again and again"
-            return super().ask(requests)
-
-    federation, method = make_federation((7, 12, 20, 5, 1, 9)), PPFL(**SMALL, share_memberships=share_memberships)
-    lost = {seed: [(luck(seed, "dropout", federation.ids, t) < 0.4).sum() for t in (0, 1)] for seed in range(100)}
-    seed = next(seed for seed, (first, second) in lost.items() if first == 3 and second <= 2)
-    found = run(method, Population(make_net(), k=4), federation, dropout=0.4, seed=seed, kind=Patience)
-    counts = [report.participants for report in found.reports]
-    assert counts[0] < 4 <= max(counts)
-    assert not bool(found.states[1].server.started) and bool(found.server.started)
 
 
 def test_sites_that_do_not_fit_together_are_refused():

@@ -101,7 +101,6 @@ def test_where_the_updates_of_most_clients_are_not_finite_training_has_diverged(
     def trained(*clients):
         return quiet(with_uploads_times(FedAvg(**SMALL), torch.nan, *clients), FEDERATION, rounds=1)
 
-    assert issubclass(DivergedError, SettingError)
     assert trained("client-0", "client-1").reports[0].refused == 2
     assert_refused(lambda: trained("client-0", "client-1", "client-4"), DivergedError, "3 of 5", "smaller lr")
 

@@ -84,8 +84,6 @@ def test_a_server_that_sees_sums_alone_reads_the_same_scores(method):
         one, other = rows.splits[split], sums.splits[split]
         assert other.score is other.loss is other.samples is None
         assert one.samples.tolist() == pytest.approx(size.tolist())
-        assert one.pooled == pytest.approx(float((one.score * size).sum() / size.sum()))
-        assert one.mean == pytest.approx(float(one.score[size > 0].mean()))
         for name in ("pooled", "pooled_loss", "weighted_loss", "mean"):
             assert getattr(one, name) == pytest.approx(getattr(other, name)), name
 
@@ -109,15 +107,6 @@ def test_without_reports_of_clients_no_reply_has_rows():
         assert all(0 <= end.record["accuracy_worst_tenth"] <= end.record["accuracy_mean"] for end in ends)
     reported, _ = replies_and_ends(Watch())
     assert any(reply.rows.values for request, reply in reported if isinstance(request, Evaluate))
-
-
-def test_evaluation_by_the_max_rule_is_that_of_the_largest_memberships():
-    ended = run(PPFL(lr=0.3), Population(make_linear(), k=3, mix="predictions"), FEDERATION, rounds=3)
-    hard, (models, memberships) = evaluated(ended, hard=True).splits["test"], ended.models()
-    for at, client in enumerate(FEDERATION.ids):
-        own, best = FEDERATION.client(client)["test"], int(memberships[at].argmax())
-        prediction = own.x @ models["weight"][best].T + models["bias"][best]
-        assert float(hard.score[at]) == pytest.approx(float((prediction.argmax(1) == own.y).double().mean()))
 
 
 @pytest.mark.parametrize("lost", [("client-0",), ("client-1", "client-3")])  # the first, or all of the second site
@@ -226,8 +215,10 @@ def test_a_client_where_a_metric_is_not_defined_is_left_out():
     assert math.isnan(found["nowhere"].mean) and math.isnan(found["nowhere"].worst_tenth)
 
 
-def test_what_cannot_be_a_metric_is_refused():
+def test_what_cannot_be_measured_is_refused():
     population, taken = Population(make_net(), k=1), Watch(metrics={"accuracy": f1})
+    assert_refused(lambda: Watch(every=0), SettingError, "every >= 1")
+    assert_refused(lambda: Watch(share=math.nan), SettingError, "0 < share <= 1")
     assert_refused(lambda: Watch(metrics={"f1": 3}), SettingError, "give a function")
     assert_refused(lambda: Watch(metrics=[f1, f1]), SettingError, "'f1'", "name of its own")
     assert_refused(lambda: fit(population, POOL, FedAvg(), rounds=1, watch=taken), SettingError, "'accuracy'")

@@ -1,13 +1,12 @@
 """Every kind of network and loss trains as K ordinary networks of torch would, on every engine."""
 
-import copy
 import itertools
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from kit.problems import LINKS, PROBLEMS, make_linear, make_net, of_net, with_seed
+from kit.problems import LINKS, PROBLEMS, make_net, of_net, with_seed
 from kit.refusals import ModelError, assert_refused
 from kit.training import assert_same, run
 from ppfl import PPFL, FedAvg, Population, fit
@@ -16,7 +15,7 @@ from ppfl.core.backends.networks import FunctionalNetwork
 from ppfl.core.models import Mixture, Networks, OneNetwork
 
 MIXES = ("outputs", "predictions", "weights")
-C = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64)
+C = torch.tensor([[0.5, 0.3, 0.2], [0.0, 0.0, 1.0]], dtype=torch.float64)  # a mixture, and one model alone
 SHARE = torch.tensor([[1 / 6] * 6, [1 / 4] * 4 + [0.0] * 2], dtype=torch.float64)
 REAL = (6, 4)
 every_problem = pytest.mark.parametrize("name", PROBLEMS)
@@ -221,26 +220,6 @@ def test_one_full_step_of_fedavg_is_torchs_own(name):
         torch.testing.assert_close(fitted.models(["c0"]).values, expected, rtol=1e-6, atol=1e-7)
         assert fitted.evaluate(problem.federation, "train").pooled_loss == pytest.approx(after, rel=1e-5)
         assert fitted.problem.population.loss.metric_name == problem.metric
-
-
-def predictions_of(net, c=C, **settings):
-    """Of two clients, with models that are drawn apart."""
-    population, batch = Population(net, **{"k": 3, **settings}), batch_of(PROBLEMS["chain"]())
-    backend = make_backend(population, batch.x[0], batch.y[0], 3)
-    return backend.predict(Mixture(distinct(population), c), batch.x)
-
-
-def test_ways_of_mixing_agree_where_layers_are_linear_or_one_model_is_taken_and_nowhere_else():
-    line, net = make_linear(dtype=torch.float64), make_net(dtype=torch.float64)
-    torch.testing.assert_close(predictions_of(line, mix="outputs"), predictions_of(line, mix="weights"))
-    torch.testing.assert_close(predictions_of(net, canonical=("0", "2")), predictions_of(net, mix="weights"))
-    for one, other in itertools.combinations([predictions_of(net, mix=mix) for mix in MIXES], 2):
-        assert not torch.allclose(one, other, atol=1e-3)
-    x, models, hard = batch_of(PROBLEMS["chain"]()).x, distinct(Population(net, k=3)), Mixture({}, C).hardened()
-    alone = [with_values(copy.deepcopy(net), {n: v[k] for n, v in models.items()}) for k in (0, 2)]
-    expected = torch.stack([one(x[i]).softmax(-1) for i, one in enumerate(alone)])
-    for mix in MIXES:
-        torch.testing.assert_close(predictions_of(net, hard.memberships, mix=mix), expected)
 
 
 def test_a_tied_parameter_stays_one_parameter():

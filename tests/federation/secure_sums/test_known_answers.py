@@ -83,12 +83,15 @@ def from_numbers(*numbers):
     return lambda size: next(rest).to_bytes(size, "big")
 
 
-def test_the_textbook_polynomial():
+def test_the_textbook_polynomial_and_shares_that_cannot_be_used():
     """1234 + 166 x + 94 x^2 at 1, ..., 6: worked by hand in many a text, and on paper here."""
     secret = (1234).to_bytes(32, "big")
     shares = split_secret(secret, shares=6, threshold=3, random_bytes=from_numbers(166, 94))
     assert [int.from_bytes(share, "big") for share in shares] == [1494, 1942, 2578, 3402, 4414, 5614]
     assert join_shares({2: shares[1], 4: shares[3], 5: shares[4]}, threshold=3) == secret
+    assert_refused(lambda: join_shares({2: shares[1], 4: shares[3]}, threshold=3), SettingError, "3 are needed")
+    too_large = {1: (PRIME - 1).to_bytes(SHARE_BYTES, "big")}  # a value that no secret of 32 bytes has
+    assert_refused(lambda: join_shares(too_large, threshold=1), SettingError, "do not belong together")
 
 
 @given(secret=st.binary(min_size=32, max_size=32), n=st.integers(1, 6), data=st.data())
@@ -106,10 +109,3 @@ def test_one_share_too_few_fits_every_secret():
     shares = split_secret(one.to_bytes(32, "big"), 2, 2, from_numbers(77))
     shift = (one + 77 - other) % PRIME
     assert split_secret(other.to_bytes(32, "big"), 2, 2, from_numbers(shift))[0] == shares[0]
-
-
-def test_shares_that_cannot_be_used():
-    shares = dict(enumerate(split_secret(bytes(32), 3, 2), start=1))
-    too_large = {1: (PRIME - 1).to_bytes(SHARE_BYTES, "big")}  # a value that no secret of 32 bytes has
-    assert_refused(lambda: join_shares({1: shares[1]}, threshold=2), SettingError, "2 are needed")
-    assert_refused(lambda: join_shares(too_large, threshold=1), SettingError, "do not belong together")

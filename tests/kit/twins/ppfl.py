@@ -4,8 +4,8 @@ import torch
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from kit.local_work import theta_block_drawn
 from kit.twins.plain import Outcome
+from ppfl.core.draws import uniform
 
 
 def loss(given, models, c, x, y):
@@ -77,7 +77,7 @@ def ppfl(given):
     L = torch.diag(W.sum(1)) - W
     for t in given.rounds:
         who, both = given.taking_part(t), settings.order == "alternating"
-        theta_block = both or theta_block_drawn(given.seed, t, settings.block_probability)
+        theta_block = both or float(uniform(given.seed, "block", t)) < settings.block_probability
         if both or not theta_block:
             pull, before = 2 * settings.penalty * L @ C, C.clone()
             for i in who:
