@@ -176,9 +176,6 @@ def limits():
             units = {"alike": True, "memberships": torch.eye(4, dtype=torch.float64)}
             own = side(ppfl.PPFL(**SMALL, **FIXED), k=4, mix=mix, canonical=part, **units)
             yield f"a canonical model per client is {method.name}, {mix}", own, side(method(**SMALL))
-    for rule, mix in (("step_size", "outputs"), ("steps", "weights"), ("solve", "outputs"), ("solve", "weights")):
-        never, always = (side(ppfl.PPFL(**SMALL, catch_up=one), k=2, mix=mix) for one in ("none", rule))
-        yield f"who misses nothing does not catch up by {rule}, {mix}", always, never
     for mix, settings, lost in (
         ("weights", {}, 0.0), ("predictions", {"participation": 0.5, "order": "random"}, 0.0),
         ("outputs", {}, 0.4), ("predictions", {"participation": 0.7}, 0.3),

@@ -1,4 +1,4 @@
-"""What a client computes: batches, local SGD, gradients for its membership and the memory they take, catching up."""
+"""What a client computes: batches, local SGD, gradients for its membership and the memory they take."""
 
 import itertools
 
@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 import ppfl
 from kit.local_work import backend_for, limit_outputs, local_data, slope_and_loss
 from kit.problems import make_federation, make_net, with_seed
-from kit.training import losses_of_clients, positions_of, run
 from ppfl.algorithms.local.memberships import MembershipSteps
 from ppfl.algorithms.local.model_losses import losses_of_models
 from ppfl.algorithms.local.start import gradient_sketch
@@ -190,71 +189,3 @@ def test_mixed_predictions_of_labels_keep_likelihoods_alone(shape, monkeypatch):
     for i in range(2):
         expected = slope_and_loss(backend, models, c[i], data.samples.client(i))
         torch.testing.assert_close((slopes[i], losses[i]), expected)
-
-
-ROUNDS, both_mixes = 8, pytest.mark.parametrize("mix", ["outputs", "weights"])
-# from K draws and even memberships, with a step that is too short to change a model
-STILL = {"lr": 1e-12, "momentum": 0.0, "start": "uniform", "warmup": 0, "membership_steps": 1, "membership_lr": 0.3}
-
-
-def caught_up(mix, rule, participation=0.4, rounds=ROUNDS, until=None, **settings):
-    method = ppfl.PPFL(**STILL | {"participation": participation, "catch_up": rule} | settings)
-    federation = make_federation((7, 12, 20, 5, 3, 9), dtype=torch.float64)
-    return run(method, ppfl.Population(NET, k=2, mix=mix), federation, rounds=rounds, until=until, seed=2)
-
-
-def comebacks(found):
-    """Round, client and number of steps of every visit that follows missed rounds; nobody can miss the first one."""
-    last, found_back = dict.fromkeys(range(6), 0), []
-    visits = [positions_of(found.problem, found.method, t) for t in range(ROUNDS)]
-    for t, who in enumerate(visits):
-        found_back += [(t, client, t + (client in visits[0])) for client in who if t > last[client] + 1]
-        last |= dict.fromkeys(who, t)
-    assert len(found_back) > 3
-    return found_back
-
-
-@both_mixes
-def test_more_steps_make_up_for_every_missed_round(mix):
-    """Where models stand still, a client that comes back is where it would be had it never been away."""
-    some, never_away, left_behind = caught_up(mix, "steps"), caught_up(mix, "none", 1.0), caught_up(mix, "none")
-    for t, client, steps in comebacks(some):
-        expected = never_away.models(steps).memberships[client]
-        torch.testing.assert_close(some.models(t + 1).memberships[client], expected, atol=1e-8, rtol=1e-7)
-        assert not torch.allclose(left_behind.models(t + 1).memberships[client], expected, atol=1e-4)
-
-
-@both_mixes
-def test_longer_steps_are_as_many_times_as_long(mix):
-    """log c_1 - log c_0 moves along the gradient: at the first visit, from even memberships, 1 + m times as far."""
-    longer, usual = caught_up(mix, "step_size"), caught_up(mix, "none")
-    seen = set()
-    for t in range(ROUNDS):
-        for client in set(positions_of(usual.problem, usual.method, t)) - seen:
-            moved = [float(one.models(t + 1).memberships[client].log().diff()) for one in (longer, usual)]
-            assert moved[0] == pytest.approx(max(1, t) * moved[1], rel=1e-6)
-            seen.add(client)
-    assert len(seen) == 6
-
-
-@both_mixes
-@pytest.mark.parametrize("order", ["alternating", "random"])
-def test_a_solved_membership_fits_as_well_as_the_best_of_a_grid(mix, order):
-    found = caught_up(mix, "solve", order=order, block_probability=0.99)
-
-    def losses_with(c):
-        """f_i (M,) at the end, where all clients had this membership (K,)."""
-        values = {**found.clients[-1].values, "membership": c.expand(6, -1), "rounds": torch.ones(6, dtype=c.dtype)}
-        return losses_of_clients(found._replace(clients=[found.clients[-1]._replace(values=values)]))
-
-    grid = torch.linspace(0, 1, 51, dtype=torch.float64)
-    best = torch.stack([losses_with(torch.stack([share, 1 - share])) for share in grid]).amin(0)
-    for t, client, _ in comebacks(found):
-        loss = losses_with(found.models(t + 1).memberships[client])[client]
-        assert loss <= best[client] + 1e-3 * (1 + best[client].abs())
-
-
-@pytest.mark.parametrize("rule", ["step_size", "steps", "solve"])
-def test_frozen_memberships_and_those_in_the_warm_up_do_not_move(rule):
-    for settings in ({"membership_steps": 0}, {"warmup": 100}):
-        assert bool((caught_up("outputs", rule, rounds=60, until=5, **settings).memberships == 0.5).all())

@@ -49,7 +49,6 @@ CASES = {
     "finetune-fedadam": (methods.FineTune(method=methods.FedAdam(**SMALL), steps=2), 1, "outputs"),
     "ppfl-adam-some": (PPFL(**SMALL, participation=0.5, server_optimizer=Adam()), 3, "weights"),
     "fedper-momentum": (methods.FedPer(**SMALL, server_optimizer=Momentum(lr=0.5)), 1, "outputs"),
-    "ppfl-catch-up-some": (PPFL(**SMALL, participation=0.5, catch_up="solve"), 3, "predictions"),
     "fedavg-by-size": (methods.FedAvg(**SMALL, participation=0.5, sampling="size"), 1, "outputs"),
     "ppfl-by-size": (PPFL(**SMALL, participation=0.5, sampling="size"), 2, "weights"),
     "ifca": (methods.IFCA(**SMALL), 3, "outputs"),

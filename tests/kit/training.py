@@ -161,7 +161,7 @@ def at_start(method, population, federation, *, models=None, memberships=None, *
         state = state._replace(server=state.server._replace(shared=models))
     if memberships is not None:
         state = state._replace(server=state.server._replace(memberships=memberships))
-        known = {"membership": memberships, "rounds": torch.ones_like(memberships[:, 0])}
+        known = {"membership": memberships, "placed": torch.ones_like(memberships[:, 0])}
         clients = clients._replace(values={**clients.values, **known})
     return start._replace(states=[state], clients=[clients])
 

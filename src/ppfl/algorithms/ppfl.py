@@ -51,7 +51,6 @@ from .contract import (
     participants,
 )
 from .local.batches import LocalData
-from .local.catch_up import MOST_STEPS, rounds_missed
 from .local.memberships import MembershipSteps
 from .local.schedules import factor
 from .local.sgd import LEARNING_RATES, TrainingLoss
@@ -137,8 +136,6 @@ class PPFL(MethodDefaults, PPFLSettings):
             memberships=move and (both or not theta),
             lr=self.step_size(round, problem.rounds) * min(1.0, (round + 1) / (warm + 1)),
             membership_lr=self.membership_lr * slower,
-            round=round,
-            catch_up=move and self.catch_up != "none",
         )
         return Plan(participants(problem, self.participation, round, by_size=self.sampling == "size"), task)
 
@@ -215,27 +212,22 @@ class PPFL(MethodDefaults, PPFLSettings):
     ) -> Work:
         if isinstance(task, Survey):
             found = answer_survey(backend, task, shared, client.membership, client.point, data)
-            return Work(PPFLClient(found.membership, client.rounds, found.point), found.upload)
+            return Work(PPFLClient(found.membership, client.placed, found.point), found.upload)
         c = self._membership(own, client)
         if isinstance(task, MembershipTask):
             c, losses = MembershipSteps(backend, shared["models"], data, None).best(c, task.most_steps)
             loss = TrainingLoss(losses, data.sizes.to(losses))
-            return Work(PPFLClient(c, client.rounds.clamp_min(1), client.point), Upload(metrics=loss.metrics()))
+            return Work(PPFLClient(c, torch.ones_like(client.placed), client.point), Upload(metrics=loss.metrics()))
         if isinstance(task, Stationarity):
             return Work(client, stationarity_upload(backend, task, shared["models"], own, c, data, self.penalty))
         loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
         sums: dict[str, Sum] = {}
-        missed = rounds_missed(client.rounds, task.round) if task.catch_up else torch.zeros_like(client.rounds)
-        if self.catch_up == "solve" and bool(missed.any()):
-            solved, _ = MembershipSteps(backend, shared["models"], data, None).best(c, MOST_STEPS)
-            c = torch.where(missed[:, None] > 0, solved, c)
         if task.memberships:
-            c, loss = move_memberships(self, backend, task, shared["models"], own, c, missed, data)
+            c, loss = move_memberships(self, backend, task, shared["models"], own, c, data)
         if task.theta:
             sums, loss = move_theta(self, backend, task, shared["models"], c, data)
         rows = {"membership": c} if self.share_memberships else {}
-        now = torch.full_like(client.rounds, task.round + 1)
-        return Work(PPFLClient(c, now, client.point), Upload(sums, rows, loss.metrics()))
+        return Work(PPFLClient(c, torch.ones_like(client.placed), client.point), Upload(sums, rows, loss.metrics()))
 
     def model(self, backend: Backend, shared: dict[str, Any], own: dict[str, Tensor], client: PPFLClient) -> Models:
         return Mixture(shared["models"], self._membership(own, client))
@@ -243,4 +235,4 @@ class PPFL(MethodDefaults, PPFLSettings):
     def _membership(self, own: dict[str, Tensor], client: PPFLClient) -> Tensor:
         if not self.share_memberships:
             return client.membership
-        return torch.where(client.rounds[:, None] > 0, client.membership, own["membership"])
+        return torch.where(client.placed[:, None] > 0, client.membership, own["membership"])

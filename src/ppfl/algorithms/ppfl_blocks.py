@@ -27,7 +27,6 @@ def move_memberships(
     models: Params,
     own: dict[str, Tensor],
     c: Tensor,
-    missed: Tensor,
     data: LocalData,
 ) -> tuple[Tensor, TrainingLoss]:
     """Mirror steps on the surrogate of Eq. (13), theta and the neighbours fixed."""
@@ -36,10 +35,7 @@ def move_memberships(
     alone = weight[:, None] * scale  # all there is to G where no neighbour pulls
     first: Tensor | None = None
     steps = (20 if backend.caches_outputs else 1) if settings.membership_steps is None else settings.membership_steps
-    count = steps * (1 + missed) if settings.catch_up == "steps" else torch.full_like(missed, steps)
-    eta = task.membership_lr * (1 + missed[:, None]) if settings.catch_up == "step_size" else task.membership_lr
-    most = int(count.max())
-    for at, gradient_at in enumerate(MembershipSteps(backend, models, data, settings.membership_batch).steps(most)):
+    for gradient_at in MembershipSteps(backend, models, data, settings.membership_batch).steps(steps):
         slope, loss = gradient_at(c)
         first = loss if first is None else first
         if "degree" in own:
@@ -47,7 +43,7 @@ def move_memberships(
             G = client_membership_gradient(slope, c, weight, *pull) * scale
         else:
             G = slope * alone
-        c = torch.where((count > at)[:, None], inside(mirror_step(c, G, eta)), c)
+        c = inside(mirror_step(c, G, task.membership_lr))
     assert first is not None
     return c, TrainingLoss(first, data.sizes.to(weight))
 

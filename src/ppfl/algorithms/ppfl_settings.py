@@ -10,7 +10,6 @@ from torch import Tensor
 from ..core.params import Params
 from ..core.settings import Count, NonNegative, Positive, RepeatsOrZero
 from .contract import message
-from .local.catch_up import CatchUp
 from .server_optimizers import OptimizedTraining
 
 
@@ -25,7 +24,6 @@ class PPFLSettings(OptimizedTraining):
     membership_batch: Count | None = None  # None: the full gradient, sigma_2 = 0
     membership_scale: Literal["own", "weighted"] = "own"  # step eta / p_i, or eta as Eq. (16) is written
     membership_schedule: bool = False  # whether the membership step follows the schedule of lr
-    catch_up: CatchUp = "none"  # what clients do that sat out rounds; local/catch_up.py has the rules
     penalty: NonNegative = 0.0  # lambda; it weighs a sum over all pairs, so it is strong where all are alike
     averaging: Literal["members", "everyone"] = "members"
     warmup: RepeatsOrZero = 5  # rounds (a tenth at most) in which lr rises and memberships wait
@@ -50,7 +48,7 @@ class PPFLServer(NamedTuple):
 
 class PPFLClient(NamedTuple):
     membership: Tensor  # (C, K)
-    rounds: Tensor  # (C,), the round it last took part in, from 1; before that it starts from what the server sends
+    placed: Tensor  # (C,), 1 once it has taken part in a round; until then it takes the membership that it is sent
     point: Tensor  # (C, d), its sketch along the main directions of all, for the private start
 
 
@@ -62,8 +60,6 @@ class PPFLTask(NamedTuple):
     memberships: bool
     lr: float
     membership_lr: float
-    round: int  # from 0
-    catch_up: bool  # whether those who missed rounds are to make up for it
 
 
 @message
