@@ -105,26 +105,27 @@ def limits():
     yield "fedprox without a pull is fedavg", side(ppfl.FedProx(**SOME, mu=0)), OF_SOME
     yield "ditto without a pull is local", side(ppfl.Ditto(**SMALL, mu=0)), LOCAL
     yield "ditto's shared model is that of fedavg", side(ppfl.Ditto(**SOME, mu=1)), OF_SOME, server
-    plain = ppfl.FedAvgM(**SOME, server_momentum=0, server_lr=1)
-    yield "server_lr 1 without momentum is fedavg", side(plain), OF_SOME
+    plain = ppfl.FedAvgM(**SOME, server_optimizer={"momentum": 0})
+    yield "a server step of 1 without momentum is fedavg", side(plain), OF_SOME
     first_round = side(ppfl.FedAvg(**SMALL, momentum=0), rounds=1)
     yield "the first round of scaffold is that of fedavg", side(ppfl.Scaffold(**SMALL), rounds=1), first_round
     one = {"lr": 0.1, "batch_size": None, "local_steps": 1, "momentum": 0}
     yield "scaffold with one step is fedavg", side(ppfl.Scaffold(**one)), side(ppfl.FedAvg(**one))
     for kind, more in ((ppfl.FedAdagrad, {}), (ppfl.FedAdam, SLOW), (ppfl.FedYogi, SLOW)):
         # m / (sqrt(v) + tau) is d / (2 tau) where v stays near tau^2
-        adaptive = kind(**SMALL, server_lr=2e4, tau=1e4, beta1=0, **more)
+        adaptive = kind(**SMALL, server_optimizer={"lr": 2e4, "tau": 1e4, "beta1": 0, **more})
         yield f"{kind.name} with a large tau is fedavg", side(adaptive), FEDAVG
 
     # optimizers of the server
-    for optimizer, same in (
-        (Momentum(lr=0.5, momentum=0.7), ppfl.FedAvgM(**SMALL, server_lr=0.5, server_momentum=0.7)),
-        (Adagrad(lr=0.1, tau=0.01), ppfl.FedAdagrad(**SMALL, server_lr=0.1, tau=0.01)),
-        (Adam(lr=0.1, beta1=0.5), ppfl.FedAdam(**SMALL, server_lr=0.1, beta1=0.5)),
-        (Yogi(lr=0.1, beta2=0.9), ppfl.FedYogi(**SMALL, server_lr=0.1, beta2=0.9)),
+    for optimizer, kind in (
+        (Momentum(lr=0.5, momentum=0.7), ppfl.FedAvgM),
+        (Adagrad(lr=0.1, tau=0.01), ppfl.FedAdagrad),
+        (Adam(lr=0.1, beta1=0.5), ppfl.FedAdam),
+        (Yogi(lr=0.1, beta2=0.9), ppfl.FedYogi),
     ):
-        theirs, setting = side(same), {**SMALL, "server_optimizer": optimizer}
-        yield f"fedavg with {optimizer.name} is {same.name}", side(ppfl.FedAvg(**setting)), theirs
+        setting = {**SMALL, "server_optimizer": optimizer}
+        theirs = side(kind(**setting))
+        yield f"fedavg with {optimizer.name} is {kind.name}", side(ppfl.FedAvg(**setting)), theirs
         yield f"ppfl over members with {optimizer.name}", side(ppfl.PPFL(**setting, warmup=0)), theirs
         everyone = ppfl.PPFL(**setting, warmup=0, averaging="everyone", collapse=False)
         yield f"ppfl over everyone with {optimizer.name}", side(everyone), theirs
@@ -230,7 +231,7 @@ def limits():
     for name, method, population in (
         ("fedavg", ppfl.FedAvg(**SMALL), {"mix": "predictions"}),
         ("local", ppfl.Local(**SMALL), {}),
-        ("centralized", ppfl.Centralized(**SMALL), {}),
+        ("fedadam", ppfl.FedAdam(**SMALL), {}),
         ("ditto of some clients", ppfl.Ditto(**SMALL, participation=0.3), {}),
         ("pfedme", ppfl.PFedMe(lr=0.05, batch_size=4, inner_steps=2), {}),
         ("ppfl", ppfl.PPFL(**SMALL), weights),

@@ -41,7 +41,6 @@ def test_what_a_problem_does_not_allow_is_refused_with_the_remedy(name):
 @pytest.mark.parametrize(
     ("method", "settings", "word"),
     [
-        (ppfl.Centralized, {"local_steps": 2}, "local_steps"),
         (ppfl.Scaffold, {"momentum": 0.9}, "momentum"),
         (ppfl.PFedMe, {"mu": 30, "outer_lr": 0.1}, "below 2"),
         (ppfl.FedAlt, {"personal_epochs": 1, "personal_steps": 1}, "keep one"),

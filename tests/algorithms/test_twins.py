@@ -8,7 +8,7 @@ import torch
 import ppfl
 from kit.problems import make_federation, make_net
 from kit.training import assert_same, networks_of_clients, run
-from kit.twins import TWINS
+from kit.twins import TWINS, one_model
 from kit.twins.plain import Given
 from ppfl.algorithms import METHODS, Method
 from ppfl.algorithms.server_optimizers import Adagrad, Momentum
@@ -38,17 +38,17 @@ def mixed(mix, canonical="all"):
     return {"k": 3, "mix": mix, "canonical": canonical}
 
 
+SLOW_START = {"beta1": 0.5, "tau": 0.05}
 CASES = {
     "local": Case(ppfl.Local(**SMALL, local_epochs=2)),
     "fedavg of some clients": Case(ppfl.FedAvg(**SMALL, **SOME, local_steps=5), engine="loop"),
-    "centralized of some clients": Case(ppfl.Centralized(**SMALL, **SOME, momentum=0.0), engine="loop"),
     "fedprox of some clients": Case(ppfl.FedProx(**SMALL, **SOME, mu=2.0, local_epochs=3), engine="loop"),
     "scaffold of some clients": Case(ppfl.Scaffold(**SMALL, **SOME, local_epochs=2)),
     "scaffold with a server step": Case(ppfl.Scaffold(**SMALL | WHOLE_BATCHES, server_lr=0.5), engine="loop"),
-    "fedavgm of some clients": Case(ppfl.FedAvgM(**SMALL, **SOME, server_lr=0.3, server_momentum=0.5)),
-    "fedadagrad": Case(ppfl.FedAdagrad(**SMALL, server_lr=0.1), engine="loop"),
-    "fedadam of some clients": Case(ppfl.FedAdam(**SMALL, **SOME, beta1=0.5, tau=0.05, local_epochs=2)),
-    "fedyogi of some clients": Case(ppfl.FedYogi(**SMALL, **SOME, beta1=0.5, tau=0.05)),
+    "fedavgm of some clients": Case(ppfl.FedAvgM(**SMALL, **SOME, server_optimizer={"lr": 0.3, "momentum": 0.5})),
+    "fedadagrad": Case(ppfl.FedAdagrad(**SMALL, server_optimizer={"lr": 0.1}), engine="loop"),
+    "fedadam of some clients": Case(ppfl.FedAdam(**SMALL, **SOME, server_optimizer=SLOW_START, local_epochs=2)),
+    "fedyogi of some clients": Case(ppfl.FedYogi(**SMALL, **SOME, server_optimizer=SLOW_START)),
     "ditto of some clients": Case(ppfl.Ditto(**SMALL, **SOME, mu=0.3, local_epochs=2), engine="loop"),
     "pfedme of some clients": Case(ppfl.PFedMe(**SMALL, **SOME, mu=1.0, outer_lr=0.3, beta=1.5, inner_steps=3)),
     "pfedme with momentum": Case(ppfl.PFedMe(**SMALL, **MOMENTUM, mu=2.0, outer_lr=0.1), engine="loop"),
@@ -108,6 +108,13 @@ def test_every_method_is_its_pseudocode(name):
 
 def test_every_method_has_a_case_and_a_twin():
     assert {case.method.name for case in CASES.values()} == METHODS.keys() == TWINS.keys()
+
+
+def test_one_step_with_momentum_at_the_server_is_sgd_on_pooled_batches():
+    method = ppfl.FedAvgM(**SMALL, **SOME, local_steps=1, momentum=0, schedule="constant")
+    found = run(method, ppfl.Population(NET, k=1), FEDERATION, rounds=ROUNDS, seed=SEED)
+    expected = one_model.pooled(Given(FEDERATION, found.problem, method))
+    assert_same(networks_of_clients(found)[0], dict(expected.named_parameters()), **TIGHT)
 
 
 TORCH = {

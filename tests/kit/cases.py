@@ -11,6 +11,7 @@ from ppfl.core import Population, affinity
 
 SIZES = (7, 12, 20, 5, 1, 9)
 SMALL = {"lr": 0.3, "batch_size": 4, "weight_decay": 0.01}
+POOLED = {"local_steps": 1, "momentum": 0}  # with momentum at the server: SGD on the data of all together
 CASES = {
     "local": (methods.Local(**SMALL), 1, "outputs"),
     "fedavg": (methods.FedAvg(**SMALL), 1, "outputs"),
@@ -20,10 +21,14 @@ CASES = {
     "scaffold-some": (methods.Scaffold(**SMALL, participation=0.5, local_epochs=2), 1, "outputs"),
     "fedavg-some": (methods.FedAvg(**SMALL, participation=0.5, local_steps=3), 1, "outputs"),
     "fedavgm": (methods.FedAvgM(**SMALL), 1, "outputs"),
-    "fedavgm-some": (methods.FedAvgM(**SMALL, server_lr=0.5, participation=0.5, local_steps=3), 1, "outputs"),
-    "fedadagrad": (methods.FedAdagrad(**SMALL, server_lr=0.1), 1, "outputs"),
+    "fedavgm-some": (
+        methods.FedAvgM(**SMALL, server_optimizer={"lr": 0.5}, participation=0.5, local_steps=3),
+        1,
+        "outputs",
+    ),
+    "fedadagrad": (methods.FedAdagrad(**SMALL, server_optimizer={"lr": 0.1}), 1, "outputs"),
     "fedadam-some": (methods.FedAdam(**SMALL, participation=0.5), 1, "outputs"),
-    "fedyogi": (methods.FedYogi(**SMALL, server_lr=0.1, tau=0.01), 1, "outputs"),
+    "fedyogi": (methods.FedYogi(**SMALL, server_optimizer={"lr": 0.1, "tau": 0.01}), 1, "outputs"),
     "lg-fedavg": (methods.LGFedAvg(**SMALL), 1, "outputs"),
     "fedper-some": (methods.FedPer(**SMALL, participation=0.5), 1, "outputs"),
     "fedrep": (methods.FedRep(**SMALL, head_epochs=2), 1, "outputs"),
@@ -37,8 +42,7 @@ CASES = {
     "ppfl-uniform": (PPFL(**SMALL, start="uniform"), 3, "outputs"),
     "ppfl-private": (PPFL(**SMALL, share_memberships=False), 3, "outputs"),
     "ppfl-private-some": (PPFL(**SMALL, share_memberships=False, participation=0.5), 2, "weights"),
-    "centralized": (methods.Centralized(**SMALL), 1, "outputs"),
-    "centralized-some": (methods.Centralized(**SMALL, participation=0.5), 1, "weights"),
+    "pooled-some": (methods.FedAvgM(**SMALL | POOLED, participation=0.5), 1, "weights"),
     "ditto": (methods.Ditto(**SMALL), 1, "outputs"),
     "ditto-some": (methods.Ditto(**SMALL, participation=0.5, local_steps=3), 1, "outputs"),
     "pfedme": (methods.PFedMe(**SMALL, mu=1.0, outer_lr=0.2), 1, "outputs"),

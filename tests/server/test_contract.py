@@ -178,11 +178,11 @@ def with_dropout() -> nn.Module:
 LSTM_WITH_DROPOUT = partial(Recurrent, dropout=0.5)
 NETWORKS = {  # those that vmap cannot run too; each with some of the methods
     "residual": (Residual, ["fedavg", "pfedme", "ifca", "ppfl-weights", "ppfl-outputs", "finetune-ditto"]),
-    "dropout": (with_dropout, ["scaffold", "centralized", "fedem", "ppfl-predictions", "cfl"]),
+    "dropout": (with_dropout, ["scaffold", "pooled-some", "fedem", "ppfl-predictions", "cfl"]),
     "lstm": (Recurrent, ["ditto", "fedper-some", "fedem", "ppfl-weights", "ppfl-private"]),
     "lstm with dropout": (LSTM_WITH_DROPOUT, ["local", "fedprox", "finetune", "ppfl-outputs", "ppfl-predictions"]),
     "packed": (partial(Recurrent, packed=True), ["fedavg", "fedsim", "ifca", "ppfl-weights", "finetune-ppfl"]),
-    "own function": (OwnFunction, ["scaffold", "centralized", "ditto", "ppfl-outputs", "ppfl-random-some"]),
+    "own function": (OwnFunction, ["scaffold", "pooled-some", "ditto", "ppfl-outputs", "ppfl-random-some"]),
 }
 PAIRS = [(network, name) for network, (_, names) in NETWORKS.items() for name in names]
 

@@ -1,13 +1,11 @@
 """One file per method, and the contract they all keep: a server's half and a client's half, as pure functions.
 `local/` has what methods share on a client: batches, SGD, membership steps, the start."""
 
-from .centralized import Centralized
 from .clustered import CFL
 from .contract import Method, MethodDefaults, Plan, Problem, Roster, Rows, Share, Sum, Total, Upload, Work, message
 from .ditto import Ditto
-from .fedavg import FedAvg
+from .fedavg import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 from .fedem import FedEM
-from .fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from .fedprox import FedProx
 from .finetune import FineTune
 from .ifca import IFCA
@@ -18,7 +16,7 @@ from .ppfl import PPFL
 from .scaffold import Scaffold
 
 _METHODS: tuple[type[Method], ...] = (
-    Local, FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedProx, Scaffold, Centralized, FineTune, PFedMe, Ditto,
+    Local, FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedProx, Scaffold, FineTune, PFedMe, Ditto,
     FedEM, IFCA, CFL, LGFedAvg, FedPer, FedRep, FedAlt, FedSim, PPFL,
 )  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in _METHODS}
@@ -28,7 +26,6 @@ __all__ = [
     "IFCA",
     "METHODS",
     "PPFL",
-    "Centralized",
     "Ditto",
     "FedAdagrad",
     "FedAdam",

@@ -9,7 +9,7 @@ the plain loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
@@ -82,6 +82,8 @@ class Method(Protocol):
     def needs_lr(self) -> bool:
         """Whether lr is still to be found by trials: with `trial` runs, and then `with_lr`."""
 
+    def setting(self, key: str) -> Any: ...
+    def changed(self, changes: Mapping[str, Any]) -> Self: ...
     def with_lr(self, lr: float) -> Self: ...
     def trial(self, lr: float) -> Self: ...
 

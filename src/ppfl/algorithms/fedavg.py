@@ -3,6 +3,9 @@
 theta <- theta + sum_{i in S} p_i (theta_i - theta) / sum_{i in S} p_i, with S the clients of the round; or a step of
 the server's optimizer along that mean change (server_optimizers.py).
 What leaves a client: its weighted change, in a sum.
+
+FedAvgM, FedAdagrad, FedAdam and FedYogi (Reddi et al., 2021) are FedAvg with one of these optimizers.
+FedAvgM(local_steps=1, momentum=0) is SGD on pooled data, one step per round.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from ..core.params import Params, subtract_
 from ..core.trees import Tree, tree_map
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .local.batches import LocalData
-from .local.sgd import train_networks
-from .server_optimizers import OptimizedTraining
+from .local.sgd import LEARNING_RATES, train_networks
+from .server_optimizers import Adagrad, Adam, Momentum, OptimizedTraining, Yogi
 
 
 class NetworkServer(NamedTuple):
@@ -66,6 +69,61 @@ class FedAvg(MethodDefaults, OptimizedTraining):
 
     def model(self, backend: Backend, shared: Params, own: Any, client: Any) -> Models:
         return OneNetwork(shared)
+
+
+class FedAvgM(FedAvg):
+    """FedAvg with momentum at the server.
+
+    >>> FedAvgM(lr=0.1, server_optimizer={"lr": 0.5}).server_optimizer
+    Momentum(lr=0.5)
+    """
+
+    name: ClassVar[str] = "fedavgm"
+    title: ClassVar[str] = "FedAvgM"
+    search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "server_optimizer.lr": (0.1, 0.3, 1.0)}
+    server_optimizer: Momentum = Momentum()
+
+
+ADAPTIVE_SEARCH = {"lr": LEARNING_RATES, "server_optimizer.lr": (0.001, 0.003, 0.01, 0.03, 0.1)}
+
+
+class FedAdagrad(FedAvg):
+    """FedAvg with Adagrad at the server.
+
+    >>> FedAdagrad(server_optimizer={"lr": 0.1}).server_optimizer
+    Adagrad(lr=0.1)
+    """
+
+    name: ClassVar[str] = "fedadagrad"
+    title: ClassVar[str] = "FedAdagrad"
+    search: ClassVar[dict[str, tuple[Any, ...]]] = ADAPTIVE_SEARCH
+    server_optimizer: Adagrad = Adagrad()
+
+
+class FedAdam(FedAvg):
+    """FedAvg with Adam at the server.
+
+    >>> FedAdam(server_optimizer={"lr": 0.1}).server_optimizer
+    Adam(lr=0.1)
+    """
+
+    name: ClassVar[str] = "fedadam"
+    title: ClassVar[str] = "FedAdam"
+    search: ClassVar[dict[str, tuple[Any, ...]]] = ADAPTIVE_SEARCH
+    server_optimizer: Adam = Adam()
+
+
+class FedYogi(FedAvg):
+    """FedAvg with Yogi at the server.
+
+    >>> FedYogi(server_optimizer={"lr": 0.1}).server_optimizer
+    Yogi(lr=0.1)
+    """
+
+    name: ClassVar[str] = "fedyogi"
+    title: ClassVar[str] = "FedYogi"
+    search: ClassVar[dict[str, tuple[Any, ...]]] = ADAPTIVE_SEARCH
+    server_optimizer: Yogi = Yogi()
 
 
 def mean(total: Total) -> Tree:

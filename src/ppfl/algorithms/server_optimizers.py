@@ -19,7 +19,7 @@ models, such as PPFL's survey or a round of memberships alone, is no step of the
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -31,16 +31,6 @@ from ..core.trees import Tree
 from .local.sgd import LocalTraining
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
-
-
-class ServerOptimizer(Protocol):
-    """What an optimizer at the server does."""
-
-    def start(self, shared: Params) -> Tree:
-        """Its state before the first step."""
-
-    def step(self, shared: Params, change: Params, state: Any) -> tuple[Params, Tree]:
-        """The models and the state after a step along a mean change."""
 
 
 class MomentumState(NamedTuple):
@@ -147,17 +137,12 @@ class OptimizedTraining(LocalTraining):
 
     server_optimizer: OptimizerByName | None = None  # None: the models plus their mean change
 
-    @property
-    def optimizer(self) -> ServerOptimizer | None:
-        """The optimizer that steps."""
-        return self.server_optimizer
-
     def optimizer_state(self, shared: Params) -> Tree:
         """Its state before the first round; empty where there is none."""
-        return {} if self.optimizer is None else self.optimizer.start(shared)
+        return {} if self.server_optimizer is None else self.server_optimizer.start(shared)
 
     def server_step(self, server: Any, change: Params) -> tuple[Params, Tree]:
         """The next models and the next state of the optimizer, from the mean change of `server.shared`."""
-        if self.optimizer is None:
+        if self.server_optimizer is None:
             return map_params(torch.add, server.shared, change), server.optimizer
-        return self.optimizer.step(server.shared, change, server.optimizer)
+        return self.server_optimizer.step(server.shared, change, server.optimizer)

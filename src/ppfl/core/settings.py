@@ -4,8 +4,9 @@ The ranges are far wider than what makes sense. Within them no size overflows an
 few numbers stay finite in single precision.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -35,3 +36,24 @@ class Settings(BaseModel):
         for name, field in type(self).model_fields.items():
             if (value := getattr(self, name)) != field.get_default(call_default_factory=True, validated_data={}):
                 yield name, value
+
+    def setting(self, key: str) -> Any:
+        """The value of a setting; "server_optimizer.lr" is one of the settings in another."""
+        return reduce(getattr, key.split("."), self)
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with other values of some settings, by the same keys.
+
+        >>> class Optimizer(Settings):
+        ...     lr: float = 1.0
+        >>> class Method(Settings):
+        ...     optimizer: Optimizer = Optimizer()
+        >>> Method().changed({"optimizer.lr": 0.5})
+        Method(optimizer=Optimizer(lr=0.5))
+        """
+        copy = self
+        for key, value in changes.items():
+            outer, _, inner = key.partition(".")
+            new = getattr(copy, outer).changed({inner: value}) if inner else value
+            copy = copy.model_copy(update={outer: new})
+        return copy

@@ -6,9 +6,9 @@ keys of a method's own table replace it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import closing
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,10 +68,23 @@ def experiments_of(settings: dict[str, Any], where: str) -> dict[str, Experiment
 def tuned_settings(path: Path, overrides: Iterable[str], best: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The file's settings with what was found for each of its methods."""
     settings = load_settings(path, overrides)
-    if "methods" not in settings:
-        ((_, changes),) = best.items()
-        return merged(settings, {"algorithm": changes})
-    return merged(settings, {"methods": {label: {"algorithm": changes} for label, changes in best.items()}})
+    for label, changes in best.items():
+        found = {"algorithm": nested(changes)}
+        settings = merged(settings, {"methods": {label: found}} if "methods" in settings else found)
+    return settings
+
+
+def nested(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as tables within tables.
+
+    >>> nested({"lr": 0.1, "server_optimizer.lr": 0.5})
+    {'lr': 0.1, 'server_optimizer': {'lr': 0.5}}
+    """
+    tables: dict[str, Any] = {}
+    for key, value in changes.items():
+        *outer, last = key.split(".")
+        tables = merged(tables, reduce(lambda table, name: {name: table}, reversed(outer), {last: value}))
+    return tables
 
 
 def _with_start(label: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def candidates(method: Method, budget: int, seed: int) -> list[dict[str, Any]]:
     grid = method.search
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     order = hashed(seed, "tune", torch.arange(len(points))).argsort().tolist() if grid else []
-    drawn = [{k: v for k, v in points[at].items() if getattr(method, k) != v} for at in order]
+    drawn = [{k: v for k, v in points[at].items() if method.setting(k) != v} for at in order]
     return [{}, *(changes for changes in drawn if changes)][:budget]
 
 
@@ -77,7 +77,7 @@ def attempt(
     experiment: Experiment, federation: Federation, changes: dict[str, Any], rounds: int, base: Path | None = None
 ) -> Trial:
     """Train with these settings, and score the personal models on the clients' validation samples."""
-    method = experiment.algorithm.model_copy(update=changes)  # type: ignore[attr-defined]
+    method = experiment.algorithm.changed(changes)
     seed = experiment.seeds[0]
     population = experiment.build_population(federation, seed, base)
     if (start := load_start(experiment.for_seed(seed), base)) is not None:

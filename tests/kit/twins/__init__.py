@@ -5,7 +5,6 @@ from kit.twins import clusters, one_model, own_models, ppfl
 TWINS = {  # by the names of methods in experiment files: Given -> Outcome
     "local": one_model.local,
     "fedavg": one_model.fedavg,
-    "centralized": one_model.centralized,
     "fedprox": one_model.fedprox,
     "scaffold": one_model.scaffold,
     **dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), one_model.fedopt),

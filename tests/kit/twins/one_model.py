@@ -16,19 +16,19 @@ def local(given):
     return Outcome(models)
 
 
-def centralized(given):
+def pooled(given):
     """torch.optim.SGD on the weighted loss of everyone's batches together."""
     model, settings = given.net, given.method
-    optimizer = torch.optim.SGD(model.parameters(), 1.0, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    momentum = settings.server_optimizer.momentum
+    optimizer = torch.optim.SGD(model.parameters(), settings.lr, momentum, weight_decay=settings.weight_decay)
     for t in given.rounds:
         who = given.taking_part(t)
-        optimizer.param_groups[0]["lr"] = given.lr(t)
         optimizer.zero_grad()
         for weight, i in zip(given.p[who] / given.p[who].sum(), who, strict=True):
             ((x, y),) = given.batches(i, t)
             (weight * cross_entropy(model(x), y)).backward()
         optimizer.step()
-    return Outcome([model for _ in given.clients])
+    return model
 
 
 def federated(given, train_client, server_step=lambda w, mean: mean):
@@ -63,23 +63,23 @@ def fedprox(given):
 
 def fedopt(given):
     """Algorithms 1 and 2 of Reddi et al. (2021)."""
-    settings, m = given.method, 0.0
-    v = 0.0 if settings.name == "fedavgm" else settings.tau**2
+    settings, m = given.method.server_optimizer, 0.0
+    v = 0.0 if settings.name == "momentum" else settings.tau**2
 
     def server_step(w, mean):
         nonlocal m, v
         d = vector(mean) - vector(w)
-        if settings.name == "fedavgm":
-            m = settings.server_momentum * m + d
-            return with_values(w, vector(w) + settings.server_lr * m)
+        if settings.name == "momentum":
+            m = settings.momentum * m + d
+            return with_values(w, vector(w) + settings.lr * m)
         m = settings.beta1 * m + (1 - settings.beta1) * d
-        if settings.name == "fedadagrad":
+        if settings.name == "adagrad":
             v = v + d**2
-        elif settings.name == "fedadam":
+        elif settings.name == "adam":
             v = settings.beta2 * v + (1 - settings.beta2) * d**2
         else:
             v = v - (1 - settings.beta2) * d**2 * torch.sign(v - d**2)
-        return with_values(w, vector(w) + settings.server_lr * m / (v**0.5 + settings.tau))
+        return with_values(w, vector(w) + settings.lr * m / (v**0.5 + settings.tau))
 
     return federated(given, lambda mine, w, i, t: given.train(mine, i, t), server_step)
 
