@@ -160,3 +160,13 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_is_refused_with_a_remedy(name):
     assert_refused(*REFUSED[name])
+
+
+def test_a_server_state_that_is_not_finite_ends_training():
+    class Overflows(FedAvg):
+        def merge(self, problem, server, task, totals, rows):
+            merged = super().merge(problem, server, task, totals, rows)
+            return merged._replace(shared={name: leaf * torch.inf for name, leaf in merged.shared.items()})
+
+    call = functools.partial(fit, Population(make_net(), k=1), FEDERATION, Overflows(lr=0.3), rounds=1)
+    assert_refused(call, SettingError, "after round 1", "smaller lr")

@@ -19,6 +19,7 @@ from ppfl.runs import Interrupted, find_runs, group_agreement, load_run, run
 from ppfl.runs.agreement import told_apart
 from ppfl.runs.provenance import commit_of
 from ppfl.runs.storage import read_tensors
+from ppfl.server import part_newcomers
 
 FEDAVG = {"algorithm": {"name": "fedavg", "lr": 0.1}, "population": {"k": 1}}
 PRIVATE = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "share_memberships": False}
@@ -53,6 +54,18 @@ def test_a_round_says_how_many_clients_it_lost_and_a_loss_that_is_not_there_is_n
     assert [(row["participants"], row["lost"], row["loss"]) for row in all_lost.metrics] == 6 * [(0, 6, None)]
     assert all_lost.finished and all_lost.scores["accuracy"] is not None
     assert "NaN" not in (all_lost.folder / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "algorithm", [{"name": "ppfl", "lr": 0.3}, {"name": "ditto", "lr": 0.3}], ids=["ppfl", "ditto"]
+)
+def test_newcomers_of_a_run_have_the_scores_of_clients_that_are_onboarded(tmp_path, algorithm):
+    k = 2 if algorithm["name"] == "ppfl" else 1
+    experiment = small_experiment(newcomers=0.4, algorithm=algorithm, population={"k": k})
+    (record,) = run(experiment, tmp_path)
+    _, newcomers = part_newcomers(experiment.data.build(), 0.4, seed=0)
+    scores = load(record.folder).onboard(newcomers).evaluate(newcomers)
+    assert record.scores["newcomers_accuracy"] == pytest.approx(scores.pooled)
 
 
 def test_memberships_are_recorded_only_where_there_are_some_and_clients_report(tmp_path):

@@ -12,10 +12,9 @@ import torch
 
 from ..algorithms.contract import Method, Problem, Rows
 from ..core.errors import RankError, SettingError
-from ..core.trees import named_leaves, tree_map
+from ..core.trees import tree_map
 from ..data.federation import Federation
 from ..server import (
-    DivergedError,
     InProcess,
     Kept,
     Measurement,
@@ -124,7 +123,6 @@ class SeedRun:
         measured: Measurement | None = None  # of the last state
         try:
             for end in train_and_measure(self.method, self.problem, self.transport, self.watch, state, kept):
-                _refuse_divergence(end.state)
                 self._record(end, environment)
                 state, kept, measured = end.state, end.kept, end.measured
                 if self.ranks.decide_on_first(partial(self._is_due, timer, state.round)):
@@ -244,12 +242,3 @@ class _Timer:
         now = time.monotonic()
         # what takes long to write is written less often: a tenth of the time is enough
         self.due = now + max(CHECKPOINT_SECONDS, 10 * (now - self.asked))
-
-
-def _refuse_divergence(state: ServerState) -> None:
-    """Parameters that are not finite never come back, and a checkpoint of them is worth nothing."""
-    for name, leaf in named_leaves(state.server).items():
-        if not bool(leaf.isfinite().all()):
-            raise DivergedError(
-                f"training diverged: after round {state.round} {name} is not finite; use a smaller lr or membership_lr"
-            )

@@ -15,7 +15,7 @@ from ..core.affinity import Affinity, nothing
 from ..core.client_names import positions_of
 from ..core.errors import SettingError
 from ..core.population import Population
-from ..core.trees import Tree, bytes_of, tree_map
+from ..core.trees import Tree, bytes_of, named_leaves, tree_map
 from ..sites import Close, Describe, Refusal, Reply, Save, Setup, Train
 from ..sites.messages import Snapshot, number
 from .transports import Transport
@@ -119,7 +119,17 @@ def train(
             if plan.ends_round or server is state.server:  # or it led nowhere, and would again in this round
                 break
         state = ServerState(state.round + 1, exchange, server)
+        _refuse_divergence(state)
         yield state, tally.report(state.round, transport.bytes_carried - carried, time.perf_counter() - clock)
+
+
+def _refuse_divergence(state: ServerState) -> None:
+    """Parameters that are not finite never come back, and a checkpoint of them is worth nothing."""
+    for name, leaf in named_leaves(state.server).items():
+        if not bool(leaf.isfinite().all()):
+            raise DivergedError(
+                f"training diverged: after round {state.round} {name} is not finite; use a smaller lr or membership_lr"
+            )
 
 
 def ask_clients(transport: Transport, request: Train) -> Reply:

@@ -1,7 +1,7 @@
 """Clients that were never seen in training: what a run's models are worth to them, before and after they adapt.
 
-A newcomer does what any client does in a round, with what the trained server sends and its own training samples, and
-what it would upload is thrown away: no model changes. By the contract that is all it takes, for every method.
+A newcomer finds its place in the exchanges of the method's `newcomer_plans`, with what the trained server sends and its
+own training samples. What it would upload is thrown away: no model changes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from typing import NamedTuple
 
-from ..algorithms.contract import NEWCOMER_ROUNDS, Method, Problem, Rows
+from ..algorithms.contract import Method, Problem, Rows
 from ..core.draws import name_keys, uniform
 from ..core.errors import SettingError
 from ..core.trees import Tree
@@ -44,23 +44,18 @@ def part_newcomers(federation: Federation, fraction: float, seed: int) -> tuple[
     return federation.select(known), federation.select(unknown)
 
 
-def score_newcomers(
-    method: Method, problem: Problem, server: Tree, newcomers: Transport, rounds: int = NEWCOMER_ROUNDS
-) -> NewcomerScores:
-    """Score the clients of `newcomers` with a trained server state."""
-    ids, method = tuple(newcomers.roster.ids), method.with_everyone()
-    (described,) = newcomers.ask([Describe()])
-    setup_sites(method, problem._replace(importance=number(described, "importance")), newcomers)
+def score_newcomers(method: Method, problem: Problem, server: Tree, newcomers: Transport) -> NewcomerScores:
+    """Score the clients of `newcomers` with a trained server state, before and after they find their place."""
+    ids = tuple(newcomers.roster.ids)
 
     def score() -> Evaluation:
         shared, own = method.send(problem, server, ids, None)
         (reply,) = newcomers.ask([Evaluate(MAIN, ("test",), shared, own)])
         return read_evaluation(reply, ("test",), newcomers).splits["test"]
 
+    method = _setup_newcomers(method, problem, newcomers)
     before = score()
-    for exchange, round in enumerate(range(problem.rounds - rounds, problem.rounds), start=1):
-        plan = method.plan(problem, server, max(round, 1))._replace(who=ids)
-        ask_clients(newcomers, make_request(method, problem, server, plan, max(round, 1), exchange))
+    _find_places(method, problem, server, newcomers)
     return NewcomerScores(before, score())
 
 
@@ -71,16 +66,28 @@ def adapt_clients(
 
     They start as newcomers, or from `states`.
     """
-    ids, method = tuple(clients.roster.ids), method.with_everyone()
-    (described,) = clients.ask([Describe()])
-    setup_sites(method, problem._replace(importance=number(described, "importance")), clients)
+    method = _setup_newcomers(method, problem, clients)
     if states is not None:
         clients.ask([Restore(MAIN, 0, states)])
-    plans = method.newcomer_plans(problem, server)
+    exchanges = _find_places(method, problem, server, clients)
+    return client_states(clients, ServerState(0, exchanges, server))
+
+
+def _setup_newcomers(method: Method, problem: Problem, clients: Transport) -> Method:
+    """Sites that are ready for these clients, and the method with all of them in every exchange."""
+    method = method.with_everyone()
+    (described,) = clients.ask([Describe()])
+    setup_sites(method, problem._replace(importance=number(described, "importance")), clients)
+    return method
+
+
+def _find_places(method: Method, problem: Problem, server: Tree, clients: Transport) -> int:
+    """The exchanges in which clients find their place, and how many there were."""
+    ids, plans = tuple(clients.roster.ids), method.newcomer_plans(problem, server)
     for exchange, plan in enumerate(plans, start=1):
         round = max(1, problem.rounds - len(plans) + exchange - 1)
         reply = ask_clients(clients, make_request(method, problem, server, plan._replace(who=ids), round, exchange))
         for client, reason in reply.refused:
             said = f"client {client!r} was left as it was: {reason}; look at its data"
-            warnings.warn(said, RefusedUpdateWarning, stacklevel=4)
-    return client_states(clients, ServerState(0, len(plans), server))
+            warnings.warn(said, RefusedUpdateWarning, stacklevel=5)
+    return len(plans)
