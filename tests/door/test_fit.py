@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-import ppfl
 from kit.problems import PROBLEMS, make_federation, make_net
-from kit.refusals import AffinityError, DataError, ModelError, SettingError, assert_refused
+from kit.refusals import AffinityError, DataError, SettingError, assert_refused
 from ppfl import PPFL, DivergedWarning, FedAvg, Federation, Fitted, Local, Population, Watch, affinity, fit
 from ppfl.algorithms import METHODS, Ditto, FineTune
 from ppfl.server import warn_if_diverged
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)
-SEVERAL, WORDS = PROBLEMS["several inputs"]().federation, PROBLEMS["several inputs"]().net()
 STRANGER = Federation.from_arrays(torch.ones(3, 4), [0, 1, 2], ["stranger"] * 3, test_fraction=0)
 CASES = {
     "local": (Local(lr=0.3), 1, "outputs"),
@@ -103,19 +101,6 @@ def test_training_that_diverged_is_said_once_where_fit_was_called():
             warn_if_diverged(losses, lr=0.1)
 
 
-def test_inputs_come_by_name_or_in_order_and_a_saved_fit_takes_them_as_the_network_does(tmp_path):
-    task, predictions = PROBLEMS["several inputs"](), []
-    x = SEVERAL.inputs.take_apart(SEVERAL.train.x)
-    for given in (x, tuple(x.values())):
-        federation = Federation.from_arrays(given, SEVERAL.train.y, np.arange(20) % 3).to(dtype=torch.float64)
-        population = Population(task.net(), k=2, mix="weights", inputs=federation.inputs)
-        fitted = fit(population, federation, PPFL(lr=0.1, batch_size=4), rounds=2)
-        again = ppfl.load(fitted.save(tmp_path / "fit"), net=task.net())
-        predictions += [fitted.predict(1, given), again.predict(1, given), again.model(1)(**x).softmax(1).detach()]
-    for found in predictions:
-        np.testing.assert_allclose(np.asarray(found), predictions[0], rtol=1e-6)
-
-
 MIXES = dict.fromkeys(METHODS, "outputs") | {"fedem": "predictions"}
 
 
@@ -133,11 +118,11 @@ def test_every_method_takes_targets_of_several_values(method, mix):
             torch.testing.assert_close(*(fitted.predict(client, x) for fitted in fits), rtol=1e-7, atol=1e-9)
 
 
-def fit_with(*method, net=None, federation=FEDERATION, **settings):
-    return fit(Population(net or make_net(), k=2), federation, *method, **{"rounds": 1, **settings})
+def fit_with(*method, **settings):
+    return fit(Population(make_net(), k=2), FEDERATION, *method, **{"rounds": 1, **settings})
 
 
-TWO, OTHERS = {"tokens": torch.arange(6) + 2**25, "age": torch.ones(6)}, affinity.uniform(("a", "b", "c", "d"))
+OTHERS = affinity.uniform(("a", "b", "c", "d"))
 REFUSED = {
     "a new client": (lambda: fitted_by("private").evaluate(STRANGER, "train"), DataError, "'stranger'", "onboard("),
     "samples of another shape": (
@@ -152,8 +137,6 @@ REFUSED = {
     "a method that is none": (lambda: fit_with("pfl"), SettingError, "'pfl'", "'ppfl'"),
     "affinity of others": (lambda: fit_with(affinity=OTHERS), AffinityError),
     "a device that is not there": (lambda: FEDERATION.to("cuda:99"), SettingError, "'cuda:99'"),
-    "inputs above 2^24": (lambda: Federation.from_arrays(TWO, [0, 1] * 3, "aabbcc"), DataError, "16,777,216"),
-    "a population for one input": (lambda: fit_with(net=WORDS, federation=SEVERAL), ModelError, "federation.inputs"),
 }
 
 

@@ -113,9 +113,15 @@ class Words(nn.Module):
         if tied:
             self.out.weight = self.embed.weight
 
-    def forward(self, tokens, age=None):
-        hidden = torch.tanh(self.hidden(self.embed(tokens).cumsum(1)))
-        return self.out(hidden) if age is None else self.out(hidden[:, -1] * age[:, None])
+    def forward(self, tokens):
+        return self.out(torch.tanh(self.hidden(self.embed(tokens).cumsum(1))))
+
+
+class WordsAndAge(Words):
+    """Takes several inputs as columns: four tokens and a number, by which the outputs at the last token are scaled."""
+
+    def forward(self, x):
+        return super().forward(x[:, :4].long())[:, -1] * x[:, 4:]
 
 
 def long_chain() -> nn.Module:

@@ -55,14 +55,10 @@ class Problem(NamedTuple):
     canonical: Sequence[str | Sequence[str]] = ("all",)  # parts to try
 
     def population(self, k=1, **settings):
-        return Population(self.net(), k=k, loss=self.loss, inputs=self.federation.inputs, **settings)
-
-    def output(self, net, x):  # of an ordinary network
-        inputs = self.federation.inputs
-        return net(x) if inputs is None else net(**inputs.take_apart(x))
+        return Population(self.net(), k=k, loss=self.loss, **settings)
 
     def plain(self, net, x, y):
-        return self.mean_loss(self.output(net, x), y)
+        return self.mean_loss(net(x), y)
 
     def mixed_predictions(self, outputs, c):
         """The output that belongs to the mean prediction of K models, outputs (K, ...)."""
@@ -141,7 +137,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "adapters": partial(of_net, lambda: with_adapters(make_net(), lora(rank=2)), canonical=("adapters.up",)),
     "texts": partial(of_net, networks.Words, "hidden", **TEXT),
     "tied": partial(of_net, partial(networks.Words, tied=True), "out", "hidden", **SMOOTHED_TEXT),
-    "several inputs": partial(of_net, networks.Words, "out", x={"tokens": TEXTS, "age": X[:, 0]}),
+    "several inputs": partial(of_net, networks.WordsAndAge, "out", x=torch.cat([TEXTS, X[:, :1]], 1)),
     "several labels": partial(of_loss, "multilabel", BINARY, "logit", "accuracy", by_torch(BCE)),
     "one label": partial(of_loss, "logistic", BINARY[:, 0], "logit", "accuracy", by_torch(BCE)),
     "counts": partial(of_loss, "poisson", Y[:, 0].exp().round(), "log", "deviance", by_torch(nn.PoissonNLLLoss())),

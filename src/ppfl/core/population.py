@@ -26,7 +26,6 @@ from .frozen_layers import without_start
 from .losses import Loss
 from .mixing import MIXES, Mix
 from .network_parts import are_affine, canonical_modules, is_in_module, with_tensors_of
-from .packed_inputs import InputLayout, with_packed_inputs
 from .params import Params
 from .population_card import population_card, population_line
 from .randomness import refuse_hidden_randomness, refuse_running_statistics, with_keyed_dropout
@@ -41,8 +40,6 @@ class Population:
     adapters of a network that stays as it is otherwise, with one factor common and the other canonical.
     mix: "outputs" (Fig. 2a), "predictions" (Eq. 7, after the inverse link) or "weights" (Fig. 2b).
     loss: a name, a criterion such as nn.HuberLoss(), a function (output, target) -> losses (B,), or a `Loss`.
-
-    inputs: `federation.inputs`, where a sample has several inputs.
 
     Parameters with `requires_grad=False` and buffers are constants: they are not trained, not copied for each client
     and not sent. Dropout layers draw masks that depend on seed, round, client and step alone. A tied parameter is one
@@ -62,7 +59,6 @@ class Population:
         canonical: str | Sequence[str] | Lora = "all",
         mix: str = "outputs",
         loss: str | Loss | nn.Module | LossFunction = "cross_entropy",
-        inputs: InputLayout | None = None,
     ) -> None:
         if k < 1:
             raise ModelError(f"k is {k}; a population has at least one canonical model: set k >= 1")
@@ -70,8 +66,6 @@ class Population:
             raise ModelError(f"mix is {mix!r}; it must be one of {', '.join(map(repr, MIXES))}")
         if isinstance(canonical, Lora):
             net, canonical = with_adapters(net, canonical), ADAPTERS_UP
-        net = net if inputs is None else with_packed_inputs(net, inputs)
-        self.inputs = inputs
         refuse_running_statistics(net)
         refuse_hidden_randomness(net)
         self.k = k

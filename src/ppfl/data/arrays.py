@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
-from ppfl.core.packed_inputs import InputLayout
-from ppfl.data.inputs import Inputs, mapped_rows, scaled
+from ppfl.data.inputs import Inputs, mapped_rows
 from ppfl.data.limits import check_limit
 from ppfl.data.ragged import is_ragged, pad_rows
 from ppfl.data.raw_arrays import as_array, as_float32, as_int64, as_text, quoted, refuse_missing
@@ -34,6 +33,11 @@ def as_features(x: Any, tokens: bool = False, pad: int = 0) -> Inputs:
             [3, 0]])
     """
     refuse_datasets(x)
+    if isinstance(x, Mapping):
+        raise DataError(
+            f"x is a {type(x).__name__}; expected one array (n, ...): put several inputs side by side in its columns, "
+            f"or use Federation.from_columns for columns by name"
+        )
     if is_ragged(x):
         x, tokens = pad_rows(x, pad, "x"), True
     if (mapped := mapped_rows(x)) is not None:
@@ -68,52 +72,6 @@ def refuse_datasets(x: Any) -> None:
             f"this is a {type(x).__name__}, and arrays are expected here; use Federation.from_datasets, "
             f"with one dataset per client, or one dataset and clients=..."
         )
-
-
-def pack_inputs(x: Any, pad: int = 0) -> tuple[Any, InputLayout | None]:
-    """Several inputs per sample, side by side in one tensor (n, columns), and where each is; else x itself and None.
-
-    >>> packed, layout = pack_inputs({"a": [[1.5], [2.5]], "b": [3, 4]})
-    >>> tuple(packed.shape), layout.describe()
-    ((2, 2), 'a (1,), b ()')
-    """
-    parts = several_inputs(x, pad)
-    if parts is None:
-        return x, None
-    layout = InputLayout.of(parts)
-    return layout.pack(parts), layout
-
-
-def several_inputs(x: Any, pad: int = 0) -> dict[str, Tensor] | None:
-    """The inputs (n, ...) of samples that have several, in a dict or a tuple of arrays; None for anything else.
-
-    >>> several_inputs({"a": [[1.5], [2.5]], "b": [3, 4]})["b"]
-    tensor([3, 4])
-    """
-    arrays = isinstance(x, tuple) and all(isinstance(part, Tensor | np.ndarray) and part.ndim for part in x)
-    if not isinstance(x, Mapping) and not (arrays and len({len(part) for part in x}) == 1 and len(x) != len(x[0])):
-        return None
-    parts = x if isinstance(x, Mapping) else {str(at): part for at, part in enumerate(x)}
-    if odd := [name for name in parts if not str(name).isidentifier() and isinstance(x, Mapping)]:
-        raise DataError(f"an input is called {odd[0]!r}; use names of the network's arguments, such as 'tokens'")
-    if len(parts) < 2:
-        raise DataError(
-            f"x is a dict or tuple of {len(parts)} inputs; give a single one as x itself, or use "
-            f"Federation.from_columns for a table with its columns by name"
-        )
-    return {str(name): _one_input(part, pad, name) for name, part in parts.items()}
-
-
-def _one_input(part: Any, pad: int, name: Any) -> Tensor:
-    """One of several inputs (n, ...): whole numbers stay whole, as they are tokens or codes."""
-    if is_ragged(part):
-        part = pad_rows(part, pad, f"input {name!r}")
-    values = part if isinstance(part, Tensor) else _as_tensor(as_array(part, f"input {name!r}"))
-    if values.dim() == 0 or values.is_complex():
-        raise DataError(f"input {name!r} is {values.dtype} {tuple(values.shape)}; expected real numbers (n, ...)")
-    if values.is_floating_point() or (values.dtype == torch.uint8 and values.dim() > 2):
-        return scaled(values).float()
-    return values.long()
 
 
 def as_targets(

@@ -11,9 +11,8 @@ from torch import Tensor
 from ppfl.core.client_names import ClientIds, as_ids
 from ppfl.core.devices import usable_device
 from ppfl.core.errors import DataError
-from ppfl.core.packed_inputs import InputLayout
 from ppfl.data import checks
-from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets, pack_inputs
+from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets
 from ppfl.data.client_rows import as_weights, group_rows, split_rows
 from ppfl.data.client_summaries import count_labels, mean_features, number_classes, size_shares
 from ppfl.data.columns import column, features_of
@@ -46,7 +45,6 @@ class Federation:
     name: str = "data"
     classes: tuple[str, ...] | None = None  # names of the classes; found from the labels if not given
     features: tuple[str, ...] | None = None  # names of the columns of x, for tables
-    inputs: InputLayout | None = None  # what the columns of x are, where a sample has several inputs
     preparation: Preparation | None = None  # how x was made of the columns of a table
 
     def __post_init__(self) -> None:
@@ -99,15 +97,11 @@ class Federation:
         `y` may have several values per sample, (n, ...). `x` may be images of bytes, uint8 (n, ..., rows, columns),
         which stay bytes until a batch scales them to 0..1; lists of token ids of different lengths, which get the id
         `pad` after their end; or a file mapped into memory, np.load(..., mmap_mode="r"), never copied as a whole.
-
-        A dict or tuple of arrays has several inputs per sample, such as {"tokens": (n, 12), "age": (n,)}, for
-        Population(..., inputs=federation.inputs). The network is called with these names, or in this order.
         """
         if truth is not None and ids is None:
             raise DataError("truth is given without ids; pass ids in the order of its rows")
         columns = getattr(x, "columns", None)
         features = tuple(str(c) for c in columns) if features is None and columns is not None else features
-        x, layout = pack_inputs(x, pad)
         inputs, (targets, found) = as_features(x, tokens, pad), as_targets(y, task, classes)
         rows = group_rows(clients, ids)
         n = int(rows.offsets[-1])
@@ -128,7 +122,6 @@ class Federation:
             name=name,
             classes=found,
             features=None if features is None else tuple(features),
-            inputs=layout,
         )
 
     @classmethod

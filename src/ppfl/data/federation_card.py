@@ -47,7 +47,7 @@ def describe_federation(federation: Federation) -> str:
     sizes = train.sizes
     kind = "real targets" if n_classes is None else f"{n_classes} classes"
     kind = kind if train.y.ndim == 1 else f"y {tuple(train.y.shape[1:])}, {kind}"
-    shape = f"{tuple(train.x.shape[1:])}" if federation.inputs is None else federation.inputs.describe()
+    shape = f"{tuple(train.x.shape[1:])}"
     shape += " bytes scaled to 0..1" if train.x.dtype == torch.uint8 else ""
     shape += " in a file" if isinstance(train.x, MappedRows) else ""
     known = f", {federation.truth.memberships.shape[1]} true sources" if federation.truth else ""

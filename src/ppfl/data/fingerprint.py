@@ -23,9 +23,8 @@ def fingerprint_federation(federation: Federation) -> str:
     Lazy samples are not drawn for it: the repr of their source and the numbers of their clients stand for them.
     """
     lazy = [part for part in federation.splits.values() if isinstance(part, LazySamples)]
-    layout = [] if federation.inputs is None else [federation.inputs]
     ids = repr(federation.ids) if isinstance(federation.ids, NumberedIds) else federation.ids
-    about = [ids, federation.classes, federation.features, *layout, *map(repr, lazy)]
+    about = [ids, federation.classes, federation.features, *map(repr, lazy)]
     digest = hashlib.sha256(json.dumps(about).encode())
     arrays = _arrays(federation)
     # rows of files come first; this order is part of every fingerprint that a run folder holds

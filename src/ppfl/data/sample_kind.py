@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from ..core.errors import DataError
-from ..core.packed_inputs import InputLayout
-from .arrays import several_inputs
 from .federation import Federation
 from .preparation import Preparation
 from .samples import Samples
@@ -35,7 +33,6 @@ class SampleKind(NamedTuple):
     target: torch.dtype
     classes: tuple[str, ...] | None  # None: targets are real numbers
     target_shape: tuple[int, ...] = ()  # of one target; () for a number or a label
-    inputs: InputLayout | None = None  # where a sample has several
     preparation: Preparation | None = None  # how samples are made of the rows of a table
 
     @classmethod
@@ -48,7 +45,6 @@ class SampleKind(NamedTuple):
             train.y.dtype,
             federation.classes,
             tuple(train.y.shape[1:]),
-            federation.inputs,
             federation.preparation,
         )
 
@@ -65,19 +61,17 @@ class SampleKind(NamedTuple):
         name = "a stand-in for the data"
         preparation = self.preparation
         return Federation(
-            ("stand-in",), samples, classes=self.classes, inputs=self.inputs, name=name, preparation=preparation,
+            ("stand-in",), samples, classes=self.classes, name=name, preparation=preparation,
             features=None if preparation is None else preparation.terms,
         ).to(device)  # fmt: skip
 
     def batch(self, x: Any) -> Tensor:
-        """Samples (B, ...) as the network takes them, from a tensor, an array or nested lists, or several of these.
+        """Samples (B, ...) as the network takes them, from a tensor, an array or nested lists.
 
         A pandas table is prepared first, if the samples were.
         """
         if self.preparation is not None and hasattr(x, "columns"):
             x = self.preparation.apply(x)
-        if self.inputs is not None and (parts := several_inputs(x)) is not None:
-            x = self.inputs.pack(parts)
         if isinstance(x, Tensor):
             found = x
         else:
@@ -103,7 +97,6 @@ class SampleKind(NamedTuple):
             "target": str(self.target).removeprefix("torch."),
             "classes": None if self.classes is None else list(self.classes),
             "target_shape": list(self.target_shape),
-            "inputs": None if self.inputs is None else list(self.inputs),
         }
 
     @classmethod
@@ -113,19 +106,8 @@ class SampleKind(NamedTuple):
         for sizes in (shape, target_shape):
             if any(size < 0 for size in sizes) or torch.Size(sizes).numel() > 1 << 32:
                 raise ValueError(f"a sample or target of shape {sizes}")
-        classes, layout = found["classes"], found["inputs"]
+        classes = found["classes"]
         names = None if classes is None else tuple(str(name) for name in classes)
         said = found.get("preparation")
         preparation = None if said is None else Preparation.from_json(said)
-        kind = shape, _TYPES[found["dtype"]], _TYPES[found["target"]], names, target_shape, _layout(layout)
-        return cls(*kind, preparation)
-
-
-def _layout(found: Any) -> InputLayout | None:
-    if found is None:
-        return None
-    names, shapes, whole = found
-    layout = InputLayout(tuple(map(str, names)), tuple(tuple(map(int, shape)) for shape in shapes), tuple(whole))
-    if not len(layout.names) == len(layout.shapes) == len(layout.whole) > 1:
-        raise ValueError("inputs whose names, shapes and kinds differ in number")
-    return layout
+        return cls(shape, _TYPES[found["dtype"]], _TYPES[found["target"]], names, target_shape, preparation)

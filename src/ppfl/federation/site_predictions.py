@@ -74,7 +74,7 @@ def export_models(models: SiteModels, out: Path, clients: Sequence[str] = (), *,
 def _inputs(models: SiteModels, frame: Any, client: str, file: Path) -> Any:
     """One row per sample, as the network takes them."""
     shape = models.kind.shape
-    if len(shape) != 1 or models.kind.inputs is not None:
+    if len(shape) != 1:
         raise DataError(
             f"a sample of this run has shape {shape}, and a table has one row per sample; export the models instead, "
             f"with ppfl federation export"

@@ -155,4 +155,4 @@ class Experiment(Settings):
         if self.model.adapters is not None:
             net = with_adapters(net, self.model.adapters, seed)
         k, canonical, mix = settings.k, settings.canonical, settings.mix
-        return Population(net, k=k, canonical=canonical, mix=mix, loss=loss, inputs=federation.inputs)
+        return Population(net, k=k, canonical=canonical, mix=mix, loss=loss)

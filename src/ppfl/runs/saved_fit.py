@@ -114,7 +114,7 @@ def load_fit(
         chosen = restore_loss(path, found["loss"], loss)
         kind = SampleKind.from_json(about["data"])
         k, canonical, mix = found["k"], found["canonical"], found["mix"]
-        population = Population(built, k=k, canonical=canonical, mix=mix, loss=chosen, inputs=kind.inputs)
+        population = Population(built, k=k, canonical=canonical, mix=mix, loss=chosen)
         rule = restore_method(path, about["method"], method)
         ids, client_ids = _json_of(tensors["ids"]), _json_of(tensors["clients_ids"])
         numbers, place = about["problem"], torch.device(device)

@@ -52,7 +52,7 @@ def run_frozen_layers(
     population: Population, federation: Federation, store: FeatureStore | None = None
 ) -> tuple[Population, Federation]:
     """The population without the frozen layers at its beginning, and a federation with their outputs as samples."""
-    names = () if population.inputs is not None else frozen_start(population.architecture)
+    names = frozen_start(population.architecture)
     if not names or isinstance(federation.train, LazySamples):  # outputs of samples that come and go are not kept
         return population, federation
     store = store or _default_store()

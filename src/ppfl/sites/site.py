@@ -15,7 +15,7 @@ from ..algorithms.contract import Rows, Share
 from ..core.backends import Backend
 from ..core.client_names import ClientIds, client_keys, positions_of
 from ..core.draws import uniform
-from ..core.errors import CheckpointError, DataError, ModelError, SettingError
+from ..core.errors import CheckpointError, DataError, SettingError
 from ..core.models import Mixture, Models
 from ..core.population import Population
 from ..core.trees import Tree, bytes_of, tree_map
@@ -64,12 +64,6 @@ class Site:
         metrics: what it can be asked to compute besides the loss and its score.
         states_on_disk: whether client states are in a file; None: where they would take more than MOST_BYTES.
         """
-        if federation.inputs != population.inputs:
-            found = "one input" if federation.inputs is None else f"the inputs {federation.inputs.describe()}"
-            raise ModelError(
-                f"a sample has {found}, and the network was made for others; use Population(..., "
-                f"inputs=federation.inputs)"
-            )
         self.federation, self.engine, self.name = federation, engine, name
         self.filters = default_filters() if filters is None else tuple(filters)
         self.importance = federation.importance if importance is None else importance

@@ -86,7 +86,7 @@ def naive_step(problem, population, models, c, x, y):
     if population.mix.name == "weights":
         mixed = {n: torch.einsum("k,k...->...", c, v) if n in names else v for n, v in models.items()}
         net = with_values(problem.net(), mixed)
-        output = problem.output(net, x)
+        output = net(x)
         loss = problem.mean_loss(output, y)
         loss.backward()
         G = gradients_of(net)
@@ -97,13 +97,13 @@ def naive_step(problem, population, models, c, x, y):
     trained = [dict(net.named_parameters()) for net in nets]  # before modules are replaced
     parts = population.canonical_modules
     if population.mix.name == "predictions":
-        output = problem.mixed_predictions(torch.stack([problem.output(net, x) for net in nets]), c)
+        output = problem.mixed_predictions(torch.stack([net(x) for net in nets]), c)
     elif parts == ("",):
-        output = mixed_outputs(c, [problem.output(net, x) for net in nets])
+        output = mixed_outputs(c, [net(x) for net in nets])
     else:
         for part in parts:
             nets[0].set_submodule(part, Mixed([net.get_submodule(part) for net in nets], c))
-        output = problem.output(nets[0], x)
+        output = nets[0](x)
     loss = problem.mean_loss(output, y)
     loss.backward()
     each = {n: [torch.zeros_like(net[n]) if net[n].grad is None else net[n].grad for net in trained] for n in models}
@@ -170,8 +170,8 @@ def assert_ordinary(problem):
         for i, size in enumerate(REAL):
             x, y = batch.x[i, :size], batch.y[i, :size]
             net = with_values(problem.net(), {n: v[i] for n, v in networks.items()})
-            torch.testing.assert_close(outputs[0][i, :size], problem.output(problem.net(), x))
-            torch.testing.assert_close(outputs[1][i, :size], problem.output(net, x))
+            torch.testing.assert_close(outputs[0][i, :size], problem.net()(x))
+            torch.testing.assert_close(outputs[1][i, :size], net(x))
             problem.plain(net, x, y).backward()
             torch.testing.assert_close(losses[i], problem.plain(net, x, y).detach())
             for n, gradient in gradients_of(net).items():

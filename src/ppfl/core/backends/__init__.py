@@ -25,7 +25,7 @@ def make_backend(
     always those of `Autograd`."""
     if not passes.plain:
         return Autograd(population, x, y, n_classes, passes)
-    chain = None if population.mask_keys or population.inputs else chain_of(population.net)
+    chain = None if population.mask_keys else chain_of(population.net)
     if chain is None or not chain.takes(x) or not chain.trains_all(population.net):
         return Autograd(population, x, y, n_classes)
     return Chained(population, chain, x, y, n_classes)

@@ -58,11 +58,10 @@ class Passes(NamedTuple):
                 f"precision is 'bfloat16', but this {'processor' if device.type == 'cpu' else device.type} has no "
                 f"instructions for it (avx512_bf16, amx_bf16) and would be slower; use precision = 'float32'"
             )
-        if population.dtype != torch.float32 or population.inputs is not None:
-            found = f"are {population.dtype}" if population.inputs is None else "take several inputs, packed into one"
+        if population.dtype != torch.float32:
             raise ModelError(
-                f"precision is 'bfloat16', which is for networks of float32 with one input; this one's parameters "
-                f"{found}; use precision = 'float32'"
+                f"precision is 'bfloat16', which is for networks of float32; this one's parameters are "
+                f"{population.dtype}; use precision = 'float32'"
             )
 
 
