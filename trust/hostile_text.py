@@ -24,7 +24,7 @@ from browser import HOST, SCRIPT
 from trial import Trial
 
 from ppfl.cli import main
-from ppfl.core.text import visible
+from ppfl.io.text import visible
 
 BATCH = 24  # texts that share their runs
 MARKUP = (

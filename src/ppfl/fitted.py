@@ -80,7 +80,7 @@ class Fitted:
         return self._facts().line()
 
     def _repr_html_(self) -> str:
-        return self._facts().card().html()
+        return self._facts().html()
 
     @cached_property
     def backend(self) -> Backend:

@@ -14,7 +14,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-from ..core.text import visible
+from ..io.text import visible
 from ..report.console import make_console as make_console
 from ..report.console import printable as printable
 from ..report.console import say as say

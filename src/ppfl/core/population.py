@@ -27,9 +27,9 @@ from .losses import Loss
 from .mixing import MIXES, Mix
 from .network_parts import are_affine, canonical_modules, is_in_module, with_tensors_of
 from .params import Params
-from .population_card import population_card, population_line
 from .randomness import refuse_hidden_randomness, refuse_running_statistics, with_keyed_dropout
 
+NAMED = 4  # canonical submodules that the repr names
 APART = 0.1  # how far distinct copies of a trained network are from it, as a part of the difference of two draws
 
 
@@ -92,10 +92,18 @@ class Population:
         self.collapses = mix == "weights" or (mix == "outputs" and are_affine(net, self.canonical_modules))
 
     def __repr__(self) -> str:
-        return population_line(self)
-
-    def _repr_html_(self) -> str:
-        return population_card(self).html()
+        modules, sizes = self.canonical_modules, {"common": 0, "canonical": 0, "frozen": 0}
+        canonical = "the whole network" if modules == ("",) else ", ".join(map(repr, modules[:NAMED]))
+        if len(modules) > NAMED:
+            canonical += f" and {len(modules) - NAMED} more"
+        for name, p in (*self.net.named_parameters(), *self.net.named_buffers()):
+            part = "canonical" if name in self.canonical_names else "common" if name in self.common_names else "frozen"
+            sizes[part] += p.numel()
+        counts = ", ".join(f"{size:,} {part}" for part, size in sizes.items())
+        return (
+            f"<Population {type(self.net).__name__}, k={self.k}, canonical {canonical}, mix={self.mix.name!r}, "
+            f"loss={self.loss.name!r}, parameters: {counts}>"
+        )
 
     @property
     def dtype(self) -> torch.dtype:

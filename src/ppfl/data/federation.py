@@ -16,14 +16,16 @@ from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets
 from ppfl.data.client_rows import as_weights, group_rows, split_rows
 from ppfl.data.client_summaries import count_labels, mean_features, number_classes, size_shares
 from ppfl.data.columns import column, features_of
-from ppfl.data.federation_card import describe_federation, federation_card, federation_line
 from ppfl.data.fingerprint import fingerprint_federation
+from ppfl.data.inputs import MappedRows
 from ppfl.data.preparation import Preparation
 from ppfl.data.samples import Samples, held_out
 from ppfl.data.torch_datasets import read_clients, read_items
 from ppfl.data.truth import Truth
+from ppfl.io.text import visible
 
 Split = Literal["train", "test", "validation"]
+_LETTERS = 40  # of the name, in the repr
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,10 +161,9 @@ class Federation:
         return cls.from_arrays(inputs, column(data, y), column(data, client), **settings)
 
     def __repr__(self) -> str:
-        return federation_line(self)
-
-    def _repr_html_(self) -> str:
-        return federation_card(self).html()
+        name = self.name if len(self.name) <= _LETTERS else self.name[: _LETTERS - 1] + "…"
+        facts = self.describe().removeprefix(self.name)
+        return visible(f"<Federation {name}{facts}, {str(self.train.x.dtype).removeprefix('torch.')}>")
 
     @property
     def splits(self) -> dict[str, Samples]:
@@ -255,8 +256,19 @@ class Federation:
         return self._changed(lambda part: part.to(device, dtype), self.ids, self.weights.to(device), truth)
 
     def describe(self) -> str:
-        """A summary in one line."""
-        return describe_federation(self)
+        """Name, clients, samples and their kind in one line."""
+        train, sizes = self.train, self.train.sizes
+        counts = " / ".join(f"{len(samples)} {split}" for split, samples in self.splits.items())
+        kind = "real targets" if self.n_classes is None else f"{self.n_classes} classes"
+        kind = kind if train.y.ndim == 1 else f"y {tuple(train.y.shape[1:])}, {kind}"
+        shape = f"{tuple(train.x.shape[1:])}"
+        shape += " bytes scaled to 0..1" if train.x.dtype == torch.uint8 else ""
+        shape += " in a file" if isinstance(train.x, MappedRows) else ""
+        known = f", {self.truth.memberships.shape[1]} true sources" if self.truth else ""
+        return (
+            f"{self.name}: {self.n_clients} clients, {counts} samples "
+            f"({int(sizes.min())}-{int(sizes.max())} per client), x {shape}, {kind}{known}"
+        )
 
     def _changed(
         self, change: Callable[[Samples], Samples], ids: ClientIds, weights: Tensor, truth: Truth | None

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..core.text import visible
+from ..io.text import visible
 
 _ASCII_SIGNS = str.maketrans({"–": "-", "±": "+/-", "…": "...", "×": "x"})
 

@@ -1,4 +1,8 @@
-"""A fitted population in a notebook: its score, how it got there, and the share of every canonical model."""
+"""A fitted population in a notebook: its score, how it got there, and the share of every canonical model.
+
+Colours are those of the notebook, light or dark: text is in its colour, lines are a faint shade of it. Styles are
+written into the elements, because notebooks remove style sheets from what they do not trust.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..core.card import Card, count_of
 from ..runs import metric_name
 from ..server import Record
 from .drawing import axis, drawing, text, tooltip
-from .markup import Markup, element, join
+from .markup import Markup, element, escape, join
 from .metric import show_score
 from .palette import model_colour
 from .sorted_memberships import MIXED_BELOW, letter
@@ -20,6 +23,12 @@ from .sorted_memberships import MIXED_BELOW, letter
 WIDTH = 420.0
 POINTS = 200  # of a curve, which is not wider than twice as many pixels
 NAMED = 8  # canonical models whose share is written out
+_CARD = (
+    "display:inline-block;max-width:42rem;padding:.7rem .9rem;border:1px solid rgba(128,128,128,.4);"
+    "border-radius:6px;font-family:system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif;"
+    "font-size:13px;line-height:1.5"
+)
+_FACTS = "display:grid;grid-template-columns:max-content 1fr;gap:0 1rem;margin:.25rem 0 0"
 
 
 class FittedFacts(NamedTuple):
@@ -32,8 +41,8 @@ class FittedFacts(NamedTuple):
     memberships: Tensor | None  # (M, K); None where clients have no canonical models in common
     history: Sequence[Record]
 
-    def card(self) -> Card:
-        """For a notebook."""
+    def html(self) -> Markup:
+        """One element for a notebook: a title, facts as pairs of a name and a value, and drawings below them."""
         facts = [
             ("method", self.settings),
             ("rounds", f"{self.rounds:,}" + (f" (of {ran:,} that ran)" if (ran := self._ran()) > self.rounds else "")),
@@ -44,13 +53,20 @@ class FittedFacts(NamedTuple):
             facts.append((metric, _scores(metric, record)))
         drawn = [_curve(self.history, metric or "loss"), self._shares_bar()]
         if (mixed := self._mixed()) is not None:
-            facts.append(("mixed", f"{count_of(mixed, 'client')} (largest membership below {MIXED_BELOW:.0%})"))
-        return Card(f"Population fitted by {self.method}", facts, tuple(part for part in drawn if part is not None))
+            facts.append(("mixed", f"{_count(mixed, 'client')} (largest membership below {MIXED_BELOW:.0%})"))
+        rows = []
+        for name, value in facts:
+            rows += [element("div", escape(name), style="opacity:.65")]
+            rows += [element("div", escape(value), style="margin:0;overflow-wrap:anywhere")]
+        heading = escape(f"Population fitted by {self.method}")
+        title = element("div", heading, style="font-weight:600;overflow-wrap:anywhere")
+        below = [part for part in drawn if part is not None]
+        return element("div", title, element("div", *rows, style=_FACTS), *below, style=_CARD)
 
     def line(self) -> str:
         """In one line."""
         metric, record = self._scored()
-        parts = [f"{self.settings}, {count_of(self.rounds, 'round')}, {count_of(self.clients, 'client')}"]
+        parts = [f"{self.settings}, {_count(self.rounds, 'round')}, {_count(self.clients, 'client')}"]
         if metric is not None:
             parts.append(f"{metric} {show_score(metric, record[metric])}")
         if shares := self._shares():
@@ -92,6 +108,11 @@ class FittedFacts(NamedTuple):
                 labels.append(text(x + width / 2, 52, name, anchor="middle"))
             x += width
         return _figure(WIDTH, 58, "share of each canonical model", *parts, *labels)
+
+
+def _count(number: int, thing: str) -> str:
+    """A number with its thing, in the plural unless it is one."""
+    return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
 def _scores(metric: str, record: Record) -> str:

@@ -1,11 +1,11 @@
-"""HTML and SVG as text (`core/html_elements.py`), and texts cut to a length."""
+"""HTML and SVG as text (`io/html_elements.py`), and texts cut to a length."""
 
 from collections.abc import Collection, Sequence
 
-from ppfl.core.html_elements import Markup as Markup
-from ppfl.core.html_elements import element as element
-from ppfl.core.html_elements import escape as escape
-from ppfl.core.html_elements import join as join
+from ppfl.io.html_elements import Markup as Markup
+from ppfl.io.html_elements import element as element
+from ppfl.io.html_elements import escape as escape
+from ppfl.io.html_elements import join as join
 
 
 def shorten(text: str, length: int) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ...core.html_elements import Markup, element, escape, join
-from ...core.text import visible
+from ...io.html_elements import Markup, element, escape, join
+from ...io.text import visible
 
 WIDTH = 100
 _GAP = 2
