@@ -10,7 +10,6 @@ from pydantic import AfterValidator, Field, model_validator
 from ..algorithms import Method
 from ..algorithms.registry import MethodByName
 from ..core.adapters import with_adapters
-from ..core.backends.passes import PRECISIONS
 from ..core.losses import LOSSES
 from ..core.mixing import MIXES
 from ..core.network_parts import freeze
@@ -94,9 +93,6 @@ class Experiment(Settings):
     chunk: Count | None = None  # clients side by side, and ...
     threads: Count | None = None  # ... how many such chunks at a time; None: what is fastest here
     device: str = "cpu"
-    # of forward and backward passes; parameters, sums and memberships stay in float32
-    precision: Annotated[str, AfterValidator(_OneOf(dict.fromkeys(PRECISIONS)))] = "float32"
-    checkpoint_activations: bool = False  # run blocks of the network again in the backward pass: less memory, slower
     states_on_disk: bool | None = None  # client states in a file; None: where they would take much memory
     # of the clients, kept out of training and scored in the end, before and after they adapt
     newcomers: Share = 0.0
@@ -136,13 +132,7 @@ class Experiment(Settings):
 
     def build_engine(self) -> Engine:
         """Where clients work."""
-        passes: dict[str, Any] = {
-            "precision": self.precision,
-            "checkpoint_activations": self.checkpoint_activations,
-        }
-        if self.engine == Stacked.name:
-            return Stacked(self.chunk, self.threads, **passes)
-        return ENGINES[self.engine](**passes)
+        return Stacked(self.chunk, self.threads) if self.engine == Stacked.name else ENGINES[self.engine]()
 
     def build_population(self, federation: Federation, seed: int, base: Path | None = None) -> Population:
         """The population, its initial values drawn from the seed; a factory's module is looked for in `base` first."""

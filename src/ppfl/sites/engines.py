@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..algorithms.local.batches import similar_sizes
 from ..algorithms.local.memberships import KEPT_OUTPUTS
-from ..core.backends import Autograd, Backend, Passes, make_backend
+from ..core.backends import Autograd, Backend, make_backend
 from ..core.errors import SettingError
 from ..core.population import Population
 from ..data import Samples
@@ -45,15 +45,12 @@ class Engine(Protocol):
 
 
 class Loop:
-    """One client at a time. precision, checkpoint_activations: see `Passes`."""
+    """One client at a time."""
 
     name = "loop"
 
-    def __init__(self, *, precision: str = "float32", checkpoint_activations: bool = False) -> None:
-        self.passes = Passes(precision, checkpoint_activations).check()
-
     def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
-        return Autograd(population, samples.first_inputs(2), samples.example_targets(), n_classes, self.passes)
+        return Autograd(population, samples.first_inputs(2), samples.example_targets(), n_classes)
 
     def run(
         self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples
@@ -66,25 +63,16 @@ class Stacked:
 
     chunk: how many, or (None) as many as the working set allows. threads: chunks at a time, each on a core of its own;
     or (None) as many as torch may use cores, where models and rounds are large enough to gain from it.
-    precision, checkpoint_activations: see `Passes`.
     """
 
     name = "stacked"
 
-    def __init__(
-        self,
-        chunk: int | None = None,
-        threads: int | None = None,
-        *,
-        precision: str = "float32",
-        checkpoint_activations: bool = False,
-    ) -> None:
+    def __init__(self, chunk: int | None = None, threads: int | None = None) -> None:
         if chunk is not None and chunk < 1:
             raise SettingError(f"chunk is {chunk}; a chunk has at least one client: set chunk >= 1 or leave it out")
         if threads is not None and threads < 1:
             raise SettingError(f"threads is {threads}; set threads >= 1, or leave it out for all cores")
         self.chunk, self.threads = chunk, threads
-        self.passes = Passes(precision, checkpoint_activations).check()
         self._pool: WorkerPool | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,8 +80,7 @@ class Stacked:
         return {**vars(self), "_pool": None}
 
     def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
-        like = samples.first_inputs(2), samples.example_targets()
-        return make_backend(population, *like, n_classes, self.passes)
+        return make_backend(population, samples.first_inputs(2), samples.example_targets(), n_classes)
 
     def run(
         self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples

@@ -12,23 +12,16 @@ from ..population import Population
 from .autograd import Autograd, Batch
 from .chained import Chained
 from .layers import chain_of
-from .networks import PLAIN
-from .passes import Passes
 
 Backend = Autograd
 
 
-def make_backend(
-    population: Population, x: Tensor, y: Tensor, n_classes: int | None, passes: Passes = PLAIN
-) -> Backend:
-    """The fastest backend for a population on data like x (N, ...) and y (N,). Passes of another kind than usual are
-    always those of `Autograd`."""
-    if not passes.plain:
-        return Autograd(population, x, y, n_classes, passes)
+def make_backend(population: Population, x: Tensor, y: Tensor, n_classes: int | None) -> Backend:
+    """The fastest backend for a population on data like x (N, ...) and y (N,)."""
     chain = None if population.mask_keys else chain_of(population.net)
     if chain is None or not chain.takes(x) or not chain.trains_all(population.net):
         return Autograd(population, x, y, n_classes)
     return Chained(population, chain, x, y, n_classes)
 
 
-__all__ = ["Autograd", "Backend", "Batch", "Chained", "Passes", "make_backend"]
+__all__ = ["Autograd", "Backend", "Batch", "Chained", "make_backend"]

@@ -23,8 +23,7 @@ from ..params import Params, accumulate_, expand, per_client, weighted_sum
 from ..population import Population
 from ..randomness import key_names, refuse_side_effects
 from ..workspace import Workspace
-from .networks import PLAIN, ClientMap, FunctionalNetwork
-from .passes import Passes
+from .networks import ClientMap, FunctionalNetwork
 
 SAMPLES_AT_ONCE = 2048  # samples that run through shared models in one product
 BLOCK_OUTPUTS = 64 * 2**20  # bytes of outputs in a block of samples: a word of a large vocabulary has many
@@ -44,20 +43,14 @@ class Batch(NamedTuple):
 class Autograd:
     """A population on data of a known shape."""
 
-    def __init__(
-        self, population: Population, x: Tensor, y: Tensor, n_classes: int | None, passes: Passes = PLAIN
-    ) -> None:
+    def __init__(self, population: Population, x: Tensor, y: Tensor, n_classes: int | None) -> None:
         """Runs the network once on a few samples x (N, ...), and refuses one that does not fit the data."""
         population.loss.check_target(y)
-        passes.refuse_unusable(population, x.device)
         self.population, self.loss, self.mix = population, population.loss, population.mix
         self._local = threading.local()
-        self._plain = FunctionalNetwork(population.net, x.device, passes)
+        self._plain = FunctionalNetwork(population.net, x.device)
         try:
             output, ends = run_and_watch(self._plain.net, x[:2], population.canonical_modules)
-            if not passes.plain:
-                with torch.no_grad():
-                    self._plain({}, x[:2])
         except (RuntimeError, TypeError, IndexError) as error:
             raise ModelError(
                 f"the network cannot run on the data (samples of shape {tuple(x.shape[1:])}, {x.dtype}): "
@@ -67,10 +60,10 @@ class Autograd:
         refuse_outputs(self.loss, output, y[:2], n_classes)
         self.output_bytes = output[0].numel() * output.element_size()  # of one sample
         self._canonical_ends_net = population.canonical_modules == ("",) or ends
-        self.clients = ClientMap(self._plain.net, x[:2], passes)
+        self.clients = ClientMap(self._plain.net, x[:2])
         self.clients.try_vmap(self._network_loss, *self._two_clients(x[:2], y[:2]))
         mixed = with_mixed_modules(population.net, population.canonical_modules, self.clients.one_by_one)
-        self._mixed, self._mixed_keys = FunctionalNetwork(mixed, x.device, passes), key_names(mixed)
+        self._mixed, self._mixed_keys = FunctionalNetwork(mixed, x.device), key_names(mixed)
 
     def _two_clients(self, x: Tensor, y: Tensor) -> tuple[Params, *tuple[Tensor, ...]]:
         """Two clients with the same network and the same few samples, to try out how networks run."""

@@ -15,10 +15,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from ..errors import ModelError
 from ..params import Params
 from ..trees import tree_map
-from .passes import Passes, blocks_of, in_bfloat16, names_in_blocks, with_passes
 from .pooling import pool_before_relu
 
-PLAIN = Passes()
 CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
 )  # fmt: skip
@@ -27,29 +25,19 @@ CONVOLUTIONS = (
 class FunctionalNetwork:
     """One copy of `net` per thread: functional_call puts its values into the module for a while."""
 
-    def __init__(self, net: nn.Module, device: torch.device, passes: Passes = PLAIN) -> None:
-        self.net, self.passes = pool_before_relu(copy.deepcopy(net).to(device)), passes
+    def __init__(self, net: nn.Module, device: torch.device) -> None:
+        self.net = pool_before_relu(copy.deepcopy(net).to(device))
         self._copies: dict[int, nn.Module] = {}
-        self._blocks = blocks_of(net) if passes.checkpoint_activations else []
-        self._copied = self.net if passes.plain else with_passes(copy.deepcopy(self.net), passes)
 
     def __call__(self, values: Params, x: Tensor) -> Tensor:
-        if self._blocks:
-            values = {new: values[old] for old, new in names_in_blocks(values, self._blocks).items()}
-        output: Tensor
-        if self.passes.precision != "bfloat16":
-            output = functional_call(self._own_copy(), values, (x,))
-            return output
-        # not by autocast: its layers with two precisions cannot be differentiated for many clients at once
-        low = {name: in_bfloat16(value) for name, value in values.items()}
-        output = functional_call(self._own_copy(), low, (in_bfloat16(x),))
-        return output.float()
+        output: Tensor = functional_call(self._own_copy(), values, (x,))
+        return output
 
     def _own_copy(self) -> nn.Module:
         """This thread's."""
         thread = threading.get_ident()
         if thread not in self._copies:
-            self._copies[thread] = copy.deepcopy(self._copied)
+            self._copies[thread] = copy.deepcopy(self.net)
         return self._copies[thread]
 
 
@@ -62,10 +50,9 @@ class ClientMap:
     means that nothing but torch's own tape is used: no vmap over clients, none over canonical models.
     """
 
-    def __init__(self, net: nn.Module, x: Tensor, passes: Passes = PLAIN) -> None:
+    def __init__(self, net: nn.Module, x: Tensor) -> None:
         convolves = any(isinstance(module, CONVOLUTIONS) for module in net.modules())
-        # torch.func cannot run a part of the network again when gradients are taken
-        self.one_by_one = (convolves and x.device.type == "cpu") or passes.checkpoint_activations
+        self.one_by_one = convolves and x.device.type == "cpu"
         self.channels_last = convolves and x.dim() == 4 and _takes_channels_last(net, x)
 
     def try_vmap(self, f: Callable[..., Tensor], parameters: Params, *rows: Tensor) -> None:
