@@ -14,7 +14,6 @@ from tables import table
 from torch import Tensor, nn
 from workloads import convolutions
 
-from ppfl.core.backends.pooling import pool_before_relu
 from ppfl.core.workspace import keep_freed_memory
 from ppfl.runs.image_networks import Cnn, DigitsCnn, ResNet18
 
@@ -56,15 +55,12 @@ def main() -> None:
         last, x_last = copy.deepcopy(net).to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
         inputs = convolution_inputs(net, x)
         alone = [torch.no_grad()(one_batch(inputs, layout)) for layout in LAYOUTS]
-        ours = pool_before_relu(copy.deepcopy(last))
-        steps = [lambda: step(net, x, y), lambda: step(last, x_last, y), lambda: step(ours, x_last, y)]  # noqa: B023
-        found = cpu_milliseconds([*alone, *steps])
+        found = cpu_milliseconds([*alone, lambda: step(net, x, y), lambda: step(last, x_last, y)])  # noqa: B023
         limit = min(found[:2])
         shares = [f"{limit / seconds:.0%}" for seconds in found[2:]]
         rows.append((name, *(f"{seconds:.1f}" for seconds in found), *shares))
-    ways = ("first", "last", "last, pool first")
-    head = ("", "alone, first", "alone, last", *(f"step, {way}" for way in ways), *(f"of limit, {way}" for way in ways))
-    print(table(head, rows))
+    head = ("alone, first", "alone, last", "step, first", "step, last", "of limit, first", "of limit, last")
+    print(table(("", *head), rows))
 
 
 if __name__ == "__main__":

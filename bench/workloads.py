@@ -51,8 +51,8 @@ def convolutions(clients: int = 20) -> Workload:
     """CIFAR-sized images, 71,000 parameters."""
     with _seeded():
         net = nn.Sequential(
-            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(3, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
             nn.Flatten(), nn.Linear(32 * 8 * 8, 32), nn.ReLU(), nn.Linear(32, 10),
         )  # fmt: skip
         return Workload(net, _random_federation([250] * clients, (3, 32, 32), classes=10), batch_size=50)

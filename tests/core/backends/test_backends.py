@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kit.problems import LINKS, PROBLEMS, make_net, of_net, with_seed
+from kit.problems import LINKS, PROBLEMS, make_net, of_net
 from kit.refusals import ModelError, assert_refused
 from kit.training import assert_same, run
 from ppfl import PPFL, FedAvg, Population, fit
 from ppfl.core.backends import Autograd, Batch, Chained, make_backend
-from ppfl.core.backends.networks import FunctionalNetwork
 from ppfl.core.models import Mixture, Networks, OneNetwork
 
 MIXES = ("outputs", "predictions", "weights")
@@ -253,29 +252,6 @@ def test_what_is_almost_a_chain_of_layers_runs_as_it_is_written(make):
     problem = of_net(make)
     assert [type(backend) for backend in backends_of(problem, problem.population())] == [Autograd]
     assert_ordinary(problem)
-
-
-POOLED = [
-    (True, lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))),  # windows overlap
-    (True, lambda: nn.Sequential(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.AdaptiveMaxPool2d(2)))),
-    (False, lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.LeakyReLU(-1.0), nn.MaxPool2d(2))),
-    (False, lambda: Skip(nn.ReLU(), nn.MaxPool2d(3, 1, padding=1))),
-]
-
-
-@pytest.mark.parametrize(("moved", "make"), POOLED)
-def test_pooling_before_relu_gives_the_bits_of_pooling_after_it_and_is_done_nowhere_else(moved, make):
-    net = with_seed(make, dtype=torch.float32)
-    own = FunctionalNetwork(net, torch.device("cpu")).net
-    assert ([*map(type, net.modules())] != [*map(type, own.modules())]) == moved
-    assert [*net.state_dict()] == [*own.state_dict()]
-    x = torch.randn(5, 2, 12, 12, generator=torch.Generator().manual_seed(0))
-    for at in (x.requires_grad_(), x.detach().round().requires_grad_()):  # with many equal values, and many zeros
-        found = []
-        for out, one in ((net(at), net), (own(at), own)):
-            weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
-            found.append([out, *torch.autograd.grad((out * weights).sum(), [at, *one.parameters()])])
-        assert all(torch.equal(plain, quick) for plain, quick in zip(*found, strict=True))
 
 
 class Functional(nn.Linear):

@@ -15,7 +15,6 @@ from torch.func import functional_call, grad_and_value, vmap
 from ..errors import ModelError
 from ..params import Params
 from ..trees import tree_map
-from .pooling import pool_before_relu
 
 CONVOLUTIONS = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
@@ -26,7 +25,7 @@ class FunctionalNetwork:
     """One copy of `net` per thread: functional_call puts its values into the module for a while."""
 
     def __init__(self, net: nn.Module, device: torch.device) -> None:
-        self.net = pool_before_relu(copy.deepcopy(net).to(device))
+        self.net = copy.deepcopy(net).to(device)
         self._copies: dict[int, nn.Module] = {}
 
     def __call__(self, values: Params, x: Tensor) -> Tensor:
