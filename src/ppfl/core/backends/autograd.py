@@ -50,13 +50,13 @@ class Autograd:
         self._local = threading.local()
         self._plain = FunctionalNetwork(population.net, x.device)
         try:
+            refuse_side_effects(self._plain.net, x[:2])
             output, ends = run_and_watch(self._plain.net, x[:2], population.canonical_modules)
         except (RuntimeError, TypeError, IndexError) as error:
             raise ModelError(
                 f"the network cannot run on the data (samples of shape {tuple(x.shape[1:])}, {x.dtype}): "
                 f"{str(error).splitlines()[0]}; change the network's input or the data's shape"
             ) from None
-        refuse_side_effects(self._plain.net, x[:2])
         refuse_outputs(self.loss, output, y[:2], n_classes)
         self.output_bytes = output[0].numel() * output.element_size()  # of one sample
         self._canonical_ends_net = population.canonical_modules == ("",) or ends
