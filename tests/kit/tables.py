@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from kit.oracles import objective
 from ppfl.core import affinity
-from ppfl.core.objective import objective
 from ppfl.glm import PopulationChoice, PopulationClassifier, PopulationRegressor
 from ppfl.glm.client_ids import ClientCodes
 from ppfl.glm.families import BernoulliFamily, Family, MultinomialFamily, regression_family

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from ..core.backends import Backend
-from ..core.objective import client_membership_gradient
 from ..core.params import Params, per_client
 from ..core.population import Population
 from ..core.simplex import inside, mirror_step
 from .contract import Sum, Total
 from .fedavg import mean
 from .local.batches import LocalData
-from .local.memberships import MembershipSteps
+from .local.memberships import MembershipSteps, client_membership_gradient
 from .local.sgd import TrainingLoss, part_of_start_left, train_mixed_weights, train_models
 from .ppfl_settings import PPFLSettings, PPFLTask
 

@@ -71,15 +71,6 @@ def harden(c: Tensor) -> Tensor:
     return torch.zeros_like(c).scatter(-1, c.argmax(-1, keepdim=True), 1.0)
 
 
-def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL divergence of q from p in nats, which is D_2(p, q) of Eq. (14) on the simplex. Returns (...).
-
-    >>> bool(kl(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5])).isclose(torch.tensor(2.0).log()))
-    True
-    """
-    return (torch.xlogy(p, p) - torch.xlogy(p, q)).sum(-1)
-
-
 def entropy(p: Tensor) -> Tensor:
     """Shannon entropy in nats: 0 for one-hot memberships, log K for uniform memberships. Returns (...).
 

@@ -167,3 +167,14 @@ def _keeps_its_promise(
     below = new_loss <= loss + (step * g).sum(1) + there / eta + noise
     flat = (step * g).sum(1).abs() <= 2 * noise
     return below & (~flat | ((step * (new_g - g)).sum(1) <= (there + back) / eta))
+
+
+def client_membership_gradient(
+    loss_gradient: Tensor, c: Tensor, weight: Tensor, degree: Tensor, neighbours: Tensor, penalty: float
+) -> Tensor:
+    """G_i as computed by a client, from its own row of `Affinity.majorant(C^t)` only: the gradient of S_t at c.
+
+    At c = c^t it is the gradient of F. Over several steps the neighbours stay as they were at the start of the round,
+    so the client descends on S_t. c, neighbours: (C, K); weight, degree: (C,).
+    """
+    return weight[:, None] * loss_gradient + 2 * penalty * (degree[:, None] * c - neighbours)
