@@ -14,8 +14,8 @@ from tables import table
 from torch import Tensor, nn
 from workloads import convolutions
 
-from ppfl.core.workspace import keep_freed_memory
 from ppfl.runs.image_networks import Cnn, DigitsCnn, ResNet18
+from ppfl.runs.run import keep_freed_memory
 
 TURNS, BATCH = 9, 32
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,10 +12,6 @@ from torch import Tensor
 from .params import Params
 
 Kind = tuple[torch.dtype, torch.device]
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of malloc.h
-_KEPT, _LARGEST = 2**30, 2**25  # bytes; no larger threshold for blocks of their own is accepted
-_USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 class Workspace:
@@ -67,26 +61,6 @@ class Workspace:
             yield
         finally:
             self._in_use = before
-
-
-def keep_freed_memory() -> bool:
-    """Let the process keep up to 1 GiB that it has freed, instead of giving it back and asking for it again.
-
-    Autograd frees what it kept of a step at its end. By default glibc gives that back to the system, and the next step
-    pays for each page anew. It is a setting of the whole process, so only experiments that run as commands use it.
-    Returns whether it was set: not without glibc, nor where the environment sets it.
-
-    >>> keep_freed_memory() in (True, False)
-    True
-    """
-    if any(name in os.environ for name in _USERS_OWN):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # another C library, or Windows
-        return False
-    wanted = {_TRIM_THRESHOLD: _KEPT, _MMAP_THRESHOLD: _LARGEST}
-    return all(mallopt(setting, value) for setting, value in wanted.items())
 
 
 class _Buffer:

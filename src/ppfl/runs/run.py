@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from ..core.errors import CheckpointError
-from ..core.workspace import keep_freed_memory
 from ..data.federation import Federation
 from ..server import launched_ranks
 from .experiment import Experiment
@@ -16,6 +17,8 @@ from .folder import RunFolder
 from .lock import locked, remove_stale_lock
 from .record import RunRecord, load_run
 from .seed_run import OnRoundEnd, SeedRun
+
+_USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 Reader = Callable[[Experiment, Path | None], Federation]  # relative paths start at the second
 
@@ -81,3 +84,19 @@ def _claim(experiment: Experiment, folders: dict[int, RunFolder], locks: ExitSta
                 locks.enter_context(locked(folder.path))
             folder.claim(experiment.for_seed(seed), resume=resume)
     return [seed for seed, folder in folders.items() if not folder.finished]
+
+
+def keep_freed_memory() -> None:
+    """Let the process keep up to 1 GiB that it has freed, instead of giving it back and asking for it again.
+
+    Autograd frees what it kept of a step at its end. By default glibc gives that back to the system, and the next step
+    pays for each page anew. Nothing is done without glibc, or where the environment has settings of its own.
+    """
+    if any(name in os.environ for name in _USERS_OWN):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library, or Windows
+        return
+    mallopt(-1, 2**30)  # M_TRIM_THRESHOLD of malloc.h
+    mallopt(-3, 2**25)  # M_MMAP_THRESHOLD, the largest that is accepted
