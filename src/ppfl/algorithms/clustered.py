@@ -35,8 +35,8 @@ from torch.nn.functional import one_hot
 
 from ..core.backends import Backend
 from ..core.models import Mixture, Models
-from ..core.params import Params, map_params
 from ..core.settings import NonNegative
+from ..core.trees import Params, map_params
 from .contract import (
     EVERYONE,
     MethodDefaults,

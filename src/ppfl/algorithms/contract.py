@@ -18,9 +18,8 @@ from torch import Tensor
 from ..core.affinity import Affinity
 from ..core.backends import Backend
 from ..core.models import Models
-from ..core.params import Params
 from ..core.population import Population
-from ..core.trees import Tree
+from ..core.trees import Params, Tree
 from .local.batches import LocalData
 from .roster import Roster, drawn_ids, drawn_positions
 from .uploads import EVERYONE, MESSAGES, Rows, Share, Sum, Total, Upload, Who, Work, message

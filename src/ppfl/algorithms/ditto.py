@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from ..core.backends import Backend
 from ..core.models import Models
-from ..core.params import Params, expand
 from ..core.population import Population
 from ..core.settings import NonNegative
+from ..core.trees import Params, expand
 from .contract import Work
 from .fedavg import FedAvg
 from .local.batches import LocalData

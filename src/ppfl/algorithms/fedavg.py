@@ -15,8 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from ..core.backends import Backend
 from ..core.errors import SettingError
 from ..core.models import Models, OneNetwork
-from ..core.params import Params, subtract_
-from ..core.trees import Tree, tree_map
+from ..core.trees import Params, Tree, subtract_, tree_map
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .local.batches import LocalData
 from .local.sgd import LEARNING_RATES, train_networks

@@ -24,10 +24,10 @@ from torch import Tensor
 from ..core.backends import Backend, Batch
 from ..core.errors import SettingError
 from ..core.models import Mixture, Models
-from ..core.params import Params, subtract_
 from ..core.population import Population
 from ..core.settings import NonNegative
 from ..core.simplex import entropy, uniform
+from ..core.trees import Params, subtract_
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import NetworkServer, mean
 from .local.batches import LocalData

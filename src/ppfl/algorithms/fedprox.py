@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ..core.backends import Backend
-from ..core.params import Params, expand, subtract_
 from ..core.settings import NonNegative
+from ..core.trees import Params, expand, subtract_
 from .contract import Sum, Upload, Work
 from .fedavg import FedAvg
 from .local.batches import LocalData

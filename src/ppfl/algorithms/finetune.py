@@ -20,10 +20,9 @@ from torch import Tensor
 from ..core.backends import Backend
 from ..core.errors import SettingError
 from ..core.models import Mixture, Models, Networks
-from ..core.params import Params, map_params
 from ..core.population import Population
 from ..core.settings import Positive, Repeats, RepeatsOrZero, Settings
-from ..core.trees import Tree
+from ..core.trees import Params, Tree, map_params
 from .contract import EVERYONE, Method, Plan, Problem, Roster, Rows, Total, Upload, Work, message
 from .fedavg import FedAvg
 from .local.batches import LocalData

@@ -24,8 +24,8 @@ from torch.nn.functional import one_hot
 from ..core.backends import Backend
 from ..core.errors import SettingError
 from ..core.models import Mixture, Models
-from ..core.params import Params, expand, per_client, subtract_
 from ..core.population import Population
+from ..core.trees import Params, expand, per_client, subtract_
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import NetworkServer
 from .fedem import MembershipClient

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..core.backends import Backend
 from ..core.models import Models, Networks
-from ..core.params import Params, expand, map_params
 from ..core.population import Population
+from ..core.trees import Params, expand, map_params
 from .contract import MethodDefaults, Problem, Rows, Total, Upload, Work
 from .fedavg import one_model_only
 from .local.batches import LocalData

@@ -30,9 +30,9 @@ from ..core.backends import Backend, Batch
 from ..core.errors import SettingError
 from ..core.models import Models, Networks, OneNetwork
 from ..core.network_parts import trains
-from ..core.params import Params, expand, subtract_
 from ..core.population import Population
 from ..core.settings import Repeats
+from ..core.trees import Params, expand, subtract_
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import NetworkServer, mean, one_model_only
 from .local.batches import LocalData

@@ -20,9 +20,9 @@ from pydantic import Field, model_validator
 
 from ..core.backends import Backend
 from ..core.models import Models
-from ..core.params import Params, first_clients, map_params, subtract_
 from ..core.population import Population
 from ..core.settings import Positive, Repeats
+from ..core.trees import Params, first_clients, map_params, subtract_
 from .contract import Plan, Problem, Rows, Sum, Total, Upload, Work, message
 from .fedavg import FedAvg, NetworkServer, mean
 from .local.batches import LocalData

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ..core.backends import Backend
-from ..core.params import Params, per_client
 from ..core.population import Population
 from ..core.simplex import inside, mirror_step
+from ..core.trees import Params, per_client
 from .contract import Sum, Total
 from .fedavg import mean
 from .local.batches import LocalData

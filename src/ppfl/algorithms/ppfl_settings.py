@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from ..core.params import Params
 from ..core.settings import Count, NonNegative, Positive, RepeatsOrZero
+from ..core.trees import Params
 from .contract import message
 from .server_optimizers import OptimizedTraining
 

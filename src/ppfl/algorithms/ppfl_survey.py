@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from ..core.params import Params
-from ..core.trees import tree_map
+from ..core.trees import Params, tree_map
 from .contract import Problem, Rows, Total
 from .local.survey import Survey, merge_survey
 from .ppfl_settings import PPFLServer

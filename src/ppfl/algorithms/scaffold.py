@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..core.backends import Backend, Batch
 from ..core.models import Models, OneNetwork
-from ..core.params import Params, expand, map_params, per_client, subtract_
 from ..core.population import Population
 from ..core.settings import Positive
+from ..core.trees import Params, expand, map_params, per_client, subtract_
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import mean, one_model_only
 from .local.batches import LocalData

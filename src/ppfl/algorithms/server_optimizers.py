@@ -25,9 +25,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.params import Params, map_params
 from ..core.settings import Positive, Settings
-from ..core.trees import Tree
+from ..core.trees import Params, Tree, map_params
 from .local.sgd import LocalTraining
 
 Decay = Annotated[float, Field(ge=0, lt=1)]

@@ -6,8 +6,8 @@ from .adapters import Lora, lora, with_adapters
 from .errors import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError, WriteError
 from .losses import LOSSES, Loss, loss_by_name
 from .mixing import MIXES
-from .params import Params
 from .population import Population
+from .trees import Params
 
 __all__ = [
     "LOSSES",

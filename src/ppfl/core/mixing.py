@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from .losses import Classification, Loss
-from .params import Params, weighted_sum
 from .randomness import layer_uses, return_to_uses
-from .trees import tree_map
+from .trees import Params, tree_map, weighted_sum
 
 if TYPE_CHECKING:
     from .backends.autograd import Autograd

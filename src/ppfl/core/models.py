@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .params import Params, first_clients
 from .simplex import harden
+from .trees import Params, first_clients
 
 
 class OneNetwork(NamedTuple):

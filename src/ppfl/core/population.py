@@ -26,8 +26,8 @@ from .frozen_layers import without_start
 from .losses import Loss
 from .mixing import MIXES, Mix
 from .network_parts import are_affine, canonical_modules, is_in_module, with_tensors_of
-from .params import Params
 from .randomness import refuse_running_statistics, with_keyed_dropout
+from .trees import Params
 
 NAMED = 4  # canonical submodules that the repr names
 APART = 0.1  # how far distinct copies of a trained network are from it, as a part of the difference of two draws

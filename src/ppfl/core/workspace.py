@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from .params import Params
+from .trees import Params
 
 Kind = tuple[torch.dtype, torch.device]
 

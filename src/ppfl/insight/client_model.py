@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ..core.adapters import merge_adapters_
 from ..core.losses import Loss
 from ..core.models import Mixture, Models, Networks
-from ..core.params import Params, weighted_sum
 from ..core.population import Population
+from ..core.trees import Params, weighted_sum
 
 
 def client_model(population: Population, models: Models, *, predictions: bool = False, merge: bool = True) -> nn.Module:

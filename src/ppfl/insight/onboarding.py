@@ -16,8 +16,8 @@ from ..algorithms.contract import Method, Problem, Rows
 from ..core.affinity import Affinity
 from ..core.client_names import ClientIds
 from ..core.errors import DataError, ModelError, SettingError
-from ..core.params import Params
 from ..core.population import Population
+from ..core.trees import Params
 from ..data import Federation
 from ..data.sample_kind import SampleKind
 from ..server import InProcess, ServerState, Transport, Watch, adapt_clients

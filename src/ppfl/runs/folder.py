@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..algorithms.contract import Method
 from ..core.errors import CheckpointError
-from ..core.params import Params
+from ..core.trees import Params
 from ..data.federation import Federation
 from ..data.sample_kind import SampleKind
 from .checkpoint import Checkpoint, CheckpointNumbers

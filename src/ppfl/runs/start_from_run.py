@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from ..core.errors import CheckpointError, ModelError, SettingError
-from ..core.params import map_params
 from ..core.population import Population
+from ..core.trees import map_params
 from ..server import Ranks, TorchRanks
 from .experiment import Experiment
 from .folder import RunFolder, StartNetwork

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ..algorithms.contract import Method, Rows, Total, Who, message
 from ..core.errors import DataError
-from ..core.params import Params
-from ..core.trees import Tree, tree_map
+from ..core.trees import Params, Tree, tree_map
 
 Snapshot = Literal["now", "kept"]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...core.backends import Backend, Batch
 from ...core.mixing import MembershipLoss
-from ...core.params import Params
 from ...core.simplex import FLOOR, inside
+from ...core.trees import Params
 from .batches import LocalData
 
 GAP = {torch.float32: 1e-5, torch.float64: 1e-9}  # how near to its minimum a loss is brought

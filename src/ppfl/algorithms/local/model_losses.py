@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...core.backends import Backend, Batch
-from ...core.params import Params
+from ...core.trees import Params
 from .batches import LocalData
 
 

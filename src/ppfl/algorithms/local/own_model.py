@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...core.models import Networks
-from ...core.params import Params, expand, map_params, per_client
 from ...core.population import Population
+from ...core.trees import Params, expand, map_params, per_client
 
 
 class OwnModel(NamedTuple):

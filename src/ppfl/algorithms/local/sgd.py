@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...core.backends import Backend, Batch
 from ...core.errors import SettingError
-from ...core.params import Params, first_clients, per_client, subtract_
 from ...core.settings import Count, NonNegative, Positive, Repeats, Settings
+from ...core.trees import Params, first_clients, per_client, subtract_
 from .batches import LocalData
 from .schedules import ScheduleName, factor
 

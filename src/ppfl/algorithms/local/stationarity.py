@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...core.backends import Backend
-from ...core.params import Params, expand, per_client
 from ...core.simplex import inside, mirror_step
+from ...core.trees import Params, expand, per_client
 from ..contract import Sum, Upload, message
 from .batches import LocalData
 from .memberships import client_membership_gradient

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...core.backends import Backend
-from ...core.params import Params
+from ...core.trees import Params
 from ..contract import (
     Problem,
     Roster,

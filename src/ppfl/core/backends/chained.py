@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from ..models import Mixture, Networks, OneNetwork
-from ..params import Params
 from ..population import Population
+from ..trees import Params
 from .autograd import SAMPLES_AT_ONCE, Autograd, Batch
 from .layers import Chain, add_chain_gradients, chain_outputs
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..params import Params
+from ..trees import Params
 from ..workspace import Workspace
 
 
