@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from kit.oracles import kl
 from kit.refusals import ModelError, assert_refused
 from ppfl.core import simplex
-from ppfl.core.simplex import FLOOR
-from ppfl.core.simplex_program import MANY_CORNERS, minimize_on_simplex, nearest_mixtures
+from ppfl.core.simplex import FLOOR, MANY_CORNERS, minimize_on_simplex, nearest_mixtures
 
 seeds, widths = st.integers(0, 2**31), st.integers(1, 7)
 
@@ -195,7 +194,7 @@ def test_many_corners_are_mixed_optimally_and_independent_ones_are_found_again(k
 def test_units_origin_and_blocks_do_not_matter(monkeypatch):
     corners, points = normal(1, 5, 3), normal(2, 100, 3)
     best = distances(nearest_mixtures(points, corners), points, corners)
-    monkeypatch.setattr("ppfl.core.simplex_program.BLOCK", 7 * 25)
+    monkeypatch.setattr("ppfl.core.simplex.BLOCK", 7 * 25)
     for size, origin in ((1.0, 0.0), (1e-6, 7.0), (1e6, 7.0)):
         moved = nearest_mixtures(size * (points + origin), size * (corners + origin))
         torch.testing.assert_close(distances(moved, points, corners), best, rtol=1e-9, atol=1e-9)

@@ -3,7 +3,7 @@
 import torch
 
 from ppfl.algorithms.local.memberships import best_memberships
-from ppfl.core.simplex_program import minimize_on_simplex
+from ppfl.core.simplex import minimize_on_simplex
 from ppfl.runs.network_description import build_network, describe_network
 from ppfl.runs.storage import read_tensors, save_tree
 

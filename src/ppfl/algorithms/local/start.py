@@ -19,8 +19,7 @@ from torch.nn.functional import one_hot
 
 from ...core.backends import Backend
 from ...core.draws import hashed, name_keys, uniform
-from ...core.simplex import inside
-from ...core.simplex_program import nearest_mixtures
+from ...core.simplex import inside, nearest_mixtures
 from ...core.trees import Params, first_clients
 from .batches import LocalData
 from .kmeans import kmeans

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ...core.affinity import Affinity
-from ...core.simplex import project
-from ...core.simplex_program import minimize_on_simplex
+from ...core.simplex import minimize_on_simplex, project
 from ..likelihoods import Coefficients, Likelihood
 
 _MAX_SWEEPS = 200
