@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 from . import links
 from .errors import DataError, ModelError
-from .label_losses import IGNORED, mean_of_labels, refuse_nothing_but_padding
 from .links import Link
-from .loss_contract import Loss, unfit
-from .losses import loss_by_name
+from .losses import IGNORED, Loss, loss_by_name, mean_of_labels, refuse_nothing_but_padding, unfit
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 _OTHER_INPUTS = (

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.densities import bernoulli_log_density, observed_class
+from ...core.losses import bernoulli_log_density, observed_class
 from .family_contract import TINY, Derivatives, Family, Memberships, combine_logs
 
 
