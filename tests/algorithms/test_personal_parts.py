@@ -9,7 +9,6 @@ from kit.local_work import shapes_in
 from kit.problems import make_federation, make_net
 from kit.training import Recording, connect, losses_of_clients, networks_of_clients, positions_of, run
 from ppfl.algorithms import METHODS
-from ppfl.algorithms.partial import parameters_of
 from ppfl.core import lora, with_adapters
 from ppfl.data import digits
 from ppfl.insight import client_model
@@ -25,30 +24,6 @@ EVERYWHERE = lora(rank=2, alpha=3)
 def trained(method, net=NET, k=1, mix="outputs", canonical="all", federation=FEDERATION, rounds=4, **settings):
     population = ppfl.Population(net, k=k, mix=mix, canonical=canonical)
     return run(method, population, federation, **{"rounds": rounds, "engine": "stacked", **settings})
-
-
-DEEP = nn.Sequential(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 3))
-TIED = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("encoder", "middle", "decoder")})
-TIED["decoder"].weight = TIED["encoder"].weight
-NAMED = nn.ModuleDict({"output": nn.Linear(1, 1), "then": nn.Linear(1, 1)})
-ONE_TRAINED = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 3)).requires_grad_(False)
-ONE_TRAINED[1].weight.requires_grad_(True)
-
-
-@pytest.mark.parametrize(
-    ("net", "part", "expected"),
-    [
-        (DEEP, "input", {"0.0.weight", "0.0.bias"}),
-        (DEEP, "output", {"1.weight", "1.bias"}),
-        (DEEP, "0", {"0.0.weight", "0.0.bias", "0.2.weight", "0.2.bias"}),
-        (DEEP, ("0.2", "output"), {"0.2.weight", "0.2.bias", "1.weight", "1.bias"}),
-        (NAMED, "output", {"output.weight", "output.bias"}),
-        (TIED, "output", {"encoder.weight", "decoder.bias"}),
-        (ONE_TRAINED, "output", {"1.weight"}),
-    ],
-)
-def test_parts_are_named_as_the_network_names_them(net, part, expected):
-    assert parameters_of(net, part, "personal_part") == expected
 
 
 LAST, FIRST = {"2.weight", "2.bias"}, {"0.weight", "0.bias"}

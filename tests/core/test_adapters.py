@@ -10,7 +10,7 @@ from kit.networks import make_net, with_seed
 from kit.refusals import ModelError, assert_refused
 from ppfl.core import Population, lora, with_adapters
 from ppfl.core.adapters import AdaptedLayer, adapted_layers, merge_adapters_
-from ppfl.core.frozen_layers import frozen_start
+from ppfl.core.parts import frozen_start
 
 
 def normal(*shape, dtype=torch.float64):

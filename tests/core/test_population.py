@@ -1,14 +1,17 @@
 """A population splits a network into common and canonical parts and constants, and refuses what it cannot hold."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from kit.networks import PartlyFrozen, make_net, with_seed
-from kit.refusals import ModelError, assert_refused
+from kit.refusals import ModelError, SettingError, assert_refused
 from ppfl.core import Population
 from ppfl.core.backends import make_backend
 from ppfl.core.models import OneNetwork
+from ppfl.core.parts import freeze, parameters_of
 
 TRAINED = {"body.2.weight", "body.2.bias", "norm.weight", "norm.bias", "head.weight", "head.bias"}
 
@@ -73,3 +76,33 @@ REFUSED = {
 def test_what_cannot_be_a_population_is_refused(case):
     net, settings, *words = REFUSED[case]
     assert_refused(lambda: Population(net, **{"k": 2, **settings}), ModelError, *words)
+
+
+DEEP = nn.Sequential(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 6), nn.ReLU()), nn.Linear(6, 3))
+TIED = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("encoder", "middle", "decoder")})
+TIED["decoder"].weight = TIED["encoder"].weight
+NAMED = nn.ModuleDict({"output": nn.Linear(1, 1), "then": nn.Linear(1, 1)})
+ONE_TRAINED = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 3)).requires_grad_(False)
+ONE_TRAINED[1].weight.requires_grad_(True)
+
+
+@pytest.mark.parametrize(
+    ("net", "part", "expected"),
+    [
+        (DEEP, "input", {"0.0.weight", "0.0.bias"}),
+        (DEEP, "output", {"1.weight", "1.bias"}),
+        (DEEP, "0", {"0.0.weight", "0.0.bias", "0.2.weight", "0.2.bias"}),
+        (DEEP, ("0.2", "output"), {"0.2.weight", "0.2.bias", "1.weight", "1.bias"}),
+        (NAMED, "output", {"output.weight", "output.bias"}),
+        (TIED, "output", {"encoder.weight", "decoder.bias"}),
+        (ONE_TRAINED, "output", {"1.weight"}),
+    ],
+)
+def test_parts_are_named_as_the_network_names_them(net, part, expected):
+    assert parameters_of(net, part, "personal_part") == expected
+    frozen, all_names = copy.deepcopy(net), {name for name, p in net.named_parameters() if p.requires_grad}
+    if expected != all_names:
+        freeze(frozen, part)
+        assert {name for name, p in frozen.named_parameters() if p.requires_grad} == all_names - expected
+    else:
+        assert_refused(lambda: freeze(frozen, part), SettingError, "nothing to train")

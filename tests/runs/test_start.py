@@ -110,7 +110,7 @@ NO_START = {
     "another network": (FROM, ModelError, "'classifier.weight' is of shape (2, 4) there", "(2, 3) here"),
     "own networks": ({"start": {"run": "ditto"}}, SettingError, "Ditto, which has no single network"),
     "a run that is not finished": ({"start": {"run": "unfinished"}}, CheckpointError, "is not finished"),
-    "an unknown part": (NETWORK | {"start": {"run": "pretrain", "frozen": "head"}}, ModelError, "'head'", "'body'"),
+    "an unknown part": (NETWORK | {"start": {"run": "pretrain", "frozen": "head"}}, SettingError, "'head'", "'body'"),
     "no comparison": ({"start": {"method": "FedAvg"}}, SettingError, "ppfl compare", "set run"),
 }
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..core.backends import Backend
 from ..core.errors import SettingError
 from ..core.models import Mixture, Models, Networks
+from ..core.parts import Part, parameters_of
 from ..core.population import Population
 from ..core.settings import Positive, Repeats, RepeatsOrZero, Settings
 from ..core.trees import Params, Tree, map_params
@@ -33,7 +34,6 @@ from .local.sgd import (
     TrainingLoss,
     train_networks,
 )
-from .partial import Part, parameters_of
 from .registry import MethodByName
 
 

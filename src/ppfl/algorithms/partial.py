@@ -25,11 +25,9 @@ import torch
 from pydantic import model_validator
 from torch import nn
 
-from ..core.adapters import with_adapter_names
 from ..core.backends import Backend, Batch
-from ..core.errors import SettingError
 from ..core.models import Models, Networks, OneNetwork
-from ..core.network_parts import trains
+from ..core.parts import Names, Part, parameters_of
 from ..core.population import Population
 from ..core.settings import Repeats
 from ..core.trees import Params, expand, subtract_
@@ -38,10 +36,6 @@ from .fedavg import NetworkServer, mean, one_model_only
 from .local.batches import LocalData
 from .local.sgd import LocalTraining, TrainingLoss, train_networks
 from .server_optimizers import OptimizedTraining
-
-# names of submodules or of single parameters ("classifier.bias"), or "input", "output", "adapters" and "adapters.up"
-Part = str | tuple[str, ...]
-Names = frozenset[str]  # of parameters
 
 
 class Partial(MethodDefaults, OptimizedTraining):
@@ -237,29 +231,3 @@ def train_in_turn(
     loss, samples = (torch.stack(both) for both in zip(*runs, strict=True))
     total = samples.sum(dim=0)
     return TrainingLoss((loss * samples).sum(dim=0) / total, total)
-
-
-def parameters_of(net: nn.Module, part: Part, setting: str) -> Names:
-    """Names of the trained parameters of a part of the network; one that stands in several modules is one parameter.
-
-    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> sorted(parameters_of(net, "output", "personal_part")), sorted(parameters_of(net, "0.bias", "personal_part"))
-    (['2.bias', '2.weight'], ['0.bias'])
-    """
-    names = with_adapter_names(net, (part,) if isinstance(part, str) else part)
-    chosen = {id(p) for name in names for p in _parameters(net, name, setting)}
-    return Names(name for name, p in net.named_parameters() if id(p) in chosen and p.requires_grad)
-
-
-def _parameters(net: nn.Module, name: str, setting: str) -> list[nn.Parameter]:
-    trained = {n: [p] for n, p in net.named_parameters(remove_duplicate=False) if p.requires_grad}
-    known = {n: [*m.parameters()] for n, m in net.named_modules(remove_duplicate=False) if n and trains(m)}
-    layers = [m for m in net.modules() if trains(m) and not any(trains(inner) for inner in m.children())]
-    ends = {"input": [*layers[0].parameters()], "output": [*layers[-1].parameters()]}
-    for choices in (known, ends, trained):
-        if name in choices:
-            return choices[name]
-    raise SettingError(
-        f"{setting} names {name!r}, which is no submodule with trained parameters and no trained parameter; "
-        f"use {', '.join(map(repr, [*ends, *known]))}, or several of them"
-    )

@@ -22,10 +22,9 @@ from .adapters import (
 )
 from .criteria import LossFunction, as_loss
 from .errors import ModelError
-from .frozen_layers import without_start
 from .losses import Loss
 from .mixing import MIXES, Mix
-from .network_parts import are_affine, canonical_modules, is_in_module, with_tensors_of
+from .parts import are_affine, canonical_modules, is_in_module, with_tensors_of, without_start
 from .randomness import refuse_running_statistics, with_keyed_dropout
 from .trees import Params
 

@@ -12,7 +12,7 @@ from ..algorithms.registry import MethodByName
 from ..core.adapters import with_adapters
 from ..core.losses import LOSSES
 from ..core.mixing import MIXES
-from ..core.network_parts import freeze
+from ..core.parts import freeze
 from ..core.population import Population
 from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
 from ..data import DataSettings, Federation

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.frozen_layers import frozen_start, take_start
+from ..core.parts import frozen_start, take_start
 from ..core.population import Population
 from ..core.randomness import refuse_side_effects
 from ..data import Federation

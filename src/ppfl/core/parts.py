@@ -1,4 +1,6 @@
-"""Parts of a network: which are canonical, where they stand, and which outputs a loss can be taken of."""
+"""Parts of a network: which are canonical, frozen or personal, where they stand, and what a loss can be taken of."""
+
+from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
@@ -8,12 +10,44 @@ import torch
 from torch import Tensor, nn
 
 from .adapters import AdaptedLayer, with_adapter_names
-from .errors import ModelError
+from .errors import ModelError, SettingError
 from .losses import Loss
 from .mixing import MixedModule
+from .randomness import draws_randomly
 
 AFFINE = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding}
 RESHAPING = {nn.Flatten, nn.Unflatten, nn.Identity}
+
+
+# names of submodules or of single parameters ("classifier.bias"), or "input", "output", "adapters" and "adapters.up"
+Part = str | tuple[str, ...]
+Names = frozenset[str]  # of parameters
+
+
+def parameters_of(net: nn.Module, part: Part, setting: str) -> Names:
+    """Names of the trained parameters of a part of the network; one that stands in several modules is one parameter.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> sorted(parameters_of(net, "output", "personal_part")), sorted(parameters_of(net, "0.bias", "personal_part"))
+    (['2.bias', '2.weight'], ['0.bias'])
+    """
+    names = with_adapter_names(net, (part,) if isinstance(part, str) else part)
+    chosen = {id(p) for name in names for p in _parameters(net, name, setting)}
+    return Names(name for name, p in net.named_parameters() if id(p) in chosen and p.requires_grad)
+
+
+def _parameters(net: nn.Module, name: str, setting: str) -> list[nn.Parameter]:
+    trained = {n: [p] for n, p in net.named_parameters(remove_duplicate=False) if p.requires_grad}
+    known = {n: [*m.parameters()] for n, m in net.named_modules(remove_duplicate=False) if n and trains(m)}
+    layers = [m for m in net.modules() if trains(m) and not any(trains(inner) for inner in m.children())]
+    ends = {"input": [*layers[0].parameters()], "output": [*layers[-1].parameters()]}
+    for choices in (known, ends, trained):
+        if name in choices:
+            return choices[name]
+    raise SettingError(
+        f"{setting} names {name!r}, which is no submodule with trained parameters and no trained parameter; "
+        f"use {', '.join(map(repr, [*ends, *known]))}, or several of them"
+    )
 
 
 def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[str, ...]:
@@ -47,22 +81,18 @@ def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[s
     return (*names, *_tied_modules(net, names))
 
 
-def freeze(net: nn.Module, parts: str | Sequence[str]) -> None:
-    """Make the parameters of the named submodules constants. Something must be left to train.
+def freeze(net: nn.Module, part: Part) -> None:
+    """Make the parameters of a part of the network constants. Something must be left to train.
 
     >>> net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> freeze(net, "0")
     >>> [name for name, p in net.named_parameters() if p.requires_grad]
     ['2.weight', '2.bias']
     """
-    known = [name for name, module in net.named_modules() if name and trains(module)]
-    for name in (parts,) if isinstance(parts, str) else parts:
-        if name not in known:
-            choices = ", ".join(map(repr, known))
-            raise ModelError(f"frozen names {name!r}, which is no submodule that is trained; use some of {choices}")
-        net.get_submodule(name).requires_grad_(False)
+    for name in parameters_of(net, part, "frozen"):
+        net.get_parameter(name).requires_grad_(False)
     if not trains(net):
-        raise ModelError(f"frozen names {parts!r}, which leaves nothing to train; leave out a part of them")
+        raise SettingError(f"frozen names {part!r}, which leaves nothing to train; leave out a part of it")
 
 
 def _tied_modules(net: nn.Module, names: tuple[str, ...]) -> list[str]:
@@ -105,7 +135,7 @@ def are_affine(net: nn.Module, modules: tuple[str, ...]) -> bool:
 
 def _is_affine(module: nn.Module) -> bool:
     if type(module) is nn.Sequential:
-        learned = [child for child in module if any(True for _ in child.parameters())]
+        learned = [child for child in module if [*child.parameters()]]
         others = [child for child in module if child not in learned]
         return len(learned) == 1 and _is_affine(learned[0]) and all(type(m) in RESHAPING for m in others)
     return type(module) in AFFINE and not (isinstance(module, nn.Embedding) and module.max_norm is not None)
@@ -189,3 +219,59 @@ def _refuse_number_of_outputs(loss: str, output: Tensor, n_classes: int | None) 
             f"the logistic loss needs one output per sample, the network has {output[0].numel()}; "
             "give its last layer one output or use the cross_entropy loss"
         )
+
+
+# ---------------------------------------------------------------------- frozen layers at the beginning
+#
+# Their outputs are constants, which can be computed once per sample.
+
+
+def frozen_start(net: nn.Module) -> tuple[str, ...]:
+    """Names of the submodules that run first, in this order, and have no trained parameter and no randomness.
+
+    They are found in nn.Sequential, also in nested ones: only there is it known what runs first. Layers without any
+    parameters are left out at the end, because they cost little and may make the output larger.
+
+    >>> backbone = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).requires_grad_(False)
+    >>> frozen_start(nn.Sequential(backbone, nn.Flatten(), nn.Linear(8, 2)))
+    ('0',)
+    """
+    names = _constant_children(net, "")
+    while names and not [*net.get_submodule(names[-1]).parameters()]:
+        names.pop()
+    return tuple(names)
+
+
+def _constant_children(module: nn.Module, prefix: str) -> list[str]:
+    found: list[str] = []
+    if type(module) is not nn.Sequential or _is_watched(module):
+        return found
+    for name, child in module.named_children():
+        if not _is_constant(child):
+            return found + _constant_children(child, f"{prefix}{name}.")
+        found.append(prefix + name)
+    return found
+
+
+def _is_constant(module: nn.Module) -> bool:
+    return not trains(module) and not draws_randomly(module) and not any(map(_is_watched, module.modules()))
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether code of the user runs with the module: it may want to see every call."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def take_start(net: nn.Module, names: tuple[str, ...]) -> nn.Sequential:
+    """The frozen layers as a network of their own."""
+    return nn.Sequential(*(net.get_submodule(name) for name in names))
+
+
+def without_start(net: nn.Module, names: tuple[str, ...]) -> nn.Module:
+    """A copy of the network that takes the outputs of these layers, with the very tensors of `net` and their names."""
+    kept: dict[int, Any] = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
+    rest = copy.deepcopy(net, kept)
+    for path in names:
+        parent, _, name = path.rpartition(".")
+        setattr(rest.get_submodule(parent), name, nn.Identity())
+    return rest
