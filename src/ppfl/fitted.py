@@ -19,8 +19,7 @@ from .core.client_names import ClientIds, positions_of
 from .core.devices import usable_device
 from .core.errors import DataError, ModelError
 from .core.losses import Loss
-from .core.models import Mixture, Models
-from .core.population import Population
+from .core.population import Mixture, Models, Population
 from .core.trees import with_leaves
 from .data import Federation
 from .data.federation import Split

@@ -10,8 +10,8 @@ from kit.networks import PartlyFrozen, make_net, with_seed
 from kit.refusals import ModelError, SettingError, assert_refused
 from ppfl.core import Population
 from ppfl.core.backends import make_backend
-from ppfl.core.models import OneNetwork
 from ppfl.core.parts import freeze, parameters_of
+from ppfl.core.population import OneNetwork
 
 TRAINED = {"body.2.weight", "body.2.bias", "norm.weight", "norm.bias", "head.weight", "head.bias"}
 

@@ -8,7 +8,7 @@ import torch
 
 from ppfl.algorithms.contract import MESSAGES, Method, Problem, Rows, Share, participants
 from ppfl.core.draws import name_keys, uniform
-from ppfl.core.models import Mixture, Networks
+from ppfl.core.population import Mixture, Networks
 from ppfl.core.trees import tree_leaves, tree_map, with_leaves
 from ppfl.server import InProcess, RoundReport, ServerState, begin, client_states, make_problem, train
 from ppfl.server.loop import MAIN

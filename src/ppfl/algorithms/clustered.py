@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..core.backends import Backend
-from ..core.models import Mixture, Models
+from ..core.population import Mixture, Models
 from ..core.settings import NonNegative
 from ..core.trees import Params, map_params
 from .contract import (

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..core.affinity import Affinity
 from ..core.backends import Backend
-from ..core.models import Models
-from ..core.population import Population
+from ..core.population import Models, Population
 from ..core.trees import Params, Tree
 from .local.batches import LocalData
 from .roster import Roster, drawn_ids, drawn_positions

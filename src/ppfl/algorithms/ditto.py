@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ..core.backends import Backend
-from ..core.models import Models
-from ..core.population import Population
+from ..core.population import Models, Population
 from ..core.settings import NonNegative
 from ..core.trees import Params, expand
 from .contract import Work

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ..core.backends import Backend
 from ..core.errors import SettingError
-from ..core.models import Models, OneNetwork
+from ..core.population import Models, OneNetwork
 from ..core.trees import Params, Tree, subtract_, tree_map
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .local.batches import LocalData

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from ..core.backends import Backend, Batch
 from ..core.errors import SettingError
-from ..core.models import Mixture, Models
-from ..core.population import Population
+from ..core.population import Mixture, Models, Population
 from ..core.settings import NonNegative
 from ..core.simplex import entropy, uniform
 from ..core.trees import Params, subtract_

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from ..core.backends import Backend
 from ..core.errors import SettingError
-from ..core.models import Mixture, Models, Networks
 from ..core.parts import Part, parameters_of
-from ..core.population import Population
+from ..core.population import Mixture, Models, Networks, Population
 from ..core.settings import Positive, Repeats, RepeatsOrZero, Settings
 from ..core.trees import Params, Tree, map_params
 from .contract import EVERYONE, Method, Plan, Problem, Roster, Rows, Total, Upload, Work, message

@@ -23,8 +23,7 @@ from torch.nn.functional import one_hot
 
 from ..core.backends import Backend
 from ..core.errors import SettingError
-from ..core.models import Mixture, Models
-from ..core.population import Population
+from ..core.population import Mixture, Models, Population
 from ..core.trees import Params, expand, per_client, subtract_
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import NetworkServer

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ..core.backends import Backend
-from ..core.models import Models, Networks
-from ..core.population import Population
+from ..core.population import Models, Networks, Population
 from ..core.trees import Params, expand, map_params
 from .contract import MethodDefaults, Problem, Rows, Total, Upload, Work
 from .fedavg import one_model_only

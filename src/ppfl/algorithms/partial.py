@@ -26,9 +26,8 @@ from pydantic import model_validator
 from torch import nn
 
 from ..core.backends import Backend, Batch
-from ..core.models import Models, Networks, OneNetwork
 from ..core.parts import Names, Part, parameters_of
-from ..core.population import Population
+from ..core.population import Models, Networks, OneNetwork, Population
 from ..core.settings import Repeats
 from ..core.trees import Params, expand, subtract_
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work

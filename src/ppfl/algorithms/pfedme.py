@@ -19,8 +19,7 @@ import torch
 from pydantic import Field, model_validator
 
 from ..core.backends import Backend
-from ..core.models import Models
-from ..core.population import Population
+from ..core.population import Models, Population
 from ..core.settings import Positive, Repeats
 from ..core.trees import Params, first_clients, map_params, subtract_
 from .contract import Plan, Problem, Rows, Sum, Total, Upload, Work, message

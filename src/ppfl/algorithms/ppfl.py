@@ -34,8 +34,7 @@ from torch import Tensor
 from ..core.backends import Backend
 from ..core.draws import uniform as draw
 from ..core.errors import SettingError
-from ..core.models import Mixture, Models
-from ..core.population import Population
+from ..core.population import Mixture, Models, Population
 from ..core.simplex import uniform
 from .contract import (
     EVERYONE,

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core.backends import Backend, Batch
-from ..core.models import Models, OneNetwork
-from ..core.population import Population
+from ..core.population import Models, OneNetwork, Population
 from ..core.settings import Positive
 from ..core.trees import Params, expand, map_params, per_client, subtract_
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work

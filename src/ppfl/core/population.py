@@ -1,4 +1,5 @@
-"""A population: any network split into a common part and K canonical parts, mixed by a membership.
+"""A population: any network split into a common part and K canonical parts, mixed by a membership; and the personal
+models of its clients, as a method gives them for prediction, evaluation and export.
 
 This is the description alone. How its models run and are differentiated is a backend's business (`core/backends`).
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +28,8 @@ from .losses import Loss
 from .mixing import MIXES, Mix
 from .parts import are_affine, canonical_modules, is_in_module, with_tensors_of, without_start
 from .randomness import refuse_running_statistics, with_keyed_dropout
-from .trees import Params
+from .simplex import harden
+from .trees import Params, first_clients
 
 NAMED = 4  # canonical submodules that the repr names
 APART = 0.1  # how far distinct copies of a trained network are from it, as a part of the difference of two draws
@@ -198,3 +201,49 @@ class Population:
 
 def _describe_shape(leaf: Tensor | None) -> str:
     return "missing" if leaf is None else f"of shape {tuple(leaf.shape)}"
+
+
+class OneNetwork(NamedTuple):
+    """The same network for all clients."""
+
+    values: Params
+
+    def first(self, clients: int) -> OneNetwork:
+        """The models of the first so many clients."""
+        return self
+
+    def hardened(self) -> OneNetwork:
+        """By the max rule, which changes nothing here."""
+        return self
+
+
+class Networks(NamedTuple):
+    """One network per client."""
+
+    values: Params  # leaves (C, ...)
+
+    def first(self, clients: int) -> Networks:
+        """The models of the first so many clients."""
+        return Networks(first_clients(self.values, clients))
+
+    def hardened(self) -> Networks:
+        """By the max rule, which changes nothing here."""
+        return self
+
+
+class Mixture(NamedTuple):
+    """K models that all clients share, mixed by each client's membership."""
+
+    models: Params  # canonical leaves (K, ...)
+    memberships: Tensor  # (C, K)
+
+    def first(self, clients: int) -> Mixture:
+        """The models of the first so many clients."""
+        return self._replace(memberships=self.memberships[:clients])
+
+    def hardened(self) -> Mixture:
+        """By the max rule, Section O3.1: every client wholly in its largest membership."""
+        return self._replace(memberships=harden(self.memberships))
+
+
+Models = OneNetwork | Networks | Mixture

@@ -16,8 +16,7 @@ from ..algorithms.contract import Method
 from ..core.backends import Backend
 from ..core.client_names import positions_of
 from ..core.errors import CheckpointError
-from ..core.models import Mixture, Models
-from ..core.population import Population
+from ..core.population import Mixture, Models, Population
 from ..core.trees import Tree, with_leaves
 from ..data.inputs import scaled
 from ..data.preparation import Preparation

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ..core.adapters import merge_adapters_
 from ..core.losses import Loss
-from ..core.models import Mixture, Models, Networks
-from ..core.population import Population
+from ..core.population import Mixture, Models, Networks, Population
 from ..core.trees import Params, weighted_sum
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..algorithms.local.batches import Draws, LocalData, similar_sizes
 from ..core.backends import Backend, Batch
 from ..core.losses import Loss
-from ..core.models import Models
+from ..core.population import Models
 from ..data import Samples
 from .histogram import histogram
 from .metrics import KeptPredictions

@@ -11,7 +11,7 @@ from kit.refusals import ModelError, assert_refused
 from kit.training import assert_same, run
 from ppfl import PPFL, FedAvg, Population, fit
 from ppfl.core.backends import Autograd, Batch, Chained, make_backend
-from ppfl.core.models import Mixture, Networks, OneNetwork
+from ppfl.core.population import Mixture, Networks, OneNetwork
 
 MIXES = ("outputs", "predictions", "weights")
 C = torch.tensor([[0.5, 0.3, 0.2], [0.0, 0.0, 1.0]], dtype=torch.float64)  # a mixture, and one model alone

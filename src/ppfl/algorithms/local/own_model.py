@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.models import Networks
-from ...core.population import Population
+from ...core.population import Networks, Population
 from ...core.trees import Params, expand, map_params, per_client
 
 

@@ -17,9 +17,8 @@ from torch.func import vmap
 
 from ..errors import ModelError
 from ..mixing import MembershipLoss
-from ..models import Mixture, Models, Networks, OneNetwork
 from ..parts import refuse_outputs, run_and_watch, with_mixed_modules
-from ..population import Population
+from ..population import Mixture, Models, Networks, OneNetwork, Population
 from ..randomness import key_names, refuse_side_effects
 from ..trees import Params, accumulate_, expand, per_client, weighted_sum
 from ..workspace import Workspace

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..models import Mixture, Networks, OneNetwork
-from ..population import Population
+from ..population import Mixture, Networks, OneNetwork, Population
 from ..trees import Params
 from .autograd import SAMPLES_AT_ONCE, Autograd, Batch
 from .layers import Chain, add_chain_gradients, chain_outputs
