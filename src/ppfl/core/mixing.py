@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from .dropout import layer_uses, return_to_uses
 from .losses import Classification, Loss
-from .randomness import layer_uses, return_to_uses
 from .trees import Params, tree_map, weighted_sum
 
 if TYPE_CHECKING:

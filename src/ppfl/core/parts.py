@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from .adapters import AdaptedLayer, with_adapter_names
+from .dropout import draws_randomly
 from .errors import ModelError, SettingError
 from .losses import Loss
 from .mixing import MixedModule
-from .randomness import draws_randomly
 
 AFFINE = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding}
 RESHAPING = {nn.Flatten, nn.Unflatten, nn.Identity}

@@ -23,11 +23,11 @@ from .adapters import (
     with_adapters,
 )
 from .criteria import LossFunction, as_loss
+from .dropout import refuse_running_statistics, with_keyed_dropout
 from .errors import ModelError
 from .losses import Loss
 from .mixing import MIXES, Mix
 from .parts import are_affine, canonical_modules, is_in_module, with_tensors_of, without_start
-from .randomness import refuse_running_statistics, with_keyed_dropout
 from .simplex import harden
 from .trees import Params, first_clients
 

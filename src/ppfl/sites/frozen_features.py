@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..core.dropout import refuse_side_effects
 from ..core.parts import frozen_start, take_start
 from ..core.population import Population
-from ..core.randomness import refuse_side_effects
 from ..data import Federation
 from ..data.inputs import Inputs, MappedRows, mapped_rows, row_blocks, scaled
 from ..data.lazy_samples import LazySamples

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ..dropout import key_names, refuse_side_effects
 from ..errors import ModelError
 from ..mixing import MembershipLoss
 from ..parts import refuse_outputs, run_and_watch, with_mixed_modules
 from ..population import Mixture, Models, Networks, OneNetwork, Population
-from ..randomness import key_names, refuse_side_effects
 from ..trees import Params, accumulate_, expand, per_client, weighted_sum
 from ..workspace import Workspace
 from .networks import ClientMap, FunctionalNetwork

@@ -18,12 +18,12 @@ from torch.nn import functional as F
 
 from kit.networks import with_seed
 from kit.refusals import ModelError, assert_refused
-from ppfl.core import randomness
+from ppfl.core import dropout
 from ppfl.core.draws import hashed, name_key
-from ppfl.core.randomness import KeyedModule, with_keyed_dropout
+from ppfl.core.dropout import KeyedModule, with_keyed_dropout
 
 DIMENSIONS = {nn.Dropout: 2, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
-LOOKS, REMEMBERS, ROWS = randomness.refuse_side_effects, randomness.refuse_running_statistics, torch.ones(3, 4)
+LOOKS, REMEMBERS, ROWS = dropout.refuse_side_effects, dropout.refuse_running_statistics, torch.ones(3, 4)
 every_layer = pytest.mark.parametrize("layer", DIMENSIONS)
 
 
