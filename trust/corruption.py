@@ -10,7 +10,7 @@ from random import Random
 from trial import Trial
 from victim import contents, difference, run_until, victim
 
-from ppfl.core import PPFLError
+from ppfl.errors import PPFLError
 from ppfl.runs import load_run, run
 
 

@@ -95,7 +95,7 @@ def _run(kind: str, seed: int, first: int, count: int, folder: Path) -> None:
 
 def survives(use: Callable[[], object]) -> str | None:
     """None if `use` ends in a value or in an error of ours, else what happened."""
-    from ppfl.core.errors import PPFLError
+    from ppfl.errors import PPFLError
 
     signal.alarm(SECONDS)
     try:

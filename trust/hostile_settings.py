@@ -241,7 +241,7 @@ def check_and_build(table: Any) -> object:
     """An experiment, its data, its population and one round of it."""
     from pydantic import ValidationError
 
-    from ppfl.core.errors import SettingError
+    from ppfl.errors import SettingError
     from ppfl.runs import Experiment
     from ppfl.runs.explain import explain
     from ppfl.runs.tuning import attempt, without_test

@@ -19,7 +19,7 @@ ROUNDS = 40
 # forks processes after the imports, as those take longer than the runs
 PROGRAM = """
 import json, os, pathlib, sys, time, torch
-from ppfl.core import PPFLError
+from ppfl.errors import PPFLError
 from ppfl.runs import Experiment, run
 torch.set_num_threads(1)
 settings, outs = json.loads(sys.argv[1]), json.loads(sys.argv[2])

@@ -12,7 +12,7 @@ import numpy as np
 
 from .algorithms.contract import Method, Problem
 from .callbacks import Callback, FitSetting
-from .core.errors import SettingError
+from .errors import SettingError
 from .server import Record, RoundEnd, Watch
 
 OnRound = Callback | Sequence[Callback] | None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from .algorithms.contract import Method, Problem
-from .core.errors import SettingError
+from .errors import SettingError
 from .server import Record, Watch
 
 if TYPE_CHECKING:

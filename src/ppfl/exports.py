@@ -23,8 +23,9 @@ from .algorithms import (
     Scaffold,
 )
 from .callbacks import CSVLog, EarlyStopping, TensorBoard
-from .core import Lora, Population, PPFLError, affinity, lora, with_adapters
+from .core import Lora, Population, affinity, lora, with_adapters
 from .data import Federation
+from .errors import PPFLError
 from .fitted import Fitted, load
 from .fitting import fit
 from .insight import export_onnx

@@ -17,7 +17,6 @@ from .core.adapters import adapted_layers
 from .core.backends import Backend
 from .core.client_names import ClientIds, positions_of
 from .core.devices import usable_device
-from .core.errors import DataError, ModelError
 from .core.losses import Loss
 from .core.population import Mixture, Models, Population
 from .core.trees import with_leaves
@@ -25,6 +24,7 @@ from .data import Federation
 from .data.federation import Split
 from .data.inputs import scaled
 from .data.sample_kind import SampleKind
+from .errors import DataError, ModelError
 from .insight import client_model, export_onnx, onboarding
 from .runs.adapter_files import save_adapter
 from .runs.saved_fit import SavedFit, load_fit, save_fit

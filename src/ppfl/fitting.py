@@ -8,10 +8,10 @@ from .algorithms import METHODS, PPFL
 from .algorithms.contract import Method
 from .callback_list import OnRound, running, show_frozen_layers
 from .core.affinity import Affinity
-from .core.errors import SettingError
 from .core.population import Population
 from .data import Federation
 from .data.sample_kind import SampleKind
+from .errors import SettingError
 from .fitted import Fitted
 from .insight import onboarding
 from .server import (

@@ -10,8 +10,8 @@ import pytest
 TESTS = Path(__file__).parents[1]
 PACKAGE = TESTS.parent / "src" / "ppfl"
 LAYERS = (  # each part may import those before its line
+    ("errors", "parent_process"),
     ("io",),
-    ("parent_process",),
     ("core", "data"),
     ("algorithms",),
     ("sites",),
@@ -27,7 +27,7 @@ LAYERS = (  # each part may import those before its line
     ("cli",),
 )
 BELOW = {part: {below for layer in LAYERS[:at] for below in layer} for at, layer in enumerate(LAYERS) for part in layer}
-BELOW |= {"data": {"io", "core"}, "core": {"io"}}
+BELOW |= {"data": {"core", "io", "errors"}, "core": {"io", "errors"}, "errors": set()}
 ANYTHING = {"__init__", "__main__", "exports"}  # of the package itself
 BEHIND_DOORS = {"flwr": ("federation",), "plotly": ("report",), "typer": ("cli",), "rich": ("report", "cli")}
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -81,6 +81,10 @@ def test_heavy_libraries_stay_behind_their_doors() -> None:
             assert part_of(file) in doors, f"{file} imports {name}, which belongs in {' or '.join(doors)}"
 
 
+def test_errors_can_be_imported_without_anything_else() -> None:
+    assert not imports(PACKAGE / "errors.py")
+
+
 def test_nothing_of_torch_that_is_private_is_used() -> None:
     for file in FILES:
         ours = [name.removeprefix("torch") for name in imported_modules(file) if name.startswith("torch.")]
@@ -104,14 +108,14 @@ def test_no_method_is_a_special_case_outside_the_methods() -> None:
 def test_the_test_sees_arrows() -> None:
     assert "torch" in imported_modules(PACKAGE / "core" / "simplex.py")
     assert "ppfl.server" in imported_modules(PACKAGE / "fitting.py")
-    assert "ppfl.core.errors" in imported_modules(PACKAGE / "sites" / "site.py")
+    assert "ppfl.errors" in imported_modules(PACKAGE / "sites" / "site.py")
 
 
 # ---------------------------------------------------------------------- what tests import
 
 TEST_FILES = [file for file in sorted(TESTS.rglob("*.py")) if file.relative_to(TESTS).parts[0] != "kit"]
 TEST_FOLDERS = sorted({file.relative_to(TESTS).parts[0] for file in TEST_FILES} - {"conftest.py"})
-PUBLIC_MODULES = {"ppfl", "ppfl.callbacks"}
+PUBLIC_MODULES = {"ppfl", "ppfl.callbacks", "ppfl.errors"}
 MIRRORED = {"door": {file.stem for file in PACKAGE.glob("*.py")}}  # every other folder mirrors the one of its name
 
 

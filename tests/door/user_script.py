@@ -16,8 +16,9 @@ import ppfl
 from ppfl import PPFL, FedAvg, Federation, Fitted, Local, Population, PPFLError, Watch, affinity, fit
 from ppfl.algorithms import METHODS, Ditto, FineTune, Method
 from ppfl.callbacks import CSVLog, EarlyStopping, FitSetting
-from ppfl.core import Loss, Params, SettingError
+from ppfl.core import Loss, Params
 from ppfl.data import Samples, digits_federation, iid
+from ppfl.errors import SettingError
 from ppfl.glm import MixedModel, PopulationClassifier, PopulationRegressor, mixed_model
 from ppfl.server import Evaluation, Record
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ppfl.core import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError, WriteError
+from ppfl.errors import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError, WriteError
 
 __all__ = ["AffinityError", "CheckpointError", "DataError", "ModelError", "PPFLError", "SettingError", "WriteError"]
 

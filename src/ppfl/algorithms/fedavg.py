@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple
 
 from ..core.backends import Backend
-from ..core.errors import SettingError
 from ..core.population import Models, OneNetwork
 from ..core.trees import Params, Tree, subtract_, tree_map
+from ..errors import SettingError
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .local.batches import LocalData
 from .local.sgd import LEARNING_RATES, train_networks

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from ..core.backends import Backend, Batch
-from ..core.errors import SettingError
 from ..core.population import Mixture, Models, Population
 from ..core.settings import NonNegative
 from ..core.simplex import entropy, uniform
 from ..core.trees import Params, subtract_
+from ..errors import SettingError
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import NetworkServer, mean
 from .local.batches import LocalData

@@ -18,11 +18,11 @@ from pydantic import ConfigDict, model_validator
 from torch import Tensor
 
 from ..core.backends import Backend
-from ..core.errors import SettingError
 from ..core.parts import Part, parameters_of
 from ..core.population import Mixture, Models, Networks, Population
 from ..core.settings import Positive, Repeats, RepeatsOrZero, Settings
 from ..core.trees import Params, Tree, map_params
+from ..errors import SettingError
 from .contract import EVERYONE, Method, Plan, Problem, Roster, Rows, Total, Upload, Work, message
 from .fedavg import FedAvg
 from .local.batches import LocalData

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..core.backends import Backend
-from ..core.errors import SettingError
 from ..core.population import Mixture, Models, Population
 from ..core.trees import Params, expand, per_client, subtract_
+from ..errors import SettingError
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import NetworkServer
 from .fedem import MembershipClient

@@ -33,9 +33,9 @@ from torch import Tensor
 
 from ..core.backends import Backend
 from ..core.draws import uniform as draw
-from ..core.errors import SettingError
 from ..core.population import Mixture, Models, Population
 from ..core.simplex import uniform
+from ..errors import SettingError
 from .contract import (
     EVERYONE,
     MethodDefaults,

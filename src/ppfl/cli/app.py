@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 import typer
 
-from ..core.errors import PPFLError, RankError, SettingError
+from ..errors import PPFLError, RankError, SettingError
 from ..paper import STUDIES, load_study, study_tables
 from ..runs import Interrupted, RunRecord, find_runs, load_experiment, load_run, package_version, run
 from ..runs.comparison import RunTask, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings

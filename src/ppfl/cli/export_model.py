@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..core.errors import SettingError
+from ..errors import SettingError
 from ..fitted import load
 from ..runs.names import folder_name
 from ..runs.saved_fit import save_weights

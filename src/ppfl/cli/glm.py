@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from ..core.errors import SettingError
 from ..data.table_readers import read_frame, stem
+from ..errors import SettingError
 from ..runs import package_version
 from ..runs.names import folder_name
 from ..runs.storage import make_folder, write_text

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..core.errors import DataError, SettingError
+from ..errors import DataError, SettingError
 from ..paper import VIEWS, Study, StudyTable, all_series, chart_lines, study_tables
 from ..runs import RunFolder, RunRecord
 from ..runs.comparison import RunTask, tasks_of

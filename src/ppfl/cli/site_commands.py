@@ -9,7 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..core.errors import PPFLError, SettingError
+from ..errors import PPFLError, SettingError
 from ..federation.flower_processes import require_flower
 from ..report.summary import plural
 from ..runs import load_experiment

@@ -3,7 +3,6 @@ canonical models and how they mix, and the objective. Imports torch and nothing 
 
 from . import affinity, links, simplex
 from .adapters import Lora, lora, with_adapters
-from .errors import AffinityError, CheckpointError, DataError, ModelError, PPFLError, SettingError, WriteError
 from .losses import LOSSES, Loss, loss_by_name
 from .mixing import MIXES
 from .population import Population
@@ -12,17 +11,10 @@ from .trees import Params
 __all__ = [
     "LOSSES",
     "MIXES",
-    "AffinityError",
-    "CheckpointError",
-    "DataError",
     "Lora",
     "Loss",
-    "ModelError",
-    "PPFLError",
     "Params",
     "Population",
-    "SettingError",
-    "WriteError",
     "affinity",
     "links",
     "lora",

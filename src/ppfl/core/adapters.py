@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import ModelError
+from ..errors import ModelError
 from .settings import Count, Positive, Settings
 
 ADAPTERS, ADAPTERS_UP = "adapters", "adapters.up"  # names of parts: whole adapters, and the factor B of each

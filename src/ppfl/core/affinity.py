@@ -11,9 +11,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ..errors import AffinityError
 from . import affinity_checks as checks
 from .client_names import as_ids
-from .errors import AffinityError
 
 
 class Affinity(ABC):

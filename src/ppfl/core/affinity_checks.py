@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ..errors import AffinityError
 from .client_names import ClientIds, NumberedIds
-from .errors import AffinityError
 
 
 def check_names(ids: Iterable[str]) -> ClientIds:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..errors import DataError, ModelError
 from . import links
-from .errors import DataError, ModelError
 from .links import Link
 from .losses import IGNORED, Loss, loss_by_name, mean_of_labels, refuse_nothing_but_padding, unfit
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from .errors import SettingError
+from ..errors import SettingError
 
 
 def usable_device(device: torch.device | str) -> torch.device:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import ModelError
 from .draws import name_key
-from .errors import ModelError
 
 _GAMMA, _FIRST, _SECOND = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -154,7 +154,7 @@ def refuse_side_effects(net: nn.Module, x: Tensor) -> None:
 
     >>> refuse_side_effects(nn.Sequential(nn.Linear(2, 2), nn.RReLU()), torch.ones(3, 2))
     Traceback (most recent call last):
-    ppfl.core.errors.ModelError: '1' (RReLU) draws random numbers; expected draws that ...
+    ppfl.errors.ModelError: '1' (RReLU) draws random numbers; expected draws that ...
     """
     keyed, x = with_keyed_dropout(net)[0].cpu(), x.cpu()
     before = {name: value.detach().clone() for name, value in _values(keyed).items()}

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import DataError, ModelError
 from . import links
-from .errors import DataError, ModelError
 from .links import Link, log_mix
 
 IGNORED = -100  # a label that does not count, such as padding of a sequence; torch's ignore_index

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import ModelError, SettingError
 from .adapters import AdaptedLayer, with_adapter_names
 from .dropout import draws_randomly
-from .errors import ModelError, SettingError
 from .losses import Loss
 from .mixing import MixedModule
 

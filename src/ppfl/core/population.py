@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..errors import ModelError
 from .adapters import (
     ADAPTERS_UP,
     Lora,
@@ -24,7 +25,6 @@ from .adapters import (
 )
 from .criteria import LossFunction, as_loss
 from .dropout import refuse_running_statistics, with_keyed_dropout
-from .errors import ModelError
 from .losses import Loss
 from .mixing import MIXES, Mix
 from .parts import are_affine, canonical_modules, is_in_module, with_tensors_of, without_start

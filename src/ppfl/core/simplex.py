@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from .errors import ModelError
+from ..errors import ModelError
 
 # A membership that underflows to 0 can never become positive again, and entropy is not smooth at 0 (Remark 3.2).
 FLOOR = 1e-6
@@ -97,7 +97,7 @@ def check(c: Tensor, name: str = "memberships", tolerance: float = 1e-4) -> Tens
     >>> check(torch.tensor([[0.5, 0.75]]))
     Traceback (most recent call last):
         ...
-    ppfl.core.errors.ModelError: memberships[0] is [0.5, 0.75]; a membership row has a sum of 1: ...
+    ppfl.errors.ModelError: memberships[0] is [0.5, 0.75]; a membership row has a sum of 1: ...
     """
     if c.dim() == 0 or c.shape[-1] == 0 or not c.is_floating_point():
         raise ModelError(

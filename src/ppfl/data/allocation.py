@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ppfl.core.errors import DataError
+from ppfl.errors import DataError
 
 Counts = np.ndarray[Any, np.dtype[np.int64]]
 _Table = np.ndarray[Any, np.dtype[np.float64]]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
 from ppfl.data.inputs import Inputs, mapped_rows
 from ppfl.data.limits import check_limit
 from ppfl.data.ragged import is_ragged, pad_rows
 from ppfl.data.raw_arrays import as_array, as_float32, as_int64, as_text, quoted, refuse_missing
+from ppfl.errors import DataError
 
 LearningTask = Literal["auto", "classification", "regression"]
 _MOST_AXES = 8

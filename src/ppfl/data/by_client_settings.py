@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Literal
 
-from ppfl.core.errors import SettingError
 from ppfl.core.settings import Count
 from ppfl.data.federation import Federation
 from ppfl.data.femnist import read_femnist
 from ppfl.data.file_settings import HoldoutSettings, dataset_folder, resolved
 from ppfl.data.shakespeare import read_shakespeare
 from ppfl.data.stackexchange import read_stackexchange
+from ppfl.errors import SettingError
 
 
 class _ByClientSettings(HoldoutSettings):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ppfl.core.client_names import ClientIds, NumberedIds, positions_of
-from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
 from ppfl.data.inputs import MappedRows
 from ppfl.data.lazy_samples import LazySamples
@@ -16,6 +15,7 @@ from ppfl.data.limits import check_limit
 from ppfl.data.raw_arrays import quoted
 from ppfl.data.samples import Samples
 from ppfl.data.truth import Truth
+from ppfl.errors import DataError
 
 
 def check_ids(ids: ClientIds, splits: Mapping[str, Samples]) -> None:

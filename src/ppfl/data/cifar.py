@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppfl.core.errors import DataError
 from ppfl.data.readers import images_as_floats
 from ppfl.data.streams import existing_file, open_bounded, reading
+from ppfl.errors import DataError
 
 _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
@@ -23,7 +23,7 @@ def read_cifar10(folder: str | Path) -> tuple[Tensor, Tensor]:
     >>> x, y = read_cifar10("no such folder")
     Traceback (most recent call last):
         ...
-    ppfl.core.errors.DataError: no data_batch_1 in no such folder; extract cifar-10-python.tar.gz ...
+    ppfl.errors.DataError: no data_batch_1 in no such folder; extract cifar-10-python.tar.gz ...
     """
     folder = Path(folder)
     inner = folder / "cifar-10-batches-py"

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ppfl.core.errors import DataError
 from ppfl.data.samples import random_rows
+from ppfl.errors import DataError
 
 
 class SplitFiles(NamedTuple):
@@ -26,7 +26,7 @@ def find_files(path: str | Path, patterns: Sequence[tuple[str, str]], wanted: st
     >>> find_files("no such folder", [("train.h5", "test.h5")], "train.h5")
     Traceback (most recent call last):
         ...
-    ppfl.core.errors.DataError: no train.h5 in no such folder; check the path, or set PPFL_DATA to your data folder
+    ppfl.errors.DataError: no train.h5 in no such folder; check the path, or set PPFL_DATA to your data folder
     """
     # os.path, because the methods of Path raise for names that no file can have
     if os.path.isfile(path):  # noqa: PTH113

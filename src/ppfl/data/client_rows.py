@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppfl.core.errors import DataError
 from ppfl.data.inputs import Inputs
 from ppfl.data.limits import check_limit
 from ppfl.data.raw_arrays import Integers, as_array, as_int64, as_text, quoted, refuse_missing
 from ppfl.data.samples import held_out
+from ppfl.errors import DataError
 
 
 class RowGroups(NamedTuple):

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
 from ppfl.data.inputs import row_blocks, scaled
 from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples
+from ppfl.errors import DataError
 
 
 def size_shares(train: Samples) -> Tensor:

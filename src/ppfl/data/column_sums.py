@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ppfl.core.errors import DataError
 from ppfl.data.encoded_column import EncodedColumn
 from ppfl.data.preparation import Preparation, PreparedColumn
 from ppfl.data.preparation_settings import PreparationSettings
+from ppfl.errors import DataError
 
 TARGET = "\0target"  # among the names of columns of numbers, where targets are standardised
 MOST_LEVELS = 200  # of a text column, unless they are named

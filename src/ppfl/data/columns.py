@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ppfl.core.errors import DataError
 from ppfl.data.ragged import is_ragged
 from ppfl.data.raw_arrays import quoted
+from ppfl.errors import DataError
 
 
 def column(data: Any, name: str) -> Any:

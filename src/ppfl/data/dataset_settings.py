@@ -9,7 +9,6 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic import ValidationError as Invalid
 from torch import Tensor
 
-from ppfl.core.errors import DataError, SettingError
 from ppfl.core.settings import Count, Settings
 from ppfl.data.arrays import LearningTask
 from ppfl.data.by_client_settings import Femnist, Shakespeare, StackExchange
@@ -33,6 +32,7 @@ from ppfl.data.synthetic_settings import (
 )
 from ppfl.data.table_readers import csv_frame, from_table, parquet_frame, stem
 from ppfl.data.table_rows import TableRows
+from ppfl.errors import DataError, SettingError
 
 # Mean and standard deviation of a pixel: published constants, so no data of clients are needed to compute them.
 MNIST_PIXELS = 0.1307, 0.3081

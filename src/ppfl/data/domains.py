@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ppfl.core.errors import DataError
 from ppfl.data.arrays import as_targets
 from ppfl.data.drawn_digits import SIZE, drawn_digits
 from ppfl.data.federation import Federation
@@ -20,6 +19,7 @@ from ppfl.data.readers import images_as_floats, read_mnist, read_npz, with_chann
 from ppfl.data.samples import random_rows
 from ppfl.data.streams import check_size, open_bounded, reading
 from ppfl.data.truth import Truth
+from ppfl.errors import DataError
 
 Domain = Literal["svhn", "usps", "drawn", "mnist_m", "mnist"]
 DOMAINS: tuple[Domain, ...] = get_args(Domain)

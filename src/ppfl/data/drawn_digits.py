@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ppfl.core.draws import uniform
-from ppfl.core.errors import DataError
 from ppfl.data.limits import check_limit
+from ppfl.errors import DataError
 
 SIZE = 28  # pixels
 _HALF = 6.0  # a template covers [-6, 6] x [-6, 6]; in these units a digit is 4 wide and 6 high

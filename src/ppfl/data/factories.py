@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from ..core.errors import PPFLError, SettingError
 from ..core.settings import Settings
+from ..errors import PPFLError, SettingError
 
 _LOADED: dict[str, Path] = {}  # modules that functions were taken from, and the folder each was found in
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ppfl.core.client_names import ClientIds, as_ids
 from ppfl.core.devices import usable_device
-from ppfl.core.errors import DataError
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets
 from ppfl.data.client_rows import as_weights, group_rows, split_rows
@@ -22,6 +21,7 @@ from ppfl.data.preparation import Preparation
 from ppfl.data.samples import Samples, held_out
 from ppfl.data.torch_datasets import read_clients, read_items
 from ppfl.data.truth import Truth
+from ppfl.errors import DataError
 from ppfl.io.text import visible
 
 Split = Literal["train", "test", "validation"]

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ppfl.core.errors import DataError
 from ppfl.data.client_files import SplitFiles, choose_clients, find_files
 from ppfl.data.client_rows import as_ids
 from ppfl.data.federation import Federation
 from ppfl.data.readers import Pool, images_as_floats, read_arrays
 from ppfl.data.streams import check_size, existing_file, open_bounded, reading
 from ppfl.data.tff_files import TffFile, open_tff
+from ppfl.errors import DataError
 
 FEMNIST_CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
 _SIZE = 28

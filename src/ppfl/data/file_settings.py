@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from ppfl.core.errors import DataError, SettingError
 from ppfl.core.settings import Seed, Settings
+from ppfl.errors import DataError, SettingError
 
 
 class HoldoutSettings(Settings):

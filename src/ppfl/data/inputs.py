@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppfl.core.errors import DataError
+from ppfl.errors import DataError
 
 Inputs = Any  # a tensor (n, ...), or MappedRows, which has those of a tensor's methods that are needed
 _ROWS_AT_A_TIME = 4096

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ppfl.core.client_names import NumberedIds
 from ppfl.core.draws import hashed, uniform
-from ppfl.core.errors import DataError
 from ppfl.data.federation import Federation
 from ppfl.data.lazy_samples import LazySamples
+from ppfl.errors import DataError
 
 _NUMBERS_AT_ONCE = 1 << 20
 

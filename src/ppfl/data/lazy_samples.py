@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from ppfl.core.errors import DataError
 from ppfl.data.samples import Samples
+from ppfl.errors import DataError
 
 
 class SampleSource(Protocol):

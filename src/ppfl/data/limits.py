@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from ppfl.core.errors import DataError, PPFLError, SettingError
 from ppfl.core.settings import Settings
+from ppfl.errors import DataError, PPFLError, SettingError
 
 VARIABLE = "PPFL_LIMITS"
 _chosen: ContextVar["Limits | None"] = ContextVar("limits", default=None)

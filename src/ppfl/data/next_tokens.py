@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ppfl.core.errors import SettingError
 from ppfl.core.losses import IGNORED
 from ppfl.data.limits import check_limit
 from ppfl.data.raw_arrays import Integers
+from ppfl.errors import SettingError
 
 
 class Vocabulary(NamedTuple):

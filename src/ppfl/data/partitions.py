@@ -6,11 +6,11 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 import torch
 
-from ppfl.core.errors import DataError
 from ppfl.data.allocation import Counts, equal_sizes, random_sizes
 from ppfl.data.arrays import as_targets
 from ppfl.data.federation import Federation
 from ppfl.data.truth import Truth
+from ppfl.errors import DataError
 
 MNIST_GROUPS = ((0, 6), (5, 8), (2, 3, 9), (1, 4, 7))
 MNIST_CLIENTS = 25

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ppfl.core.errors import DataError
 from ppfl.data.limits import check_limit
+from ppfl.errors import DataError
 
 _ROW = (list, tuple, np.ndarray, Tensor)
 

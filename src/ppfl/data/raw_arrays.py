@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ppfl.core.errors import DataError
 from ppfl.data.limits import check_limit
+from ppfl.errors import DataError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 _LONGEST_NAME = 1000  # characters of a client id or a class

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppfl.core.errors import DataError
 from ppfl.data.arrays import as_features
 from ppfl.data.federation import Federation
 from ppfl.data.streams import check_members, check_size, existing_file, open_bounded, reading
+from ppfl.errors import DataError
 
 _IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _MOST_AXES = 8
@@ -79,7 +79,7 @@ def read_mnist(folder: str | Path, image: bool = False) -> tuple[Tensor, Tensor]
     >>> x, y = read_mnist("no such folder")
     Traceback (most recent call last):
         ...
-    ppfl.core.errors.DataError: no train-images-idx3-ubyte.gz in no such folder; get the four MNIST files, ...
+    ppfl.errors.DataError: no train-images-idx3-ubyte.gz in no such folder; get the four MNIST files, ...
     """
     images, labels = [], []
     for part in ("train", "t10k"):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import DataError
+from ..errors import DataError
 from .federation import Federation
 from .preparation import Preparation
 from .samples import Samples

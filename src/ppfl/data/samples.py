@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ppfl.core.draws import hashed, name_keys, shuffles
-from ppfl.core.errors import DataError
 from ppfl.core.losses import IGNORED
 from ppfl.data.inputs import Inputs, scaled
+from ppfl.errors import DataError
 
 BLOCK = 1 << 20  # samples that are shuffled together
 # float64 is accepted for tests that compare results exactly; every reader returns float32

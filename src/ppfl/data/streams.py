@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ppfl.core.errors import DataError, PPFLError
 from ppfl.data.limits import check_limit
+from ppfl.errors import DataError, PPFLError
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar")

@@ -5,11 +5,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ppfl.core.errors import DataError
 from ppfl.data.federation import Federation
 from ppfl.data.limits import check_limit
 from ppfl.data.samples import Samples
 from ppfl.data.truth import Truth
+from ppfl.errors import DataError
 
 _Floats = np.ndarray[Any, np.dtype[np.float32]]
 _Ints = np.ndarray[Any, np.dtype[np.int64]]

@@ -8,12 +8,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from ppfl.core.errors import DataError, SettingError
 from ppfl.data.arrays import LearningTask
 from ppfl.data.federation import Federation
 from ppfl.data.limits import check_limit
 from ppfl.data.raw_arrays import quoted
 from ppfl.data.streams import check_size, existing_file, open_bounded, reading
+from ppfl.errors import DataError, SettingError
 
 _ROWS_AT_A_TIME = 8192
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ppfl.core.errors import DataError
 from ppfl.data.column_sums import TARGET, Center, ColumnPlan, agree, flat_sums
 from ppfl.data.encoded_column import OTHER, is_text
 from ppfl.data.federation import Federation
@@ -20,6 +19,7 @@ from ppfl.data.preparation import MISSING, Preparation, as_numbers, as_text
 from ppfl.data.preparation_settings import PreparationSettings
 from ppfl.data.samples import Samples
 from ppfl.data.table_readers import choose_columns, with_text_names
+from ppfl.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

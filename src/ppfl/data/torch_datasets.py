@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from ppfl.core.errors import DataError
 from ppfl.data.client_rows import as_ids
 from ppfl.data.ragged import is_ragged
 from ppfl.data.raw_arrays import quoted
+from ppfl.errors import DataError
 
 
 def read_clients(datasets: Any, test: Any = None) -> tuple[Any, Any, list[str], list[bool] | None]:

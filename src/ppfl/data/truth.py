@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ppfl.core.errors import DataError
+from ppfl.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ..core.errors import SettingError
+from ..errors import SettingError
 
 AUTHORITY_DAYS, CERTIFICATE_DAYS = 3650, 825
 CLOCKS_DIFFER = timedelta(hours=1)  # a machine whose clock is slow must not find that a certificate is not valid yet

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.errors import DataError
 from ..data.column_sums import Center, ColumnPlan, agree
 from ..data.preparation import Preparation
 from ..data.preparation_settings import PreparationSettings
+from ..errors import DataError
 from ..server import DivergedError
 from ..sites import Reply
 from .federation_errors import FederationError

@@ -16,11 +16,11 @@ from typing import Any, cast
 
 from ..algorithms.contract import Method, Problem
 from ..core.affinity import Affinity, nothing
-from ..core.errors import PPFLError
 from ..core.population import Population
 from ..core.trees import tree_map
 from ..data import Federation
 from ..data.sample_kind import SampleKind
+from ..errors import PPFLError
 from ..runs.checkpoint import Checkpoint
 from ..runs.experiment import Experiment
 from ..runs.folder import RunFolder, StartNetwork, method_of

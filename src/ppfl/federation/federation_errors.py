@@ -1,6 +1,6 @@
 """Errors of a federation of real sites."""
 
-from ..core.errors import PPFLError
+from ..errors import PPFLError
 
 
 class FederationError(PPFLError):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.errors import CheckpointError
+from ..errors import CheckpointError
 from ..runs.folder import RunFolder
 from ..runs.lock import is_locked
 from ..runs.record import load_run

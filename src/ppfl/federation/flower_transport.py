@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from ..algorithms.contract import Roster, Share
-from ..core.errors import DataError
+from ..errors import DataError
 from ..server.transports import make_roster, named_rows, route
 from ..sites import Close, Evaluate, Keep, Reply, Request, Setup, Train
 from ..sites.messages import combine

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import CheckpointError, DataError
+from ..errors import CheckpointError, DataError
 from ..sites.wire import decode, encode
 from .state_store import StateStore, pack, unpack
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
-from ..core.errors import SettingError
+from ..errors import SettingError
 from ..runs import load_experiment
 from ..runs.experiment import Experiment
 from ..runs.load import load_settings

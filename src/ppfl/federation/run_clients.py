@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..algorithms.contract import Rows, Share
 from ..core.client_names import ClientIds, positions_of
-from ..core.errors import DataError
 from ..data import Federation
+from ..errors import DataError
 from ..sites import Evaluate, Reply, Train
 
 MEMBERSHIP = "membership"

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ..core.errors import PPFLError, SettingError
 from ..data import Federation
 from ..data.factories import find_function
 from ..data.file_settings import resolved
 from ..data.table_readers import read_frame
+from ..errors import PPFLError, SettingError
 from ..runs.experiment import Experiment
 from ..server import InProcess, begin, evaluate, make_problem, train
 from ..server.step_size import FIRST

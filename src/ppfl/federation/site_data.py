@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.errors import DataError, SettingError
 from ..data import Federation
 from ..data.dataset_settings import TableFileSettings, require_table
 from ..data.preparation import Preparation
@@ -17,6 +16,7 @@ from ..data.preparation_settings import PreparationSettings
 from ..data.sample_kind import SampleKind
 from ..data.table_readers import UnpreparedError
 from ..data.table_rows import TableRows
+from ..errors import DataError, SettingError
 from .run_clients import without_clients
 from .site_settings import SiteSettings
 

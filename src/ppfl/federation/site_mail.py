@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..core.errors import PPFLError
 from ..core.settings import Count, Settings
+from ..errors import PPFLError
 from ..sites import Reply
 from ..sites.wire import decode, encode
 from .carrier import Carrier, Delivery, OnlineSite

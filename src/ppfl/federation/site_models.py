@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from ..algorithms.contract import Method
 from ..core.backends import Backend
 from ..core.client_names import positions_of
-from ..core.errors import CheckpointError
 from ..core.population import Mixture, Models, Population
 from ..core.trees import Tree, with_leaves
 from ..data.inputs import scaled
 from ..data.preparation import Preparation
 from ..data.sample_kind import SampleKind
+from ..errors import CheckpointError
 from ..insight import client_model
 from ..server.loop import MAIN
 from ..sites import Evaluate, Setup

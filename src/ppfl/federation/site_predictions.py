@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import DataError, SettingError
 from ..data.inputs import scaled
 from ..data.raw_arrays import quoted
 from ..data.table_readers import read_frame, with_text_names
+from ..errors import DataError, SettingError
 from ..insight import export_onnx
 from ..runs.names import folder_name
 from ..runs.saved_fit import save_weights

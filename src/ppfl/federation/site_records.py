@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.client_names import ClientIds
-from ..core.errors import DataError
+from ..errors import DataError
 from ..sites import Reply
 from .federation_errors import FederationError
 

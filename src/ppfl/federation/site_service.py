@@ -16,8 +16,8 @@ import torch
 
 from ..algorithms.contract import Rows
 from ..core.client_names import ClientIds
-from ..core.errors import CheckpointError, PPFLError, SettingError
 from ..data import Federation
+from ..errors import CheckpointError, PPFLError, SettingError
 from ..sites import Describe, Reply, Site
 from ..sites.client_round import Session
 from ..sites.messages import AcceptKeys, Masked, OfferKey, Unmask

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..algorithms.contract import Rows
-from ..core.errors import CheckpointError
+from ..errors import CheckpointError
 from ..server.loop import MAIN
 from ..sites import Close, Evaluate, Keep, Reply, Setup, Site, Train
 from ..sites.wire import encode

@@ -10,10 +10,10 @@ from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
 from ..core.client_names import as_ids
-from ..core.errors import SettingError
 from ..core.settings import Count, Settings
 from ..data import DataSettings, Federation
 from ..data.factories import PythonName
+from ..errors import SettingError
 from ..runs.explain import explain
 from ..runs.load import load_settings
 from ..sites.engines import balanced

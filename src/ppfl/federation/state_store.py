@@ -20,7 +20,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from ..core.errors import CheckpointError
+from ..errors import CheckpointError
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (

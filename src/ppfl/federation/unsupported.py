@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.errors import SettingError
+from ..errors import SettingError
 from ..runs.experiment import Experiment
 
 

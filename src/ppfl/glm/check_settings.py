@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import SettingError
+from ..errors import SettingError
 from .client_affinity import check_affinity
 from .missing_clients import warn_of_fit_without_clients
 from .solvers import CRITERIA

@@ -14,7 +14,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from ..core.errors import DataError
+from ..errors import DataError
 from .client_ids import Array, ClientCodes, encode_ids
 from .designs import ChoiceDesign
 from .estimator import PopulationEstimator

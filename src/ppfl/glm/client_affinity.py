@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core import affinity as core
-from ..core.errors import AffinityError
+from ..errors import AffinityError
 from .designs import ChoiceDesign
 from .families import MultinomialFamily
 from .sample_rows import ClientRows

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import DataError
+from ..errors import DataError
 
 Array = np.ndarray[Any, Any]
 Codes = np.ndarray[Any, np.dtype[np.int64]]

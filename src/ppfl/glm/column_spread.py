@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from ..core.errors import DataError
+from ..errors import DataError
 from .client_ids import Array
 
 LARGEST, SMALLEST = 1e70, 1e-70

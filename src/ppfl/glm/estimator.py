@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from ..core.errors import DataError, SettingError
+from ..errors import DataError, SettingError
 from .check_settings import check_settings, numbers_to_try
 from .client_affinity import make_affinity
 from .client_ids import Array, ClientCodes, label_rows

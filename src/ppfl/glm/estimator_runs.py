@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from ..core import affinity
-from ..core.errors import CheckpointError
 from ..data.preparation import Preparation
 from ..data.sample_kind import SampleKind
+from ..errors import CheckpointError
 from ..runs.estimator_settings import EstimatorSettings
 from ..runs.folder import RunFolder
 from ..runs.glm_network import split_columns

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..core.errors import SettingError
+from ..errors import SettingError
 from .designs import DenseDesign
 from .families import GaussianFamily, HeteroscedasticGaussianFamily
 from .families.heteroscedastic import derivatives_of_sums, log_density_of_sums

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from ..core.errors import SettingError
+from ..errors import SettingError
 from .client_ids import Array, label_rows
 from .client_memberships import PointMemberships
 from .estimator import PopulationEstimator

@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
-from ..core.errors import SettingError
+from ..errors import SettingError
 from .client_ids import Array
 from .families import Family, QuasiPoissonFamily
 

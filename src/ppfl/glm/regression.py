@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
-from ..core.errors import DataError
+from ..errors import DataError
 from .client_ids import Array, count_missing
 from .column_spread import check_positive_target, measure_target
 from .families import (

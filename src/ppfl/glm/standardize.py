@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from ..core.errors import SettingError
+from ..errors import SettingError
 from .client_ids import Array, ClientCodes
 from .column_spread import measure_columns
 from .designs import DenseDesign, Design, SparseDesign

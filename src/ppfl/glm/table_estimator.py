@@ -10,7 +10,7 @@ import torch
 from sklearn.utils import validation
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
-from ..core.errors import DataError
+from ..errors import DataError
 from .client_ids import Array, ClientCodes
 from .estimator import PopulationEstimator
 from .formula import FormulaMixin

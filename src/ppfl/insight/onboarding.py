@@ -15,11 +15,11 @@ import torch
 from ..algorithms.contract import Method, Problem, Rows
 from ..core.affinity import Affinity
 from ..core.client_names import ClientIds
-from ..core.errors import DataError, ModelError, SettingError
 from ..core.population import Population
 from ..core.trees import Params
 from ..data import Federation
 from ..data.sample_kind import SampleKind
+from ..errors import DataError, ModelError, SettingError
 from ..server import InProcess, ServerState, Transport, Watch, adapt_clients
 from ..server.loop import MAIN, setup_sites
 from ..sites import Engine, Restore, Site

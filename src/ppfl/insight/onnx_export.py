@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import ModelError, SettingError, WriteError
+from ..errors import ModelError, SettingError, WriteError
 
 
 def export_onnx(module: nn.Module, path: str | Path, example: Tensor) -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from ..core.errors import SettingError
+from ..errors import SettingError
 from ..runs.comparison import experiments_of, merged, start_method, with_starts
 from ..runs.experiment import Experiment
 from ..runs.load import set_by_text

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import NamedTuple, TypeVar
 
 from ppfl.algorithms import METHODS
-from ppfl.core.errors import SettingError
+from ppfl.errors import SettingError
 
 from . import records
 from .metric import Metric, recorded_metric

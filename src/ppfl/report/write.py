@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ppfl.core.errors import SettingError
+from ppfl.errors import SettingError
 
 from .curves import curves_picture, over_rounds, rates_picture
 from .methods import common_metric, rank_methods

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..core.adapters import AdaptedLayer, adapted_layers
-from ..core.errors import ModelError, WriteError
+from ..errors import ModelError, WriteError
 from .storage import make_folder, save_tree, write_text
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

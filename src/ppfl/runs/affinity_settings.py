@@ -7,10 +7,10 @@ from pydantic import Field
 from ..algorithms.contract import Method
 from ..core import affinity
 from ..core.affinity import Affinity
-from ..core.errors import AffinityError
 from ..core.settings import Count, Settings
 from ..data.federation import Federation
 from ..data.limits import check_limit
+from ..errors import AffinityError
 
 
 class LabelAffinity(Settings):

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import ValidationError
 
-from ..core.errors import PPFLError, SettingError
 from ..data import DataSettings, Federation
 from ..data.dataset_settings import build_data
 from ..data.preparation_settings import PreparationSettings
+from ..errors import PPFLError, SettingError
 from .experiment import Experiment
 from .explain import explain
 from .load import load_settings

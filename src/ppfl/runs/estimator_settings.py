@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from ..core.errors import SettingError
 from ..core.settings import NonNegative, Settings
 from ..data.federation import Federation
+from ..errors import SettingError
 
 LOSSES = {"gaussian": "squared", "poisson": "poisson"}  # of the families of a regressor
 _PLACES = ("model", "population", "algorithm", "affinity")  # what it stands in the place of

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..algorithms import METHODS
 from ..algorithms.contract import Method
 from ..core.adapters import Lora, adapted_layers, with_adapters
-from ..core.errors import ModelError, SettingError
 from ..core.losses import LOSSES, Loss
+from ..errors import ModelError, SettingError
 from .network_description import UnknownNetworkError, build_network
 from .storage import damaged
 

@@ -26,10 +26,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ..algorithms.contract import Method
-from ..core.errors import CheckpointError
 from ..core.trees import Params
 from ..data.federation import Federation
 from ..data.sample_kind import SampleKind
+from ..errors import CheckpointError
 from .checkpoint import Checkpoint, CheckpointNumbers
 from .experiment import Experiment
 from .identity import Identity

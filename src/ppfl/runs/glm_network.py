@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import SettingError
 from ..core.losses import Loss
 from ..data.federation import Federation
+from ..errors import SettingError
 from .network_contract import Network, Shape
 
 

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from ..core.errors import ModelError
 from ..core.settings import Count
+from ..errors import ModelError
 from .network_contract import Network, Shape, Widths, fully_connected, with_classifier
 
 

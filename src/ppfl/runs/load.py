@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..core.errors import SettingError
 from ..data.streams import one_line
+from ..errors import SettingError
 from .estimator_settings import refuse_both
 from .experiment import Experiment
 from .explain import explain

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from ..core.errors import CheckpointError
+from ..errors import CheckpointError
 
 PATIENCE = 2.0  # seconds, in which the workers of a command that was killed have ended
 

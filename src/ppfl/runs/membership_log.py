@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..core.errors import ModelError
 from ..core.simplex import check
+from ..errors import ModelError
 from .checksums import memory_of
 from .storage import damaged
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import SettingError
 from ..data.factories import find_function
+from ..errors import SettingError
 
 
 def load_metrics(names: Sequence[str], folder: Path | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from ..core.errors import SettingError
+from ..errors import SettingError
 from .storage import PARTIAL
 
 _LONGEST = 255  # bytes of a name, on all usual file systems

@@ -18,11 +18,11 @@ from pydantic import BeforeValidator, Field
 from torch import nn
 
 from ..core.adapters import Lora
-from ..core.errors import ModelError
 from ..core.losses import Loss, cross_entropy, loss_by_name, squared
 from ..core.settings import Count, Settings
 from ..data.federation import Federation
 from ..data.limits import check_limit
+from ..errors import ModelError
 
 Shape = tuple[int, ...]
 

@@ -16,10 +16,10 @@ from pydantic import BeforeValidator, Field
 from torch import nn
 
 from ..core.adapters import Lora
-from ..core.errors import ModelError
 from ..core.losses import Loss
 from ..data.factories import FactorySettings, with_factory_name
 from ..data.federation import Federation
+from ..errors import ModelError
 from .glm_network import Glm
 from .image_networks import Cnn, DigitsCnn, ResNet18
 from .network_contract import Network, Shape, Widths, check_size, with_classifier

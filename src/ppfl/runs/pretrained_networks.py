@@ -15,10 +15,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from ..core.errors import ModelError
 from ..core.losses import Loss
 from ..data.federation import Federation
 from ..data.inputs import scaled
+from ..errors import ModelError
 from .image_networks import refuse_other_shapes
 from .network_contract import Network, Shape, Widths, fully_connected, with_classifier
 

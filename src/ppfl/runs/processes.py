@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ..core.errors import LostWorkerError
+from ..errors import LostWorkerError
 from ..parent_process import end_with_parent
 
 Task = TypeVar("Task")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import CheckpointError
+from ..errors import CheckpointError
 from .agreement import Agreement, group_agreement
 from .folder import RunFolder
 from .storage import PARTIAL, damaged, read_json

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from ..core.errors import CheckpointError
 from ..data.federation import Federation
+from ..errors import CheckpointError
 from ..server import launched_ranks
 from .experiment import Experiment
 from .folder import RunFolder

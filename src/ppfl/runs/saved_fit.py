@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from ..algorithms.contract import Method, Problem, Roster, Rows
 from ..core.affinity import nothing
 from ..core.client_names import ClientIds
-from ..core.errors import CheckpointError, PPFLError
 from ..core.losses import Loss
 from ..core.population import Population
 from ..core.trees import named_leaves, tree_map
 from ..data.sample_kind import SampleKind
+from ..errors import CheckpointError, PPFLError
 from ..server import ServerState
 from ..sites import ENGINES
 from ..sites.states import ClientStates

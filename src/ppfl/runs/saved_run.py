@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from ..algorithms.contract import Problem, Roster
 from ..core.affinity import nothing
-from ..core.errors import CheckpointError
 from ..data.sample_kind import SampleKind
+from ..errors import CheckpointError
 from ..server import ServerState
 from .experiment import Experiment
 from .folder import RunFolder

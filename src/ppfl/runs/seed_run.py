@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ..algorithms.contract import Method, Problem, Rows
-from ..core.errors import RankError, SettingError
 from ..core.trees import tree_map
 from ..data.federation import Federation
+from ..errors import RankError, SettingError
 from ..server import (
     InProcess,
     Kept,

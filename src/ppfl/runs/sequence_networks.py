@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from ..core.errors import ModelError
 from ..core.losses import Loss, cross_entropy
 from ..core.settings import Count
 from ..data.federation import Federation
 from ..data.inputs import row_blocks
+from ..errors import ModelError
 from .network_contract import Network, Shape, count_classes
 
 Depth = Annotated[int, Field(gt=0, le=1000)]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from ..core.errors import CheckpointError, ModelError, SettingError
 from ..core.population import Population
 from ..core.trees import map_params
+from ..errors import CheckpointError, ModelError, SettingError
 from ..server import Ranks, TorchRanks
 from .experiment import Experiment
 from .folder import RunFolder, StartNetwork

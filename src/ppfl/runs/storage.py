@@ -17,9 +17,9 @@ import tomli_w
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..core.errors import CheckpointError, ModelError, WriteError
 from ..core.simplex import check
 from ..core.trees import Tree, named_leaves, with_leaves
+from ..errors import CheckpointError, ModelError, WriteError
 from .checksums import ChecksumError, checked_json, checksum_of_tensors, parse_checked_json
 from .tensor_file import blocks_of, split_header, write_tensors
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from ..core.errors import WriteError
+from ..errors import WriteError
 from .checksums import checksum_of_parts, memory_of
 
 HEADER = "ppfl"  # the one key of the file's metadata: with two, their order would differ by process

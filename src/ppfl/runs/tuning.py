@@ -14,8 +14,8 @@ import torch
 
 from ..algorithms.contract import Method
 from ..core.draws import hashed
-from ..core.errors import SettingError
 from ..data.federation import Federation
+from ..errors import SettingError
 from ..server import DivergedError, InProcess, RefusedUpdateWarning, begin, choose_lr, make_problem, train_and_measure
 from ..sites import Site
 from .experiment import Experiment

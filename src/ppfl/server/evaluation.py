@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..algorithms.contract import Method, Problem
-from ..core.errors import SettingError
 from ..core.losses import Loss
 from ..core.trees import Tree
+from ..errors import SettingError
 from ..sites import Evaluate, PredictionMetric, Reply
 from ..sites.histogram import worst_tenth
 from .loop import MAIN, in_roster_order

@@ -13,9 +13,9 @@ import torch
 from ..algorithms.contract import Method, Plan, Problem, Rows, Share
 from ..core.affinity import Affinity, nothing
 from ..core.client_names import positions_of
-from ..core.errors import SettingError
 from ..core.population import Population
 from ..core.trees import Tree, bytes_of, named_leaves, tree_map
+from ..errors import SettingError
 from ..sites import Close, Describe, Refusal, Reply, Save, Setup, Train
 from ..sites.messages import Snapshot, number
 from .transports import Transport

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..algorithms.contract import EVERYONE, Method, Plan, Problem
-from ..core.errors import SettingError
+from ..errors import SettingError
 from ..sites import Keep, Metrics, PredictionMetric, as_metrics
 from .evaluation import evaluate, summary
 from .loop import MAIN, ServerState, ask_clients, make_request, train

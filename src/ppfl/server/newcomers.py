@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from ..algorithms.contract import Method, Problem, Rows
 from ..core.draws import name_keys, uniform
-from ..core.errors import SettingError
 from ..core.trees import Tree
 from ..data import Federation
+from ..errors import SettingError
 from ..sites import Describe, Evaluate, Restore
 from ..sites.messages import number
 from .evaluation import Evaluation, read_evaluation

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..core.draws import uniform
-from ..core.errors import SettingError
+from ..errors import SettingError
 from .loop import ServerState
 
 OutputRule = Literal["last", "best", "random"]

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..algorithms.contract import Rows
-from ..core.errors import PPFLError, RankError
 from ..core.trees import named_leaves, with_leaves
+from ..errors import PPFLError, RankError
 from ..parent_process import end_with_parent
 from ..sites import Describe, Reply, Request, Site
 from ..sites.messages import combine

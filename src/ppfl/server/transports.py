@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..algorithms.contract import Roster, Rows, Share
 from ..core.client_names import ClientIds
-from ..core.errors import DataError
+from ..errors import DataError
 from ..sites import Describe, Evaluate, Reply, Request, Site, Train
 from ..sites.messages import Masked, Unmask, combine
 from ..sites.wire import encoded_size

@@ -12,9 +12,9 @@ from torch import Tensor
 from ..algorithms.contract import Method, Sum, Total, Upload, Work
 from ..algorithms.local.batches import Draws, LocalData
 from ..core.backends import Backend
-from ..core.errors import SettingError
 from ..core.trees import bytes_of, tree_leaves, tree_map
 from ..data import Samples
+from ..errors import SettingError
 from .engines import Engine
 from .filters import Norms, row_norms
 from .messages import Train

@@ -19,9 +19,9 @@ from torch import Tensor
 from ..algorithms.local.batches import similar_sizes
 from ..algorithms.local.memberships import KEPT_OUTPUTS
 from ..core.backends import Autograd, Backend, make_backend
-from ..core.errors import SettingError
 from ..core.population import Population
 from ..data import Samples
+from ..errors import SettingError
 
 SMALL_MODEL = 64 * 2**10  # bytes; below, operations are short, and threads would wait for each other's Python
 WORKING_SET = 48 * 2**20  # bytes a chunk may touch in one step: about what the caches of a small machine hold

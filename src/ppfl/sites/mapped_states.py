@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..core.errors import WriteError
 from ..core.trees import Tree, named_leaves, tree_leaves, tree_map, with_leaves
+from ..errors import WriteError
 
 _BLOCK = 16 * 2**20  # bytes of states that are copied at a time
 _GAP = 16 * 2**10  # bytes between two records that are read with them rather than in two calls

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..algorithms.contract import Method, Rows, Total, Who, message
-from ..core.errors import DataError
 from ..core.trees import Params, Tree, tree_map
+from ..errors import DataError
 
 Snapshot = Literal["now", "kept"]
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import ModelError, SettingError
 from ..core.losses import IGNORED
+from ..errors import ModelError, SettingError
 from .histogram import histogram
 
 MetricFunction = Callable[[Tensor, Tensor], Any]

@@ -15,10 +15,10 @@ from ..algorithms.contract import Rows, Share
 from ..core.backends import Backend
 from ..core.client_names import ClientIds, client_keys, positions_of
 from ..core.draws import uniform
-from ..core.errors import CheckpointError, DataError, SettingError
 from ..core.population import Mixture, Models, Population
 from ..core.trees import Tree, bytes_of, tree_map
 from ..data import Federation
+from ..errors import CheckpointError, DataError, SettingError
 from .client_round import Asked, ClientRound, Session, Tally, Workplace
 from .engines import Engine
 from .evaluation import score_clients, score_sums

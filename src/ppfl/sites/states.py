@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.draws import name_key
-from ..core.errors import CheckpointError
 from ..core.trees import Tree
+from ..errors import CheckpointError
 from .mapped_states import MappedTable
 from .state_tables import Change, InMemoryTable, StateTable
 

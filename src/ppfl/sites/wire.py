@@ -16,8 +16,8 @@ from torch import Tensor
 from ..algorithms import METHODS
 from ..algorithms.contract import MESSAGES
 from ..core.client_names import NumberedIds
-from ..core.errors import DataError
 from ..core.settings import Settings
+from ..errors import DataError
 
 _TENSOR, _KIND, _TUPLE, _METHOD, _IDS = "$tensor", "$kind", "$tuple", "$method", "$ids"
 _DTYPES = {

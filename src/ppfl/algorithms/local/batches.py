@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ...core.backends import Batch
 from ...core.draws import hashed, shuffles
-from ...core.errors import SettingError
 from ...core.workspace import Workspace
 from ...data import Samples
 from ...data.inputs import Inputs, MappedRows, scaled
 from ...data.limits import check_limit
+from ...errors import SettingError
 
 Integers = npt.NDArray[np.int64]  # which samples: numpy takes a fraction of torch's time for so few numbers
 

@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ...core.backends import Backend, Batch
-from ...core.errors import SettingError
 from ...core.settings import Count, NonNegative, Positive, Repeats, Settings
 from ...core.trees import Params, first_clients, per_client, subtract_
+from ...errors import SettingError
 from .batches import LocalData
 from .schedules import ScheduleName, factor
 

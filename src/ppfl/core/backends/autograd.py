@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from ...errors import ModelError
 from ..dropout import key_names, refuse_side_effects
-from ..errors import ModelError
 from ..mixing import MembershipLoss
 from ..parts import refuse_outputs, run_and_watch, with_mixed_modules
 from ..population import Mixture, Models, Networks, OneNetwork, Population

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from ..errors import ModelError
+from ...errors import ModelError
 from ..trees import Params, tree_map
 
 CONVOLUTIONS = (

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.errors import SettingError
+from ...errors import SettingError
 from .mask_streams import Integers
 
 

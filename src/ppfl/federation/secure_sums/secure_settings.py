@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ...core.errors import SettingError
 from ...core.settings import Count, Positive, Settings
+from ...errors import SettingError
 from .fixed_point import FixedPoint, fixed_point, whole_range
 
 METRIC_STEP = 2.0**-24  # metrics are few, so they have 64 bits: up to 7e10 for each of three sites

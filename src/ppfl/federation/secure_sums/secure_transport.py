@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ...algorithms.contract import Roster
-from ...core.errors import SettingError
+from ...errors import SettingError
 from ...server import DivergedError, Transport
 from ...sites import Evaluate, Reply, Request, Setup
 from ...sites.messages import AcceptKeys, KeyOffer, Masked, MaskedNote, OfferKey, Shares, Unmask, number

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from secrets import token_bytes
 
-from ...core.errors import SettingError
+from ...errors import SettingError
 
 PRIME = 2**256 + 297  # the smallest one above all secrets of 32 bytes
 SECRET_BYTES, SHARE_BYTES = 32, 33

@@ -10,7 +10,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from ...core.errors import DataError
+from ...errors import DataError
 from .family_contract import LOG_DISPERSION, Family, Memberships, PositiveFamily, combine, safe_exp, to_array
 
 

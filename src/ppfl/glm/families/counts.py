@@ -10,8 +10,8 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from ...core.errors import DataError
 from ...core.losses import poisson_deviance, poisson_log_density
+from ...errors import DataError
 from .family_contract import LARGEST_LOG, Array, Derivatives, PositiveFamily, safe_exp, to_array
 
 

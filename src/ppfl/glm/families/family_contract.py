@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.errors import SettingError
+from ...errors import SettingError
 
 TINY = 1e-300
 LOG_DISPERSION = "log dispersion"

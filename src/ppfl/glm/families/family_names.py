@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ...core.errors import SettingError
+from ...errors import SettingError
 from .classes import BernoulliFamily, MultinomialFamily
 from .continuous import GammaFamily, GaussianFamily
 from .counts import PoissonFamily, QuasiPoissonFamily

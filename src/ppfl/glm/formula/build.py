@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core.errors import DataError, SettingError
 from ...data.raw_arrays import quoted
+from ...errors import DataError, SettingError
 from ..client_ids import Array
 from ..standardize import INTERCEPT
 from .expressions import used_columns

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import SettingError
+from ...errors import SettingError
 
 _NUMPY = (
     "abs", "arcsinh", "arctan", "ceil", "clip", "cos", "cosh", "exp", "exp2", "expm1", "floor", "log", "log10", "log1p",

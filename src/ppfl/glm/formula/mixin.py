@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Self, TypeVar, cast
 
-from ...core.errors import SettingError
+from ...errors import SettingError
 from .build import prepare_formula
 from .spec import DESIGN, FormulaSpec
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...core.errors import SettingError
+from ...errors import SettingError
 
 EXAMPLE = "'reaction ~ days + (days | subject)'"
 _NAME = re.compile(r"[^\W\d][\w.]*|`[^`]+`")

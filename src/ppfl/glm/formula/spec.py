@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ...core.errors import DataError, SettingError
 from ...data.raw_arrays import quoted
 from ...data.table_readers import with_text_names
+from ...errors import DataError, SettingError
 from ..client_ids import Array
 from .expressions import used_columns
 from .terms import INTERCEPT_TERM, DesignState, build_design, from_json, term_columns

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core.errors import DataError, SettingError
+from ...errors import DataError, SettingError
 from .expressions import FUNCTIONS, used_columns
 
 INTERCEPT_TERM = "1"

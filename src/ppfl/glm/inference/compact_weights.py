@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.errors import DataError
+from ...errors import DataError
 
 _STEPS, _RANGE = (1 << 22) - 1, 21.0  # weights below e^-21 of the largest one become 0
 _CLIENTS_AT_ONCE = 500

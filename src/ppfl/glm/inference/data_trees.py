@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.errors import DataError
+from ...errors import DataError
 from .compact_weights import CompactWeights, compress, expand
 
 PACKAGE = "ppfl.glm"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.errors import SettingError
+from ...errors import SettingError
 from ..client_memberships import PointMemberships
 from ..sample_rows import ClientRows
 from ..standardize import INTERCEPT

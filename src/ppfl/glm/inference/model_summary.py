@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import SettingError
+from ...errors import SettingError
 from ..client_memberships import PointMemberships
 from ..families import GaussianFamily, HeteroscedasticGaussianFamily
 from ..standardize import INTERCEPT

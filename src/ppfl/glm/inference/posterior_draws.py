@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.errors import SettingError
+from ...errors import SettingError
 from ..client_ids import Array
 from ..client_memberships import ClientMemberships, PointMemberships
 from ..likelihoods import Coefficients

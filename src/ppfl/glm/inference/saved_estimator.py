@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...core.errors import CheckpointError, DataError, SettingError
+from ...errors import CheckpointError, DataError, SettingError
 from .data_trees import TreeReader, TreeWriter
 from .parameter_table import covariance_of
 from .posterior_draws import membership_deviations

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ...algorithms import PPFL
 from ...core.affinity import Affinity
-from ...core.errors import SettingError
 from ...core.population import Population
 from ...core.trees import Params
 from ...data import Federation
+from ...errors import SettingError
 from ...runs.glm_network import VaryingAndShared
 from ...server import InProcess, Watch, begin, choose_lr, make_problem, train_and_measure
 from ...sites import Site, Stacked

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from ...core.errors import DataError
 from ...data.raw_arrays import quoted
+from ...errors import DataError
 from ..solvers import SelectionRecord
 from .candidates import fit_candidates
 from .coefficients import CoefficientTable, make_coefficient_table

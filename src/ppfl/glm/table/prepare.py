@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...core.errors import DataError, SettingError
 from ...data.client_rows import as_ids, group_rows
 from ...data.raw_arrays import quoted
 from ...data.samples import held_out
 from ...data.table_readers import with_text_names
+from ...errors import DataError, SettingError
 from ..client_ids import Array
 from ..formula import FormulaSpec, prepare_formula
 from ..formula.build import count_dropped

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.errors import SettingError
+from ...errors import SettingError
 from ..formula.parts import EXAMPLE, split_formula
 from ..regression import PopulationClassifier, PopulationRegressor
 from ..solvers import CRITERIA

@@ -20,7 +20,7 @@ class DataError(PPFLError):
     >>> digits_federation().client("nobody")
     Traceback (most recent call last):
         ...
-    ppfl.core.errors.DataError: no client 'nobody' among the 40 of digits; ids look like 'g0-c0'
+    ppfl.errors.DataError: no client 'nobody' among the 40 of digits; ids look like 'g0-c0'
     """
 
 
@@ -31,7 +31,7 @@ class AffinityError(PPFLError):
     >>> affinity.from_graph([("a", "b")], ids=["a", "c"])
     Traceback (most recent call last):
         ...
-    ppfl.core.errors.AffinityError: affinity has no client 'b' among its 2; check the spelling of the edges
+    ppfl.errors.AffinityError: affinity has no client 'b' among its 2; check the spelling of the edges
     """
 
 
@@ -43,7 +43,7 @@ class ModelError(PPFLError):
     >>> Population(torch.nn.Linear(2, 2), k=0)
     Traceback (most recent call last):
         ...
-    ppfl.core.errors.ModelError: k is 0; a population has at least one canonical model: set k >= 1
+    ppfl.errors.ModelError: k is 0; a population has at least one canonical model: set k >= 1
     """
 
 
@@ -54,7 +54,7 @@ class SettingError(PPFLError):
     >>> Watch(every=0)
     Traceback (most recent call last):
         ...
-    ppfl.core.errors.SettingError: evaluation every 0 rounds; set every >= 1
+    ppfl.errors.SettingError: evaluation every 0 rounds; set every >= 1
     """
 
 
@@ -73,7 +73,7 @@ class CheckpointError(PPFLError):
     >>> load_run("no such folder")
     Traceback (most recent call last):
         ...
-    ppfl.core.errors.CheckpointError: ...
+    ppfl.errors.CheckpointError: ...
     """
 
 
@@ -84,5 +84,5 @@ class WriteError(PPFLError):
     >>> CSVLog("no such folder/rounds.csv")({"round": 1, "loss": 0.5})
     Traceback (most recent call last):
         ...
-    ppfl.core.errors.WriteError: no such folder/rounds.csv cannot be written (No such file or directory); ...
+    ppfl.errors.WriteError: no such folder/rounds.csv cannot be written (No such file or directory); ...
     """
