@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.messages import encode, payload_of
+from kit.messages import encode, payload_of, size_of
 from kit.refusals import assert_refused
 from kit.sites import Talk, make_services, restarted, training
 from kit.training import assert_same
@@ -62,14 +62,14 @@ def test_a_message_that_is_refused_changes_nothing(case, talk):
     assert_same(talk.states(), before, rtol=0, atol=0)  # in its store neither
 
 
-def test_payloads_have_the_bytes_that_a_transport_in_one_process_counts_and_the_ledger_names_each(talk):
+def test_messages_have_the_bytes_that_a_transport_in_one_process_counts_and_the_ledger_names_each(talk):
     start = talk.open_run()
     requests = [training(start, 1, 0), Evaluate("main", ("test",), start, {})]
     reply = unseal(talk.send(requests))
     transport = InProcess(talk.service._site("run"))
     before = transport.bytes_carried
     transport.ask(requests)
-    assert len(encode(requests)) + len(reply.payload) == transport.bytes_carried - before
+    assert size_of(requests) + size_of(payload_of(seal(reply))) == transport.bytes_carried - before
 
     lines = [json.loads(line) for line in talk.service.ledger.file.read_text().splitlines()]
     *_, last = [line["messages"] for line in lines if line.get("direction") == "to server"]

@@ -9,8 +9,7 @@ from ppfl.algorithms import Roster, Rows, Total
 from ppfl.federation.certificates import create_key_pair
 from ppfl.federation.secure_sums import MaskedSite, SecureSettings, SecureSums
 from ppfl.sites import Reply, Train
-from ppfl.sites.messages import combine
-from ppfl.sites.wire import decode, encode
+from ppfl.sites.messages import combine, decode, encode
 
 PAIRS = {name: create_key_pair() for name in ("a", "b", "c", "d", "e")}
 PUBLIC_KEYS = {name: pair.public_key for name, pair in PAIRS.items()}

@@ -2,10 +2,10 @@
 
 from ppfl.core.trees import named_leaves, tree_map
 from ppfl.federation.envelope import REPLIES, REQUESTS, seal, unseal
-from ppfl.sites.messages import AcceptKeys, KeyOffer, Masked, OfferKey, Unmask
-from ppfl.sites.wire import decode, encode
+from ppfl.io.codec import size_of
+from ppfl.sites.messages import AcceptKeys, KeyOffer, Masked, OfferKey, Unmask, decode, encode
 
-__all__ = ["AcceptKeys", "KeyOffer", "Masked", "OfferKey", "Unmask", "encode", "named_leaves", "tree_map"]
+__all__ = ["AcceptKeys", "KeyOffer", "Masked", "OfferKey", "Unmask", "encode", "named_leaves", "size_of", "tree_map"]
 
 
 def payload_of(sealed: bytes):

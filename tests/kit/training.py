@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 import torch
 
-from ppfl.algorithms.contract import MESSAGES, Method, Problem, Rows, Share, participants
+from ppfl.algorithms.contract import Method, Problem, Rows, Share, participants
 from ppfl.core.draws import name_keys, uniform
 from ppfl.core.population import Mixture, Networks
 from ppfl.core.trees import tree_leaves, tree_map, with_leaves
+from ppfl.io.codec import registered_types, size_of
 from ppfl.server import InProcess, RoundReport, ServerState, begin, client_states, make_problem, train
 from ppfl.server.loop import MAIN
 from ppfl.sites import Engine, Loop, Restore, Site, Stacked, Train
-from ppfl.sites.wire import decode, encode
+from ppfl.sites.messages import decode, encode
 
 ENGINES = {"loop": Loop(), "stacked": Stacked(), "chunks-of-2": Stacked(2), "threads": Stacked(2, threads=2)}
 
@@ -21,13 +22,13 @@ ENGINES = {"loop": Loop(), "stacked": Stacked(), "chunks-of-2": Stacked(2), "thr
 class BytesTransport(InProcess):
     """Every message becomes bytes and comes back from bytes, so that nothing passes by reference."""
 
-    carried = 0  # bytes, counted here; bytes_carried is what the package says
+    carried = 0  # bytes of tensors, counted here; bytes_carried is what the package says
 
     def deliver(self, site, requests):
-        sent = encode(list(requests))
-        received = encode(super().deliver(site, decode(sent)))
-        self.carried += len(sent) + len(received)
-        return decode(received)
+        sent = decode(encode(list(requests)))
+        received = decode(encode(super().deliver(site, sent)))
+        self.carried += size_of(sent) + size_of(received)
+        return received
 
 
 class Trained(NamedTuple):
@@ -150,7 +151,7 @@ class Recording(InProcess):
 
 def kinds_of_messages(*packages: str) -> list[type]:
     """All that these packages may send between server and sites, by name."""
-    return [kind for _, kind in sorted(MESSAGES.items()) if kind.__module__.startswith(packages)]
+    return [kind for _, kind in sorted(registered_types().items()) if kind.__module__.startswith(packages)]
 
 
 def at_start(method, population, federation, *, models=None, memberships=None, **settings) -> Trained:

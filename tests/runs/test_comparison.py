@@ -5,20 +5,15 @@ import multiprocessing
 import os
 import signal
 import time
-import unicodedata
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kit.experiments import TEXT, call_ppfl, small_experiment, write_experiment
 from kit.refusals import SettingError, assert_refused
 from ppfl.algorithms import PPFL, FedAvg
 from ppfl.runs import load_experiment
 from ppfl.runs.comparison import load_comparison, refuse_twice, tasks_of
-from ppfl.runs.names import MOST_BYTES, checked_name, folder_name, same_folder_key
 from ppfl.runs.processes import ProcessPool
 from ppfl.runs.tuning import attempt, candidates, tune, without_test
 
@@ -65,34 +60,6 @@ def test_labels_without_a_folder_of_their_own_are_refused(file, tmp_path):
     for label, said in words.items():
         file.write_text(f"{COMPARISON}\n[methods.'{label}']\nalgorithm.name = 'local'")
         assert_refused(lambda: tasks_of(load_comparison(file), tmp_path, None), SettingError, said)
-
-
-BAD = ["", ".", "..", "../../x", "/etc", "a/b", "a\\b", "a\0b", "a\nb", "a\x1b[31m", "x.", "CON", "nul.txt", "-rf"]
-BAD += ["report.html", "Memberships.SVG", "a.partial", "é" * MOST_BYTES, "\ud800", "a:b", "a b", 5, None, ["x"]]
-GOOD = ["table1", "k-sweep", "a.b+c_d", "7", "_x", "ünïcode", "हिन्दी", "x" * MOST_BYTES]
-
-
-def test_names_that_file_systems_refuse_or_misread_are_refused():
-    for name in BAD:
-        assert_refused(lambda: checked_name(name, "here"), SettingError, "here: name is ")
-    assert [checked_name(name, "here") for name in GOOD] == GOOD
-
-
-@given(st.text() | st.text("./\\ -+\0\n\x1baé", max_size=8))
-def test_a_folder_of_a_label_is_one_good_name_or_is_refused_with_the_label(label):
-    """And case and the encoding of accents make no other folder."""
-    composed, decomposed = (unicodedata.normalize(form, label) for form in ("NFC", "NFD"))
-    assert same_folder_key(composed) == same_folder_key(decomposed)
-    assert same_folder_key(label.casefold()) == same_folder_key(label)
-    try:
-        folder = folder_name(label)
-    except SettingError as error:
-        refused = str(error)
-        assert repr(label)[:40] in refused
-        return
-    assert checked_name(folder, "here") == folder
-    assert (Path("runs") / folder).parent == Path("runs")
-    assert len(f"{folder}.partial".encode()) < 255
 
 
 @pytest.mark.parametrize("method", [FedAvg(lr=0.1), PPFL(lr=0.1)])

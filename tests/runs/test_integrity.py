@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.experiments import StopError, file_bytes, small_experiment, stop_after
+from kit.experiments import StopError, file_bytes, locked, small_experiment, stop_after
 from kit.refusals import CheckpointError, WriteError, assert_refused
 from ppfl.runs import RunFolder, folder, load_run, run
-from ppfl.runs.lock import locked
 from ppfl.runs.storage import read_tensors, save_tree
 
 

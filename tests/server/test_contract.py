@@ -17,7 +17,7 @@ from kit.problems import make_federation
 from kit.refusals import SettingError, assert_refused
 from kit.training import BytesTransport, Trained, assert_same, luck, run, tensors
 from ppfl import Federation, Population
-from ppfl.algorithms import METHODS, FedAvg, Local
+from ppfl.algorithms import METHODS, FedAvg, Local, message
 
 FEDERATION = make_federation(SIZES, dtype=torch.float64)
 SAME_BITS = {"atol": 0, "rtol": 0}
@@ -113,6 +113,7 @@ def test_everything_else_gives_the_reference(name: str) -> None:
 def test_what_does_matter_is_named() -> None:
     """The comparison can fail, and says which change it fails with."""
 
+    @message
     class FirstClientLeads(FedAvg):
         def merge(self, problem, server, task, totals, rows):
             merged = super().merge(problem, server, task, totals, rows)

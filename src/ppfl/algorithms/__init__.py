@@ -1,8 +1,9 @@
 """One file per method, and the contract they all keep: a server's half and a client's half, as pure functions.
 `local/` has what methods share on a client: batches, SGD, membership steps, the start."""
 
+from ..io.codec import message
 from .clustered import CFL
-from .contract import Method, MethodDefaults, Plan, Problem, Roster, Rows, Share, Sum, Total, Upload, Work, message
+from .contract import Method, MethodDefaults, Plan, Problem, Roster, Rows, Share, Sum, Total, Upload, Work
 from .ditto import Ditto
 from .fedavg import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 from .fedem import FedEM
@@ -19,7 +20,7 @@ _METHODS: tuple[type[Method], ...] = (
     Local, FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedProx, Scaffold, FineTune, PFedMe, Ditto,
     FedEM, IFCA, CFL, LGFedAvg, FedPer, FedRep, FedAlt, FedSim, PPFL,
 )  # fmt: skip
-METHODS: dict[str, type[Method]] = {method.name: method for method in _METHODS}
+METHODS: dict[str, type[Method]] = {method.name: message(method) for method in _METHODS}
 
 __all__ = [
     "CFL",

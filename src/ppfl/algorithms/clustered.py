@@ -37,6 +37,7 @@ from ..core.backends import Backend
 from ..core.population import Mixture, Models
 from ..core.settings import NonNegative
 from ..core.trees import Params, map_params
+from ..io.codec import message
 from .contract import (
     EVERYONE,
     MethodDefaults,
@@ -48,7 +49,6 @@ from .contract import (
     Total,
     Upload,
     Work,
-    message,
     participants,
 )
 from .ifca import cluster_changes, train_in_clusters

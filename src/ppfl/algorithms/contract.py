@@ -21,11 +21,11 @@ from ..core.population import Models, Population
 from ..core.trees import Params, Tree
 from .local.batches import LocalData
 from .roster import Roster, drawn_ids, drawn_positions
-from .uploads import EVERYONE, MESSAGES, Rows, Share, Sum, Total, Upload, Who, Work, message
+from .uploads import EVERYONE, Rows, Share, Sum, Total, Upload, Who, Work
 
 __all__ = [
-    "EVERYONE", "MESSAGES", "NEWCOMER_ROUNDS", "Method", "MethodDefaults", "Plan", "Problem", "Roster", "Rows",
-    "Share", "Sum", "Total", "Upload", "Who", "Work", "message", "participant_positions", "participants",
+    "EVERYONE", "NEWCOMER_ROUNDS", "Method", "MethodDefaults", "Plan", "Problem", "Roster", "Rows", "Share", "Sum",
+    "Total", "Upload", "Who", "Work", "participant_positions", "participants",
 ]  # fmt: skip
 
 NEWCOMER_ROUNDS = 5  # rounds of their own that newcomers take: memberships that start evenly need a few

@@ -23,7 +23,8 @@ from ..core.population import Mixture, Models, Networks, Population
 from ..core.settings import Positive, Repeats, RepeatsOrZero, Settings
 from ..core.trees import Params, Tree, map_params
 from ..errors import SettingError
-from .contract import EVERYONE, Method, Plan, Problem, Roster, Rows, Total, Upload, Work, message
+from ..io.codec import message
+from .contract import EVERYONE, Method, Plan, Problem, Roster, Rows, Total, Upload, Work
 from .fedavg import FedAvg
 from .local.batches import LocalData
 from .local.own_model import OwnModel, as_state, models_of, no_model_yet

@@ -22,7 +22,8 @@ from ..core.backends import Backend
 from ..core.population import Models, Population
 from ..core.settings import Positive, Repeats
 from ..core.trees import Params, first_clients, map_params, subtract_
-from .contract import Plan, Problem, Rows, Sum, Total, Upload, Work, message
+from ..io.codec import message
+from .contract import Plan, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import FedAvg, NetworkServer, mean
 from .local.batches import LocalData
 from .local.own_model import OwnModel, as_state, models_of, no_model_yet, to_train

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.settings import Count, NonNegative, Positive, RepeatsOrZero
 from ..core.trees import Params
-from .contract import message
+from ..io.codec import message
 from .server_optimizers import OptimizedTraining
 
 

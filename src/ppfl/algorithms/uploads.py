@@ -1,23 +1,14 @@
-"""What travels between the server and a client: who is asked, sums and rows. `message` lets a type travel."""
+"""What travels between the server and a client: who is asked, sums and rows."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from torch import Tensor
 
 from ..core.client_names import ClientIds
 from ..core.trees import Tree
-
-MESSAGES: dict[str, type] = {}  # NamedTuples that may be part of a message between server and sites, by name
-Message = TypeVar("Message", bound=type)
-
-
-def message(kind: Message) -> Message:
-    """Let a NamedTuple travel between server and sites. Its fields are numbers, text, tensors and other messages."""
-    assert kind.__name__ not in MESSAGES, f"there are two messages {kind.__name__}"
-    MESSAGES[kind.__name__] = kind
-    return kind
+from ..io.codec import message
 
 
 @message

@@ -13,11 +13,11 @@ import torch
 import typer
 
 from ..errors import PPFLError, RankError, SettingError
+from ..io.files import checked_name, sibling_path
 from ..paper import STUDIES, load_study, study_tables
 from ..runs import Interrupted, RunRecord, find_runs, load_experiment, load_run, package_version, run
 from ..runs.comparison import RunTask, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
 from ..runs.load import load_settings
-from ..runs.names import beside, checked_name
 from ..runs.storage import write_toml
 from ..runs.tuning import tune
 from ..server import is_first_process
@@ -157,7 +157,7 @@ def tune_command(
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="<FILE>-tuned.toml")] = None,
 ) -> None:
     """Find settings on validation data, with the same number of trials for every method."""
-    place = beside(file, "-tuned.toml") if out is None else out
+    place = sibling_path(file, "-tuned.toml") if out is None else out
     if place.exists():
         raise SettingError(f"{place} exists; choose another --out, or move it away")
     experiments = load_comparison(file, settings or ())

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import SettingError
 from ..fitted import load
-from ..runs.names import folder_name
+from ..io.files import folder_name
 from ..runs.saved_fit import save_weights
 from .terminal import say
 

@@ -9,10 +9,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import DataError, SettingError
+from ..io.files import folder_name
 from ..paper import VIEWS, Study, StudyTable, all_series, chart_lines, study_tables
 from ..runs import RunFolder, RunRecord
 from ..runs.comparison import RunTask, tasks_of
-from ..runs.names import folder_name
 from ..runs.provenance import made_with
 from ..runs.storage import write_text
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
 
 from torch import Tensor
 
+from ..errors import DataError
+from ..io.codec import message
 from .draws import name_keys
 
+MOST_CLIENTS = 10**8  # of numbered ids, which may come with a message: it is short however many they are
 
+
+@message
+@dataclass(frozen=True, eq=False, repr=False)
 class NumberedIds(Sequence[str]):
     """Ids that are a prefix and a number of fixed width, made when they are asked for: ten million strings would take
     a gigabyte. They are equal to a tuple of the same ids.
@@ -20,11 +27,28 @@ class NumberedIds(Sequence[str]):
     ('c007', 'c999', 1000, False, 42)
     """
 
-    def __init__(self, n_clients: int, prefix: str = "c") -> None:
-        self.n_clients, self.prefix = n_clients, prefix
-        self.width = len(str(n_clients - 1))
-        self._pattern = f"{prefix.replace('%', '%%')}%0{self.width}d"
-        self.positions: Mapping[str, int] = _Positions(self)
+    n_clients: int
+    prefix: str = "c"
+
+    def __post_init__(self) -> None:
+        if type(self.n_clients) is not int or not 0 < self.n_clients <= MOST_CLIENTS:
+            raise DataError(f"{self.n_clients!r:.40} numbered clients; use 1 to {MOST_CLIENTS:,}")
+        if not isinstance(self.prefix, str):
+            raise DataError(f"ids that begin with {self.prefix!r:.40}; use a text")
+
+    @cached_property
+    def width(self) -> int:
+        """Digits of each number."""
+        return len(str(self.n_clients - 1))
+
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """Where each of them stands."""
+        return _Positions(self)
+
+    @cached_property
+    def _pattern(self) -> str:
+        return f"{self.prefix.replace('%', '%%')}%0{self.width}d"
 
     def __len__(self) -> int:
         return self.n_clients

@@ -47,12 +47,6 @@ def with_leaves(tree: Tree, named: Mapping[str, Any]) -> Tree:
     return optree.tree_unflatten(structure, [named[name] for name in named_leaves(tree)])
 
 
-def bytes_of(tree: Tree) -> int:
-    """Bytes of the tensors in a tree; a tensor that stands in several places counts once."""
-    tensors = {id(leaf): leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}
-    return sum(leaf.numel() * leaf.element_size() for leaf in tensors.values())
-
-
 def map_params(f: Callable[..., Tensor], params: Params, *others: Params) -> Params:
     """f of every leaf, together with the leaf of the same name of others."""
     return {name: f(leaf, *(other[name] for other in others)) for name, leaf in params.items()}

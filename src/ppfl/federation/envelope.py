@@ -1,7 +1,7 @@
 """What every message between server and site begins with, and how large it may be.
 
 Layout: the letters PPFL, 4 bytes for the length of the header, the header in JSON, the payload. The payload is what
-`sites.wire` makes of a list of requests or replies: typed arrays and JSON, never a pickled object. Lengths are checked
+`io.codec` makes of a list of requests or replies: typed arrays and JSON, never a pickled object. Lengths are checked
 before anything is taken apart.
 """
 

@@ -21,10 +21,10 @@ from ..core.trees import tree_map
 from ..data import Federation
 from ..data.sample_kind import SampleKind
 from ..errors import PPFLError
+from ..io.lock import locked
 from ..runs.checkpoint import Checkpoint
 from ..runs.experiment import Experiment
 from ..runs.folder import RunFolder, StartNetwork, method_of
-from ..runs.lock import locked
 from ..runs.provenance import describe_environment
 from ..runs.record import RunRecord, load_run
 from ..runs.seed_run import Interrupted, OnRoundEnd

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError
+from ..io.lock import is_locked
 from ..runs.folder import RunFolder
-from ..runs.lock import is_locked
 from ..runs.record import load_run
 from ..runs.storage import read_json
 from .federation_errors import FederationError

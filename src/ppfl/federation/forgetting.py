@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, DataError
-from ..sites.wire import decode, encode
+from ..sites.messages import decode, encode
 from .state_store import StateStore, pack, unpack
 
 _TABLES = ("runs", "sessions", "states", "descriptions", "evaluated")

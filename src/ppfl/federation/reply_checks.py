@@ -121,6 +121,8 @@ def _check_rows(reply: Reply, ids: ClientIds) -> None:
     n_clients = len(ids) if rows.ids is None else len(rows.ids)
     if rows.ids is not None and rows.ids != ids:
         here = set(ids)
+        if not isinstance(rows.ids, tuple):  # numbered ids would be many names in a short message
+            raise FederationError("its rows do not name their clients one by one")
         if len(set(rows.ids)) < len(rows.ids):
             raise FederationError("its rows have a client twice")
         if strange := [client for client in rows.ids if client not in here]:

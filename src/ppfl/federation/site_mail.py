@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from ..core.settings import Count, Settings
 from ..errors import PPFLError
+from ..io.codec import size_of
 from ..sites import Reply
-from ..sites.wire import decode, encode
+from ..sites.messages import decode, encode
 from .carrier import Carrier, Delivery, OnlineSite
 from .envelope import ERROR, MOST_BYTES, REPLIES, REQUESTS, Envelope, seal, unseal
 from .federation_errors import FederationError
@@ -178,7 +179,7 @@ class SiteMail:
         together = [*opening, *requests]
         envelope = Envelope(REQUESTS, self.run, name, self.start, self.number, encode(together))
         pending[name] = _Pending(together, seal(envelope), place.since, len(opening))
-        self.bytes_carried += len(envelope.payload)
+        self.bytes_carried += size_of(together)
         if self.ledger is not None:
             self.ledger.write("to site", envelope, together)
 
@@ -198,7 +199,6 @@ class SiteMail:
         if delivery.reason:
             raise FederationError(delivery.reason)
         envelope = unseal(delivery.data, self.most_bytes)
-        self.bytes_carried += len(envelope.payload)
         if (envelope.run, envelope.site, envelope.order) != (self.run, name, (self.start, self.number)):
             raise FederationError(
                 f"it is of run {envelope.run!r:.60}, site {envelope.site!r:.60}, message {envelope.order}; expected "
@@ -210,6 +210,7 @@ class SiteMail:
                 raise _UnknownRunError(said)
             raise FederationError(f"it says: {said}")
         replies = decode(envelope.payload)
+        self.bytes_carried += size_of(replies)
         check(name, one.requests, replies)
         if self.ledger is not None:
             self.ledger.write("to server", envelope, replies)

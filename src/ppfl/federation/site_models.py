@@ -24,7 +24,7 @@ from ..errors import CheckpointError
 from ..insight import client_model
 from ..server.loop import MAIN
 from ..sites import Evaluate, Setup
-from ..sites.wire import decode
+from ..sites.messages import decode
 from .forgetting import full_name
 from .opened_run import experiment_of
 from .site_settings import SiteSettings

@@ -31,7 +31,9 @@ def check_description(name: str, requests: Sequence[Any], replies: Any) -> None:
     try:
         (reply,) = replies
         facts, ids = reply.facts["agreed"], reply.rows.ids
-        sound = isinstance(facts, dict) and len(set(ids)) == len(ids) > 0 and float(reply.metrics["importance"]) > 0
+        # names one by one: numbered ids would be many names in a short message
+        sound = isinstance(facts, dict) and isinstance(ids, tuple) and len(set(ids)) == len(ids) > 0
+        sound = sound and float(reply.metrics["importance"]) > 0
     except (TypeError, ValueError, KeyError, AttributeError):
         sound = False
     if not sound:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..algorithms.contract import message
+from ..io.codec import message
 
 
 @message

@@ -20,8 +20,7 @@ from ..data import Federation
 from ..errors import CheckpointError, PPFLError, SettingError
 from ..sites import Describe, Reply, Site
 from ..sites.client_round import Session
-from ..sites.messages import AcceptKeys, Masked, OfferKey, Unmask
-from ..sites.wire import decode, encode
+from ..sites.messages import AcceptKeys, Masked, OfferKey, Unmask, decode, encode
 from .column_agreement import center_from_json, plan_from_json
 from .envelope import ERROR, REPLIES, REQUESTS, Envelope, seal, unseal
 from .federation_errors import FederationError
@@ -170,7 +169,7 @@ class SiteService:
         }
         agreed = {**facts["agreed"], "units": dict(sorted(self.settings.units.items()))}
         # the digest of the data is the site's own: it tells whether they changed since a run began
-        reply = Reply(metrics=sums, rows=Rows(federation.ids, {}), facts={**facts, "agreed": agreed})
+        reply = Reply(metrics=sums, rows=Rows(tuple(federation.ids), {}), facts={**facts, "agreed": agreed})
         return reply, federation.ids
 
     def _save_description(self, run: str, reply: Reply, ids: ClientIds) -> None:

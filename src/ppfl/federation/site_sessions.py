@@ -13,7 +13,7 @@ from ..algorithms.contract import Rows
 from ..errors import CheckpointError
 from ..server.loop import MAIN
 from ..sites import Close, Evaluate, Keep, Reply, Setup, Site, Train
-from ..sites.wire import encode
+from ..sites.messages import encode
 from .run_clients import RunClients
 from .site_requests import UseKept
 from .state_store import Snapshot, StateStore

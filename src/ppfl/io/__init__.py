@@ -1,2 +1,3 @@
-"""What is read and written outside of the program: text from outside, made safe to show, and HTML made of it. Imports
-nothing else of ours."""
+"""Files, bytes and text: `codec` is the one way in which values with tensors become bytes, `files` writes whole files
+or none, `lock` keeps other processes out of a folder, `text` makes text from outside safe to show. Nothing is pickled.
+"""

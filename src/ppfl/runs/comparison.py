@@ -19,10 +19,10 @@ from ..data import DataSettings, Federation
 from ..data.dataset_settings import build_data
 from ..data.preparation_settings import PreparationSettings
 from ..errors import PPFLError, SettingError
+from ..io.files import checked_name, folder_name, same_folder_key
 from .experiment import Experiment
 from .explain import explain
 from .load import load_settings
-from .names import checked_name, folder_name, same_folder_key
 from .processes import ProcessPool
 from .record import RunRecord, load_run
 from .run import run

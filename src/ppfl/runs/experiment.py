@@ -19,12 +19,12 @@ from ..data import DataSettings, Federation
 from ..data.dataset_settings import build_data
 from ..data.factories import PythonName
 from ..data.preparation_settings import PreparationSettings
+from ..io.files import FolderName
 from ..server import OutputRule, Watch
 from ..sites import ENGINES, Engine, Stacked
 from .affinity_settings import AffinitySettings, AutoAffinity
 from .estimator_settings import EstimatorSettings, fill_in_estimator
 from .metric_settings import load_metrics
-from .names import FolderName
 from .network_contract import choose_loss
 from .network_settings import ModelSettings
 

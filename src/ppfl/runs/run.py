@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ..data.federation import Federation
 from ..errors import CheckpointError
+from ..io.lock import locked, remove_stale_lock
 from ..server import launched_ranks
 from .experiment import Experiment
 from .folder import RunFolder
-from .lock import locked, remove_stale_lock
 from .record import RunRecord, load_run
 from .seed_run import OnRoundEnd, SeedRun
 

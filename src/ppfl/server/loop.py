@@ -14,8 +14,9 @@ from ..algorithms.contract import Method, Plan, Problem, Rows, Share
 from ..core.affinity import Affinity, nothing
 from ..core.client_names import positions_of
 from ..core.population import Population
-from ..core.trees import Tree, bytes_of, named_leaves, tree_map
+from ..core.trees import Tree, named_leaves, tree_map
 from ..errors import SettingError
+from ..io.codec import size_of
 from ..sites import Close, Describe, Refusal, Reply, Save, Setup, Train
 from ..sites.messages import Snapshot, number
 from .transports import Transport
@@ -135,7 +136,7 @@ def _refuse_divergence(state: ServerState) -> None:
 def ask_clients(transport: Transport, request: Train) -> Reply:
     """One exchange: the reply of all clients together, with the bytes that they were sent."""
     (reply,) = transport.ask([request])
-    sent = bytes_of(request.shared), bytes_of(request.own) // max(1, len(next(iter(request.own.values()), ())))
+    sent = size_of(request.shared), size_of(request.own) // max(1, len(next(iter(request.own.values()), ())))
     down = torch.tensor(number(reply, "asked") * sum(sent), dtype=torch.float64)
     return reply._replace(metrics={**reply.metrics, "bytes_down": down})
 

@@ -23,10 +23,10 @@ from torch import Tensor
 from ..algorithms.contract import Rows
 from ..core.trees import named_leaves, with_leaves
 from ..errors import PPFLError, RankError
+from ..io.codec import join, specs_of, split
 from ..parent_process import end_with_parent
 from ..sites import Describe, Reply, Request, Site
 from ..sites.messages import combine
-from ..sites.wire import build, describe, parse
 from .transports import make_roster, named_rows, route
 
 Answer = TypeVar("Answer")
@@ -122,7 +122,7 @@ class TorchRun:
     def __init__(self, site: Site, ranks: TorchRanks, order: Sequence[str] | None = None) -> None:
         """order: of the clients in the roster; by default site after site."""
         self.site, self.ranks = site, ranks
-        described = [build(parse(text)[1], []) for text in ranks.gather_texts(describe(_plain(site))[0])]
+        described = [join(text, []) for text in ranks.gather_texts(split(_plain(site))[0])]
         self._ids = [ids for ids, _ in described]
         self.roster = make_roster(self._ids, order)
         self.device = ranks.device
@@ -136,12 +136,12 @@ class TorchRun:
 
     def _ask(self, request: Request) -> Reply:
         ids, device = self._ids[self.ranks.rank], self.ranks.device
-        text, tensors = describe(named_rows(self.site.answer(route(request, self.roster, ids)), ids, self.roster))
+        text, tensors = split(named_rows(self.site.answer(route(request, self.roster, ids)), ids, self.roster))
         replies = []
         for rank, other in enumerate(self.ranks.gather_texts(text)):
-            specs, body = parse(other)
             here = [tensor.to(device) for tensor in tensors] if rank == self.ranks.rank else None
-            replies.append(build(body, here or [torch.zeros(s, dtype=kind, device=device) for kind, s in specs]))
+            zeros = [torch.zeros(shape, dtype=dtype, device=device) for dtype, shape in specs_of(other)]
+            replies.append(join(other, here or zeros))
         # every process has zeros for what others hold: their sum is the reply of all sites together
         return self._added(combine(replies, [f"rank {rank}" for rank in range(self.ranks.size)]))
 

@@ -1,7 +1,7 @@
 """How requests reach sites and replies come back. A transport knows nothing of methods.
 
 Every site gets what belongs to its own clients, and the replies of all sites become one: sums are added, rows are put
-one after the other. `bytes_carried` counts what a network would have to carry.
+one after the other. `bytes_carried` counts the bytes of tensors that a network would have to carry.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 from ..algorithms.contract import Roster, Rows, Share
 from ..core.client_names import ClientIds
 from ..errors import DataError
+from ..io.codec import size_of
 from ..sites import Describe, Evaluate, Reply, Request, Site, Train
 from ..sites.messages import Masked, Unmask, combine
-from ..sites.wire import encoded_size
 
 
 class Transport(Protocol):
@@ -63,7 +63,7 @@ class InProcess:
     def deliver(self, site: Site, requests: Sequence[Request]) -> list[Reply]:
         """One message to a site and back."""
         replies = [site.answer(request) for request in requests]
-        self.bytes_carried += encoded_size(list(requests)) + encoded_size(replies)
+        self.bytes_carried += size_of(list(requests)) + size_of(replies)
         return replies
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from ..algorithms.contract import Method, Sum, Total, Upload, Work
 from ..algorithms.local.batches import Draws, LocalData
 from ..core.backends import Backend
-from ..core.trees import bytes_of, tree_leaves, tree_map
+from ..core.trees import tree_leaves, tree_map
 from ..data import Samples
 from ..errors import SettingError
+from ..io.codec import size_of
 from .engines import Engine
 from .filters import Norms, row_norms
 from .messages import Train
@@ -155,7 +156,7 @@ class Tally:
         rows = {name: leaf.clone() for name, leaf in upload.rows.items()}  # may be memory that is used again
         self._parts.append((at, rows, norms))
         self.kind = ",".join([*upload.sums, *upload.rows])
-        self.bytes_up += bytes_of(Upload(upload.sums, upload.rows))
+        self.bytes_up += size_of(Upload(upload.sums, upload.rows))
 
     def _add_sum(self, name: str, sum_: Sum, p: Tensor) -> None:
         """sum_i p_i weight_i ⊗ value_i over a chunk."""

@@ -8,14 +8,16 @@ all sites, or are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..algorithms.contract import Method, Rows, Total, Who, message
+from ..algorithms.contract import Method, Rows, Total, Who
 from ..core.trees import Params, Tree, tree_map
 from ..errors import DataError
+from ..io.codec import dump, load, message
 
 Snapshot = Literal["now", "kept"]
 
@@ -194,6 +196,18 @@ class Reply(NamedTuple):
     facts: dict[str, Any] = {}
     refused: tuple[Refusal, ...] = ()
     by_site: dict[str, Any] = {}  # what secure sums need from each site; text alone
+
+
+def encode(messages: Any) -> bytes:
+    """Requests or replies as bytes, without a digest: who carries them checks that they arrive unchanged."""
+    file = BytesIO()
+    dump(messages, file, "messages", digest=False)
+    return file.getvalue()
+
+
+def decode(data: bytes) -> Any:
+    """What `encode` was given; DataError where these are no such bytes."""
+    return load(data, "messages")
 
 
 def number(reply: Reply, metric: str) -> float:

@@ -16,9 +16,10 @@ from ..core.backends import Backend
 from ..core.client_names import ClientIds, client_keys, positions_of
 from ..core.draws import uniform
 from ..core.population import Mixture, Models, Population
-from ..core.trees import Tree, bytes_of, tree_map
+from ..core.trees import Tree, tree_map
 from ..data import Federation
 from ..errors import CheckpointError, DataError, SettingError
+from ..io.codec import size_of
 from .client_round import Asked, ClientRound, Session, Tally, Workplace
 from .engines import Engine
 from .evaluation import score_clients, score_sums
@@ -123,7 +124,7 @@ class Site:
             states = request.method.init_clients(population, request.seed, ids)
             return tree_map(lambda leaf: leaf.to(device), states)
 
-        size = len(ids) * bytes_of(initial(ids[:1]))
+        size = len(ids) * size_of(initial(ids[:1]))
         if size <= MOST_BYTES if self.states_on_disk is None else not self.states_on_disk:
             return ClientStates.in_memory(initial(ids), len(ids))
         return ClientStates.on_disk(lambda who: initial(tuple(ids[at] for at in who.tolist())), len(ids))

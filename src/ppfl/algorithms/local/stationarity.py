@@ -10,7 +10,8 @@ from torch import Tensor
 from ...core.backends import Backend
 from ...core.simplex import inside, mirror_step
 from ...core.trees import Params, expand, per_client
-from ..contract import Sum, Upload, message
+from ...io.codec import message
+from ..contract import Sum, Upload
 from .batches import LocalData
 from .memberships import client_membership_gradient
 

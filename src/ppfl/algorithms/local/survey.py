@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...core.backends import Backend
 from ...core.trees import Params
+from ...io.codec import message
 from ..contract import (
     Problem,
     Roster,
@@ -27,7 +28,6 @@ from ..contract import (
     Total,
     Upload,
     Who,
-    message,
     participant_positions,
     participants,
 )

@@ -27,8 +27,7 @@ from ...core.draws import name_key, uniform
 from ...data import Federation
 from ...sites import Describe, Refusal, Reply, Request, Site, Train
 from ...sites.client_round import Session
-from ...sites.messages import AcceptKeys, Masked, MaskedNote, NoKeys, OfferKey, Save, Shares, Unmask
-from ...sites.wire import encode
+from ...sites.messages import AcceptKeys, Masked, MaskedNote, NoKeys, OfferKey, Save, Shares, Unmask, encode
 from ..federation_errors import FederationError
 from .key_agreement import PairKeys, PublicKeys, SiteIdentity, check_offers, new_private_key
 from .mask_streams import KEY_BYTES, add_mask, pair_sign, part_key

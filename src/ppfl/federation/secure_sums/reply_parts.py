@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...io.codec import join, specs_of, split
 from ...sites import Describe, Evaluate, Reply, Request, Train
-from ...sites.wire import build, describe, parse
 from ..site_requests import SumColumns
 
 SUMS = Describe | Train | Evaluate | SumColumns  # requests that are answered with sums
@@ -56,14 +56,14 @@ def clients_counted(request: Request, reply: Reply) -> list[int]:
 
 
 def _flat(tree: Any) -> ReplyPart:
-    layout, tensors = describe(tree)
+    layout, tensors = split(tree)
     flat = [tensor.detach().cpu().double().flatten() for tensor in tensors]
     return ReplyPart(torch.cat([torch.zeros(0, dtype=torch.float64), *flat]), layout.decode())
 
 
 def _tree(values: Tensor, layout: str) -> Any:
-    specs, body = parse(layout.encode())
+    specs = specs_of(layout.encode())
     sizes = [torch.Size(shape).numel() for _, shape in specs]
     parts = torch.split(values, sizes)
     whole = [part.reshape(shape).to(dtype) for part, (dtype, shape) in zip(parts, specs, strict=True)]
-    return build(body, whole)
+    return join(layout.encode(), whole)
