@@ -1,4 +1,4 @@
-"""What checksums add to a checkpoint of 400 MB: ours, and the same tensors written by safetensors alone, in turns.
+"""What digests add to a checkpoint of 400 MB: ours, and the same tensors written by safetensors alone, in turns.
 
 .venv/bin/python bench/checkpoints.py [FOLDER]   # on the disk to measure; by default the current folder
 """
@@ -13,14 +13,15 @@ from statistics import median
 import torch
 from safetensors.torch import save_file
 
-from ppfl.runs.storage import flush, save_tree
+from ppfl.io.files import flush
+from ppfl.runs.storage import save_tree
 
 TURNS = 16
 TENSORS = {f"layer{i}": torch.randn(100, 1000, 250) for i in range(4)}  # 400 MB
 
 
 def plain(path: Path) -> None:
-    """Written beside, flushed and renamed, without checksums."""
+    """Written beside, flushed and renamed, without digests."""
     partial = path.with_suffix(".partial")
     save_file(TENSORS, partial)
     flush(partial)
@@ -38,7 +39,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else ".") as folder:
         path = Path(folder) / "checkpoint.safetensors"
         actions = {
-            "checkpoint with checksums": lambda: save_tree(path, TENSORS, {"round": 1}),
+            "checkpoint with digests": lambda: save_tree(path, TENSORS, "checkpoint", {"round": 1}),
             "safetensors alone": lambda: plain(path),
         }
         turns = []

@@ -14,8 +14,8 @@ from trial import Trial
 from victim import SETTINGS, contents, difference, run_until, victim
 
 from ppfl.cli import main
+from ppfl.io.files import write_toml
 from ppfl.runs import run
-from ppfl.runs.storage import write_toml
 
 PAGE = 4096
 ENOUGH = 64 << 20

@@ -20,8 +20,8 @@ from fork_server import Ended, ForkServer
 from trial import Trial
 from victim import SETTINGS, contents, difference
 
+from ppfl.io.files import write_toml
 from ppfl.runs import RunFolder
-from ppfl.runs.storage import write_toml
 
 ROUNDS = 100
 EVERY = 7  # rounds between checkpoints

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from trial import Trial
 
+from ppfl.io.files import write_text
 from ppfl.runs.provenance import describe_environment, made_with
-from ppfl.runs.storage import write_text
 
 PAGE = Path(__file__).parents[1] / "results" / "trust.md"
 PARTS = {  # how many trials

@@ -47,8 +47,12 @@ def difference(folder: Path, whole: Path) -> str | None:
     here, there = load_run(folder), load_run(whole)
     if not here.finished:
         return "it is not finished"
-    (a, about_a), (b, about_b) = (read_tensors(RunFolder(path).result_file) for path in (folder, whole))
-    if about_a != about_b or a.keys() != b.keys() or not all(torch.equal(a[name], b[name]) for name in a):
+    (a, about_a), (b, about_b) = (read_tensors(RunFolder(path).result_file, "result") for path in (folder, whole))
+    if (
+        about_a["scores"] != about_b["scores"]
+        or a.keys() != b.keys()
+        or not all(torch.equal(a[name], b[name]) for name in a)
+    ):
         return "the result differs"
     if [row | {"seconds": 0} for row in here.metrics] != [row | {"seconds": 0} for row in there.metrics]:
         return "the metrics differ"

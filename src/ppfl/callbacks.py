@@ -144,13 +144,13 @@ class CSVLog:
 
     def begin(self, setting: FitSetting) -> None:
         """Make the folder, and forget the columns of another fit."""
-        from .runs.storage import make_folder  # here and below, so that a fit without a file need not import it
+        from .io.files import make_folder  # here and below, so that a fit without a file need not import it
 
         make_folder(self.file.parent)
         self._columns = []
 
     def __call__(self, record: Record) -> None:
-        from .runs.storage import writing
+        from .io.files import writing
 
         row = _numbers(record)
         new = [name for name in row if name not in self._columns]
@@ -161,16 +161,15 @@ class CSVLog:
 
     def _add_columns(self, new: list[str]) -> None:
         """Write the file again with more columns: the first evaluated round has figures that others have not."""
-        from .runs.storage import beside
+        from .io.files import write_bytes
 
         rows: list[list[str]] = []
         if self._columns:
             with self.file.open(newline="", encoding="utf-8") as file:
                 rows = list(csv.reader(file))[1:]
         self._columns += new
-        with beside(self.file) as partial:
-            lines = [self._columns, *([*row, *[""] * len(new)] for row in rows)]
-            partial.write_bytes(b"".join(map(_csv_line, lines)))
+        lines = [self._columns, *([*row, *[""] * len(new)] for row in rows)]
+        write_bytes(self.file, b"".join(map(_csv_line, lines)))
 
 
 class TensorBoard:

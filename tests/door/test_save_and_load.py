@@ -151,7 +151,7 @@ def test_classes_of_ones_own_are_asked_for(name, files):
     assert_refused(lambda: load(files[name.split(",")[0]], **passed), *expected)
 
 
-def test_a_damaged_file_and_one_of_another_version_or_content_is_refused(files, tmp_path):
+def test_a_damaged_file_and_one_of_other_content_is_refused(files, tmp_path):
     path, whole = tmp_path / "fit", files["fedavg"].read_bytes()
     for at in range(100, len(whole), len(whole) // 60):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -162,7 +162,7 @@ def test_a_damaged_file_and_one_of_another_version_or_content_is_refused(files, 
     assert_refused(lambda: fitted_by("fedavg").save(tmp_path), CheckpointError, "is a folder")
     networks = (("Module", {"x": 1}), ("functional", {}), ("Linear", [10**15] * 2))
     populations = ({"network": {"type": kind, "arguments": arguments}} for kind, arguments in networks)
-    changes = [({}, {"version": 99}), ({}, {"problem": None}), *((population, {}) for population in populations)]
+    changes = [({}, {"problem": None}), *((population, {}) for population in populations)]
     for population, others in changes:
         path.write_bytes(whole)
         change_saved(path, population, **others)

@@ -1,7 +1,6 @@
 """A saved model predicts and onboards as before; damaged and foreign files are refused; a run over sites is a fit."""
 
 import copy
-import json
 import pickle
 
 import numpy as np
@@ -91,9 +90,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
         assert_refused(lambda: load(path), CheckpointError, "model", "damaged")
     for other in (content[: len(content) // 2], pickle.dumps(fitted())):
         path.write_bytes(other)
-        assert_refused(lambda: load(path), CheckpointError, "cannot be read")
-    save_file({"x": torch.zeros(2)}, path, {"ppfl": f"00000000 {json.dumps({'format': 'ppfl fitted population'})}"})
-    assert_refused(lambda: load(path), CheckpointError, "'ppfl fitted population'", "no population GLM")
+        assert_refused(lambda: load(path), CheckpointError, "model", "damaged")
+    save_file({"x": torch.zeros(2)}, path)
+    assert_refused(lambda: load(path), CheckpointError, "was not written by ppfl")
     assert_refused(lambda: load(tmp_path / "nothing"), CheckpointError, "there is no file")
     for name in ("os.system", "inference.data_trees.sys", "estimator.BaseEstimator"):  # a file names no other classes
         with pytest.raises(KeyError):

@@ -206,7 +206,7 @@ def test_a_file_says_what_it_is_and_has_a_digest(file):
     file.write_bytes(as_bytes([1], digest=False))
     assert_refused(lambda: load(file, "test"), CheckpointError, "has no digest")
     safetensors.torch.save_file({"a": torch.ones(2)}, file)
-    assert_refused(lambda: load(file, "test"), CheckpointError, "cannot be read")
+    assert_refused(lambda: load(file, "test"), CheckpointError, "was not written by ppfl")
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks at the maps of this process")
@@ -259,10 +259,10 @@ def test_bytes_cut_anywhere_are_refused(file):
     assert_refused(lambda: load(file, "test"), CheckpointError, "value.safetensors")
 
 
-def hostile(body: Any, specs: dict[str, Any] | None = None, data: bytes = b"", text: bytes | None = None) -> bytes:
+def hostile(body: Any, specs: dict[str, Any] | None = None, data: bytes = b"", text: bytes | None = None, **said: Any):
     """A message without a digest whose structure and header say what they like. specs: dtype, shape, bytes."""
     text = json.dumps(body).encode() if text is None else text
-    about = json.dumps({"kind": "test", "version": codec.VERSION, "about": {}})
+    about = json.dumps({"kind": "test", "version": codec.VERSION, "about": {}} | said)
     content: dict[str, Any] = {"__metadata__": {"ppfl": about}}
     at = 0
     for name, (dtype, shape, size) in {**(specs or {}), "structure": ("U8", [len(text)], len(text))}.items():
@@ -298,6 +298,7 @@ def test_what_is_unknown_does_not_add_up_or_is_nested_very_deep_is_refused():
     assert refused(hostile({**A, "b": {"$tensor": "b"}}, {"b": SPECS["not aligned"], "a": ("F32", [1], 4)}, bytes(8)))
     assert refused(hostile({}, {"a": ("F32", [1], 4)}, bytes(4))), "a tensor that belongs to nothing"
     assert refused(hostile(A, {"a": ("BOOL", [1], 1)}, b"\2"))
+    assert refused(hostile({}, version=codec.VERSION + 1)) and refused(hostile({}, kind="another"))
     for deep in (b"[" * 10**5 + b"]" * 10**5, b'{"a":' * 2000 + b"1" + b"}" * 2000):
         assert refused(hostile(None, text=deep))
     assert refused((2**62).to_bytes(8, "little") + bytes(100))

@@ -1,11 +1,12 @@
 """Networks built again from files, files of fits with other contents, and the search for a membership."""
 
 import torch
+from ppfl.core.simplex_program import minimize_on_simplex
 
 from ppfl.algorithms.local.memberships import best_memberships
-from ppfl.core.simplex import minimize_on_simplex
+from ppfl.io.codec import dump, load
 from ppfl.runs.network_description import build_network, describe_network
-from ppfl.runs.storage import read_tensors, save_tree
+from ppfl.runs.saved_fit import KIND
 
 
 def built_again(net):
@@ -19,9 +20,12 @@ def built_again(net):
 
 
 def change_saved(path, population, **changes):
-    """Let the file of a fit say something else of its population and beside, with a checksum that is right."""
-    tensors, about = read_tensors(path)
-    save_tree(path, tensors, about | changes | {"population": about["population"] | population})
+    """Let the file of a fit say something else of its population and beside, with a digest that is right."""
+    content = load(path, KIND)
+    about = content["about"]
+    content["about"] = about | changes | {"population": about["population"] | population}
+    with path.open("wb") as file:
+        dump(content, file, KIND)
 
 
 def quadratic_minima(H, f):

@@ -19,8 +19,8 @@ from ppfl.federation.site_models import load_site_models
 from ppfl.federation.site_requests import OpenRun
 from ppfl.federation.site_service import SiteService
 from ppfl.federation.site_settings import SiteSettings
+from ppfl.io.files import write_toml
 from ppfl.runs import Experiment, RunFolder, RunRecord
-from ppfl.runs.storage import write_toml
 from ppfl.sites import Setup, Train
 
 SITES = ("a", "b", "c")

@@ -128,7 +128,7 @@ def test_a_run_that_diverges_says_so_and_has_no_checkpoint_of_it(tmp_path, monke
     monkeypatch.setattr(FedAvg, "merge", overflow)
     refused = "diverged: after round 3 shared.", "is not finite", "smaller lr"
     assert_refused(lambda: run(small_experiment(**FEDAVG), tmp_path, checkpoint_every=1), SettingError, *refused)
-    tensors, _ = read_tensors(tmp_path / "seed-0" / "checkpoint.safetensors")
+    tensors, _ = read_tensors(tmp_path / "seed-0" / "checkpoint.safetensors", "checkpoint")
     assert all(bool(leaf.isfinite().all()) for leaf in tensors.values())
 
 

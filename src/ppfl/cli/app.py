@@ -13,12 +13,11 @@ import torch
 import typer
 
 from ..errors import PPFLError, RankError, SettingError
-from ..io.files import checked_name, sibling_path
+from ..io.files import checked_name, sibling_path, write_toml
 from ..paper import STUDIES, load_study, study_tables
 from ..runs import Interrupted, RunRecord, find_runs, load_experiment, load_run, package_version, run
 from ..runs.comparison import RunTask, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
 from ..runs.load import load_settings
-from ..runs.storage import write_toml
 from ..runs.tuning import tune
 from ..server import is_first_process
 from . import demo

@@ -13,9 +13,8 @@ from rich.text import Text
 
 from ..data.table_readers import read_frame, stem
 from ..errors import SettingError
-from ..io.files import folder_name
+from ..io.files import folder_name, make_folder, write_text
 from ..runs import package_version
-from ..runs.storage import make_folder, write_text
 from .terminal import WIDE, make_console, printable, say
 
 if TYPE_CHECKING:  # importing scikit-learn takes a second, which other commands need not wait for

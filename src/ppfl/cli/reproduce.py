@@ -9,12 +9,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import DataError, SettingError
-from ..io.files import folder_name
+from ..io.files import folder_name, write_text
 from ..paper import VIEWS, Study, StudyTable, all_series, chart_lines, study_tables
 from ..runs import RunFolder, RunRecord
 from ..runs.comparison import RunTask, tasks_of
 from ..runs.provenance import made_with
-from ..runs.storage import write_text
 
 Tasks = dict[str, list[RunTask]]  # by case
 Records = dict[str, dict[str, list[RunRecord]]]  # by case and method

@@ -21,6 +21,7 @@ from ..core.trees import tree_map
 from ..data import Federation
 from ..data.sample_kind import SampleKind
 from ..errors import PPFLError
+from ..io.files import read_json
 from ..io.lock import locked
 from ..runs.checkpoint import Checkpoint
 from ..runs.experiment import Experiment
@@ -29,7 +30,6 @@ from ..runs.provenance import describe_environment
 from ..runs.record import RunRecord, load_run
 from ..runs.seed_run import Interrupted, OnRoundEnd
 from ..runs.start_from_run import load_start, start_population_from
-from ..runs.storage import read_json
 from ..server import Kept, Measurement, RoundEnd, ServerState, begin, choose_lr, measure, train_and_measure
 from ..server.loop import MAIN, next_request
 from ..sites import Setup

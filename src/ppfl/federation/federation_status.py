@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import CheckpointError
+from ..io.files import read_json
 from ..io.lock import is_locked
 from ..runs.folder import RunFolder
 from ..runs.record import load_run
-from ..runs.storage import read_json
 from .federation_errors import FederationError
 from .ledger import REFUSED, TO_SERVER
 from .site_settings import SiteSettings

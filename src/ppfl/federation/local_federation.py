@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..io.files import write_toml
 from ..runs.experiment import Experiment
 from ..runs.record import RunRecord
 from ..runs.seed_run import OnRoundEnd
-from ..runs.storage import write_toml
 from .carrier import OnlineSite
 from .certificates import create_authority, create_certificate, create_key_pair
 from .federated_run import run_federated

@@ -29,11 +29,10 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from ..errors import SettingError
-from ..io.files import same_folder_key
+from ..io.files import PARTIAL, same_folder_key, write_bytes, write_text, write_toml, writing
 from ..runs import load_experiment
 from ..runs.experiment import Experiment
 from ..runs.load import load_settings
-from ..runs.storage import PARTIAL, write_bytes, write_text, write_toml, writing
 from .certificates import create_authority, create_certificate, create_key_pair
 from .federation_errors import FederationError
 from .private_files import write_private_file, write_secret

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..algorithms.contract import Rows
-from ..runs.storage import read_json, write_json
+from ..io.files import read_json, write_json
 from ..server.loop import MAIN
 from ..sites import Reply
 from .federation_errors import FederationError

@@ -16,9 +16,8 @@ from ..data.raw_arrays import quoted
 from ..data.table_readers import read_frame, with_text_names
 from ..errors import DataError, SettingError
 from ..insight import export_onnx
-from ..io.files import folder_name
+from ..io.files import folder_name, write_text
 from ..runs.saved_fit import save_weights
-from ..runs.storage import write_text
 from .site_models import SiteModels
 
 

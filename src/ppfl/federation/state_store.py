@@ -13,14 +13,14 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors.torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, DataError
+from ..io.codec import dump, load
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS descriptions (run TEXT PRIMARY KEY, reply BLOB, prese
 CREATE TABLE IF NOT EXISTS evaluated (run TEXT PRIMARY KEY, time REAL, exchange INTEGER, request BLOB);
 CREATE TABLE IF NOT EXISTS forgotten (client TEXT PRIMARY KEY, time REAL);
 """
+_KIND = "client states"
 _NOW, _KEPT, _EVALUATED = 0, 1, 2  # which states: of the last rounds, the kept ones, of the last evaluation
 
 
@@ -227,15 +228,16 @@ class StateStore:
 
 def pack(states: Mapping[str, Tensor]) -> bytes:
     """Client states as they are stored."""
-    # clones, as safetensors refuses tensors that share memory
-    return safetensors.torch.save({name: leaf.detach().cpu().contiguous().clone() for name, leaf in states.items()})
+    file = BytesIO()
+    dump(dict(states), file, _KIND)
+    return file.getvalue()
 
 
 def unpack(blob: bytes) -> dict[str, Tensor]:
     """Client states that were stored."""
     try:
-        return dict(safetensors.torch.load(blob))
-    except SafetensorError as error:
+        return dict(load(blob, _KIND))
+    except DataError as error:
         raise CheckpointError(
             f"client states in a site's store are damaged ({error}); restore a backup of it"
         ) from None

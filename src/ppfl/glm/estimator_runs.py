@@ -17,11 +17,11 @@ from ..core import affinity
 from ..data.preparation import Preparation
 from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError
+from ..io.files import read_json
 from ..runs.estimator_settings import EstimatorSettings
 from ..runs.folder import RunFolder
 from ..runs.glm_network import split_columns
 from ..runs.record import load_run
-from ..runs.storage import read_json
 from .families import Family, classification_family, regression_family
 from .gaussian_moments import NO_CLIENTS
 from .regression import PopulationClassifier, PopulationRegressor

@@ -325,7 +325,9 @@ def _read_header(file: BinaryIO, size: int, kind: str, source: Path | bytes) -> 
         raise _FaultError(f"has a header of {length:,} bytes where there are at most {most:,}")
     text = file.read(length)
     content = json.loads(text)
-    ours = content.pop(_METADATA)[_OURS]
+    ours = content.pop(_METADATA, {}).get(_OURS)
+    if ours is None:
+        raise _FaultError("was not written by ppfl")
     specs: dict[str, Spec] = {
         name: (_DTYPES[spec["dtype"]], _checked_shape(spec["shape"])) for name, spec in content.items()
     }

@@ -123,21 +123,57 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 
 class Log:
-    """A file that only grows. What a kill cut short at its end is cut off when the work goes on."""
+    """A file that only grows. Its mark, the length and the SHA-256 so far, lets a reader see what has changed since.
+
+    What stands behind the last mark may have been cut short by a kill; it is cut off before the work goes on.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._length = 0
+        self._hash: Any = None  # of what is in the file, once it is written to
 
-    def append(self, content: bytes) -> int:
-        """Add bytes at the end; how many bytes there are then."""
-        with writing(self.path), self.path.open("ab", buffering=0) as file:
+    def append(self, content: bytes) -> None:
+        """Add bytes at the end of the file, which must be there still."""
+        with writing(self.path), self.path.open("r+b") as file:
+            digest = self._begun()
+            file.seek(0, os.SEEK_END)
             file.write(content)
-            return file.tell()
+            digest.update(content)
+            self._length += len(content)
 
-    def flush(self) -> None:
-        """Make it safe against a crash of the system."""
+    def mark(self) -> dict[str, Any]:
+        """The length and the SHA-256 of the file, which is safe against a crash of the system then."""
         with writing(self.path):
             flush(self.path)
+            digest = self._begun().hexdigest()
+            return {"bytes": self._length, _DIGEST: digest}
+
+    def read(self, mark: Mapping[str, Any] | None = None, *, whole: bool = False) -> bytes:
+        """The content, whose beginning must be as it was at this mark; `whole`: and nothing may follow it."""
+        try:
+            content = self.path.read_bytes() if mark is not None or self.path.is_file() else b""
+        except OSError as error:
+            raise damaged(self.path, f"cannot be read ({error.strerror})") from None
+        if mark is not None:
+            length = mark["bytes"]
+            if len(content) < length or (whole and len(content) > length):
+                raise damaged(self.path, f"has {len(content):,} bytes where it had {length:,}")
+            if sha256(memoryview(content)[:length]).hexdigest() != mark[_DIGEST]:
+                raise damaged(self.path, f"has changed since it was written: its content does not have its {_DIGEST}")
+        return content
+
+    def cut(self, mark: Mapping[str, Any] | None) -> None:
+        """Cut off what came after this mark; None: everything."""
+        with writing(self.path):
+            os.truncate(self.path, 0 if mark is None else mark["bytes"])
+        self._hash = None
+
+    def _begun(self) -> Any:
+        if self._hash is None:
+            content = self.path.read_bytes()
+            self._length, self._hash = len(content), sha256(content)
+        return self._hash
 
 
 def damaged(path: Path, fault: str) -> CheckpointError:

@@ -47,7 +47,7 @@ def plot_residuals(
         fitted = np.asarray(model.predict(X, clients, offset), dtype=float)
     picture = residual_drawing(fitted, found, kind)
     if path is not None:
-        from ppfl.runs.storage import write_text  # imported here so that drawing does not need engines and data sets
+        from ppfl.io.files import write_text  # imported here so that drawing does not need engines and data sets
 
         write_text(Path(path), _page(picture) if Path(path).suffix == ".html" else picture)
     return picture

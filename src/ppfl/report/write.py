@@ -20,8 +20,8 @@ def write_report(
     labels: Sequence[str] | None = None,
 ) -> Path:
     """Write the page and the membership picture into `out` and return the path of the page; labels as in `render`."""
+    from ppfl.io.files import make_folder, write_text
     from ppfl.runs import load_run  # imported here so that `render` does not need engines and data sets
-    from ppfl.runs.storage import make_folder, write_text
 
     if not folders:
         raise SettingError("a report needs at least one run folder; none was given")
@@ -37,7 +37,7 @@ def write_curves(records: Mapping[str, Sequence[Run]], path: Path, title: str) -
 
     `records` maps the label of each method to its runs, one per seed.
     """
-    from ppfl.runs.storage import make_folder, write_text
+    from ppfl.io.files import make_folder, write_text
 
     runs = [run for seeds in records.values() for run in seeds]
     labels = [label for label, seeds in records.items() for _ in seeds]
@@ -51,7 +51,7 @@ def write_curves(records: Mapping[str, Sequence[Run]], path: Path, title: str) -
 
 def write_rates(lines: Mapping[str, Sequence[tuple[float, float]]], path: Path, title: str, x_name: str) -> None:
     """Write a standalone picture of positive values, each line (x, value) by its label, both axes logarithmic."""
-    from ppfl.runs.storage import make_folder, write_text
+    from ppfl.io.files import make_folder, write_text
 
     make_folder(path.parent)
     write_text(path, rates_picture(lines, title, x_name) + "\n")

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ..core.adapters import AdaptedLayer, adapted_layers
 from ..errors import ModelError, WriteError
-from .storage import make_folder, save_tree, write_text
+from ..io.files import make_folder, write_bytes, write_text
+from .saved_fit import package_bytes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of all names in the file
@@ -51,7 +52,7 @@ def save_adapter(net: nn.Module, folder: str | Path) -> Path:
         "inference_mode": True,
     }
     make_folder(folder)
-    save_tree(folder / WEIGHTS, tensors, {"format": "peft"})
+    write_bytes(folder / WEIGHTS, package_bytes(tensors))
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     return folder
 

@@ -19,8 +19,8 @@ from ..algorithms.contract import Method
 from ..core.adapters import Lora, adapted_layers, with_adapters
 from ..core.losses import LOSSES, Loss
 from ..errors import ModelError, SettingError
+from ..io.files import damaged
 from .network_description import UnknownNetworkError, build_network
-from .storage import damaged
 
 
 def describe_loss(loss: Loss) -> dict[str, Any]:

@@ -6,13 +6,14 @@ clients.json            ids, sizes, true memberships where they are known, a fin
                         sample is: its shape and type, and the classes
 versions.json           what it ran on, and when
 metrics.jsonl           one line per round
-memberships.log         at the rounds that were evaluated; membership_log.py says how it is read
+memberships.log         at the rounds that were evaluated; round_log.py says how it is read
 start.safetensors       only with [start]: the network it began with, and of which run that is
 checkpoint.safetensors  state and kept state after the last round that is safe
 result.safetensors      the state the run returns, with its scores; a run that has it is finished
 
-Every file carries its checksum. All from versions.json on also say of which run they are, so that files of two runs
-cannot be mixed up.
+JSON and tensors carry the SHA-256 of their content. All from versions.json on also say of which run they are, so that
+files of two runs cannot be mixed up; of the two logs the checkpoint and the result say how long they were and their
+SHA-256. The checkpoint and the result also name what the run was resumed on.
 """
 
 from __future__ import annotations
@@ -30,23 +31,14 @@ from ..core.trees import Params
 from ..data.federation import Federation
 from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError
+from ..io.codec import read_about
+from ..io.files import PARTIAL, damaged, flush, read_json, write_json, writing
 from .checkpoint import Checkpoint, CheckpointNumbers
 from .experiment import Experiment
 from .identity import Identity
 from .provenance import describe_environment, package_version
 from .round_log import Record, RoundLog, finite_json
-from .storage import (
-    PARTIAL,
-    damaged,
-    flush,
-    read_json,
-    read_metadata,
-    read_tensors,
-    restore,
-    save_tree,
-    write_json,
-    writing,
-)  # fmt: skip
+from .storage import read_tensors, restore, save_tree
 
 
 class StartNetwork(NamedTuple):
@@ -70,6 +62,7 @@ class RunFolder:
         self.start_file = path / "start.safetensors"
         self.checkpoint_file = path / "checkpoint.safetensors"
         self.result_file = path / "result.safetensors"
+        self._resumed: list[Record] = []  # what the run was resumed on
 
     @property
     def started(self) -> bool:
@@ -95,7 +88,7 @@ class RunFolder:
                 f"{self.path} exists with another experiment ({_difference(there, here)}); choose another --out"
             )
         if not resume:
-            done = here["rounds"] if self.finished else len(self.log.read().metrics)
+            done = here["rounds"] if self.finished else len(self.log.read_metrics(self.read_chain()["logs"]))
             raise CheckpointError(
                 f"{self.path} exists with rounds={here['rounds']} ({done} done); choose another --out or use --resume"
             )
@@ -125,9 +118,10 @@ class RunFolder:
                 write_json(beside.chosen_file, chosen)
                 write_json(beside.clients_file, clients)
                 identity = Identity.of(asked | chosen, clients, environment["ppfl"])
-                write_json(beside.versions_file, environment, identity.salt)
+                write_json(beside.versions_file, {**environment, "run": identity._asdict()})
                 if start is not None:
-                    save_tree(beside.start_file, start.values, {"start": start.about, "run": identity._asdict()})
+                    about = {"start": start.about, "run": identity._asdict()}
+                    save_tree(beside.start_file, start.values, "start", about)
                 beside.path.rename(self.path)
             except BaseException:
                 shutil.rmtree(beside.path, ignore_errors=True)
@@ -151,15 +145,17 @@ class RunFolder:
     def identity(self) -> Identity:
         """Which run this is."""
         try:
-            run = Identity.of(self.read_experiment(), read_json(self.clients_file))
-            return run._replace(version=read_json(self.versions_file, run.salt)["ppfl"])
+            versions = read_json(self.versions_file)
+            run = Identity.of(self.read_experiment(), read_json(self.clients_file), versions["ppfl"])
+            run.refuse_other(self.versions_file, versions["run"])
+            return run
         except (KeyError, TypeError) as error:
             raise damaged(self.path, f"lacks {error} in one of its files") from None
 
     @cached_property
     def log(self) -> RoundLog:
         """What is recorded of the rounds."""
-        return RoundLog(self.metrics_file, self.memberships_file, self.identity.salt)
+        return RoundLog(self.metrics_file, self.memberships_file)
 
     def read_experiment(self) -> Record:
         """All settings, as the run has them."""
@@ -170,13 +166,11 @@ class RunFolder:
 
         `start` shows what a state looks like: the server's and the clients' tensors before the first round.
         """
-        there, here = read_json(self.clients_file), dict(clients)
-        if "kind" not in there:  # a run of an older ppfl; the fingerprint says as much
-            del here["kind"]
-        if there != here:
+        there = read_json(self.clients_file)
+        if there != clients:
             raise CheckpointError(
                 f"{self.clients_file} differs from the data, which changed since the run began "
-                f"({_difference(there, here)}); bring the old data back, or choose another --out"
+                f"({_difference(there, clients)}); bring the old data back, or choose another --out"
             )
         if self.identity.version != package_version("ppfl"):
             raise CheckpointError(
@@ -184,27 +178,29 @@ class RunFolder:
                 f"may not give the same result; install the older version, or choose another --out"
             )
         found = self._load_checkpoint(start) if self.checkpoint_file.exists() else None
-        self.log.forget_after(0 if found is None else found.state.round, len(there["ids"]))
-        versions = read_json(self.versions_file, self.identity.salt)
-        resumed = [*versions.get("resumed", []), describe_environment()]
-        write_json(self.versions_file, versions | {"resumed": resumed}, self.identity.salt)
+        chain = self.read_chain()
+        self._resumed = [*chain["resumed"], describe_environment()]
+        self.log.cut(chain["logs"])
         return found
 
     # ------------------------------------------------------------------ on the way
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make everything up to this state safe."""
-        self.log.flush()
         numbers = checkpoint.numbers.model_dump()
         # the criterion as text, for JSON has no infinity
-        about = numbers | {"criterion": repr(numbers["criterion"]), "run": self.identity._asdict()}
-        save_tree(self.checkpoint_file, checkpoint.tensors, about)
+        about = numbers | {"criterion": repr(numbers["criterion"])} | self._chain()
+        save_tree(self.checkpoint_file, checkpoint.tensors, "checkpoint", about)
 
     def finish(self, returned: dict[str, Any], round: int, memberships: Tensor | None, scores: Record) -> None:
         """Write the state the run returns, which ends it."""
         own = {} if memberships is None else {"memberships": memberships}
-        about = {"round": round, "scores": finite_json(scores), "run": self.identity._asdict()}
-        save_tree(self.result_file, returned | own, about)
+        about = {"round": round, "scores": finite_json(scores)} | self._chain()
+        save_tree(self.result_file, returned | own, "result", about)
+
+    def _chain(self) -> Record:
+        """What ties a file to this run and to what its logs have so far."""
+        return {"run": self.identity._asdict(), "logs": self.log.marks(), "resumed": self._resumed}
 
     # ------------------------------------------------------------------ reading it
 
@@ -212,27 +208,34 @@ class RunFolder:
         """What the run began with; None where it began with the network's own start values."""
         if self.read_experiment().get("start") is None:
             return None
-        tensors, about = read_tensors(self.start_file)
+        tensors, about = read_tensors(self.start_file, "start")
         self.identity.refuse_other(self.start_file, about.get("run"))
         return StartNetwork(tensors, about["start"])
 
     def read_result(self) -> tuple[dict[str, Tensor], Record]:
         """The tensors of the state that the run returned, its memberships where clients show them, and metadata."""
-        tensors, about = read_tensors(self.result_file)
+        tensors, about = read_tensors(self.result_file, "result")
         self.identity.refuse_other(self.result_file, about.get("run"))
         return tensors, about
 
-    def read_checkpoint_round(self) -> int:
-        """The round of the checkpoint; 0 where there is none."""
-        if not self.checkpoint_file.exists():
-            return 0
-        about = read_metadata(self.checkpoint_file)
-        self.identity.refuse_other(self.checkpoint_file, about.get("run"))
-        return self._numbers(about).round
+    def read_chain(self) -> Record:
+        """What the result, or else the checkpoint, says of this run and its logs; nothing where neither is there."""
+        for file, kind in ((self.result_file, "result"), (self.checkpoint_file, "checkpoint")):
+            if file.exists():
+                about = read_about(file, kind)
+                self.identity.refuse_other(file, about.get("run"))
+                return about
+        return {"logs": {}, "resumed": []}
+
+    def read_versions(self, chain: Record) -> Record:
+        """What the run ran on, and what it was resumed on."""
+        versions = {key: value for key, value in read_json(self.versions_file).items() if key != "run"}
+        return versions | ({"resumed": chain["resumed"]} if chain["resumed"] else {})
 
     def read_checkpoint_exchange(self) -> int | None:
         """The exchange of the checkpoint; None where there is none."""
-        return self._numbers(read_metadata(self.checkpoint_file)).exchange if self.checkpoint_file.exists() else None
+        about = read_about(self.checkpoint_file, "checkpoint") if self.checkpoint_file.exists() else None
+        return None if about is None else self._numbers(about).exchange
 
     def _numbers(self, about: Record) -> CheckpointNumbers:
         try:
@@ -242,7 +245,7 @@ class RunFolder:
 
     def _load_checkpoint(self, start: dict[str, Any]) -> Checkpoint:
         # the clients' states stay in the file: sites copy them, to memory or to files of their own
-        tensors, about = read_tensors(self.checkpoint_file, mapped=("state.clients.", "kept.clients."))
+        tensors, about = read_tensors(self.checkpoint_file, "checkpoint", mapped=("state.clients.", "kept.clients."))
         self.identity.refuse_other(self.checkpoint_file, about.get("run"))
         numbers = self._numbers(about)
         parts = ["state", "kept"] if numbers.has_kept else ["state"]

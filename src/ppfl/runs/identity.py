@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .storage import damaged
+from ..io.files import damaged
 
 
 class Identity(NamedTuple):
@@ -24,11 +23,6 @@ class Identity(NamedTuple):
         """From what was written before the first round."""
         text = json.dumps(settings, sort_keys=True)
         return cls(settings["seeds"][0], hashlib.sha256(text.encode()).hexdigest()[:16], clients["data"], version)
-
-    @property
-    def salt(self) -> int:
-        """Where the checksums of this run's files begin."""
-        return zlib.crc32(f"{self.seed} {self.settings} {self.data}".encode())
 
     def refuse_other(self, file: Path, found: Any) -> None:
         """Refuse a file that says it is of another run."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..io.files import PARTIAL, damaged, read_json
 from .agreement import Agreement, group_agreement
 from .folder import RunFolder
-from .storage import PARTIAL, damaged, read_json
 
 Record = dict[str, Any]
 _WORST = "_worst_tenth"
@@ -110,21 +110,18 @@ def _read(folder: RunFolder) -> RunRecord:
     clients = read_json(folder.clients_file)
     ids = tuple(clients["ids"])
     experiment, finished = folder.read_experiment(), folder.finished
-    safe = folder.read_checkpoint_round()  # before the metrics, as the run may go on meanwhile
-    rounds = folder.log.read()
-    metrics, by_round = rounds.metrics, folder.log.read_memberships(rounds.log_length, len(ids))
-    if len(metrics) < safe or (finished and len(metrics) != experiment["rounds"]):
-        expected = experiment["rounds"] if finished else safe
-        raise damaged(folder.metrics_file, f"has {len(metrics)} rounds, expected {expected}")
+    # before the metrics, as the run may go on meanwhile
+    tensors, chain = folder.read_result() if finished else ({}, folder.read_chain())
+    metrics = folder.log.read_metrics(chain["logs"], finished=finished)
+    by_round = folder.log.read_memberships(chain["logs"], len(metrics), len(ids), finished=finished)
     memberships = by_round[max(by_round)] if by_round else None
     scores = next((record for record in reversed(metrics) if metric_name(record)), {})
     if finished:
-        tensors, metadata = folder.read_result()
-        memberships, scores = tensors.get("memberships"), {"round": metadata["round"], **metadata["scores"]}
+        memberships, scores = tensors.get("memberships"), {"round": chain["round"], **chain["scores"]}
     return RunRecord(
         folder=folder.path,
         experiment=experiment,
-        versions=read_json(folder.versions_file, folder.identity.salt),
+        versions=folder.read_versions(chain),
         ids=ids,
         truth=None if clients["truth"] is None else torch.tensor(clients["truth"]),
         metrics=metrics,
@@ -132,7 +129,7 @@ def _read(folder: RunFolder) -> RunRecord:
         memberships_by_round=by_round,
         scores=scores,
         finished=finished,
-        preparation=clients.get("kind", {}).get("preparation"),  # a run of an older ppfl does not have the first
+        preparation=clients["kind"].get("preparation"),
     )
 
 

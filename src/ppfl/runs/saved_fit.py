@@ -1,21 +1,20 @@
-"""A fitted population as one file: safetensors, with a checksum, and JSON in its header. Nothing is pickled.
+"""A fitted population as one file (`io.codec`). Nothing is pickled. It holds:
 
-The header says what the file is; long lists (client ids, history) are JSON too, in tensors of bytes. Tensors:
-
-network.*    the start values of the trained parameters
-constants.*  frozen parameters and buffers
-server.*     the state of the server: canonical models, and memberships where clients show them
-clients.*    the states of the clients, one row per client
-ids, clients_ids, history   JSON
+about      what describes the population, its network, the method and the samples
+network    the start values of the trained parameters
+constants  frozen parameters and buffers, which may be infinite
+server     the state of the server by name: canonical models, and memberships where clients show them
+clients    the states of the clients by name, one row per client
+ids, clients_ids, history
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +26,8 @@ from ..core.population import Population
 from ..core.trees import named_leaves, tree_map
 from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError, PPFLError
+from ..io.codec import dump, load
+from ..io.files import atomic_write, damaged, write_bytes
 from ..server import ServerState
 from ..sites import ENGINES
 from ..sites.states import ClientStates
@@ -39,10 +40,9 @@ from .fit_parts import (
     restore_network,
 )
 from .network_description import describe_network
-from .storage import damaged, read_metadata, read_tensors, restore, save_tree
+from .storage import check_values, restore
 
-FORMAT, VERSION = "ppfl fitted population", 1
-_CONSTANTS = "constants."
+KIND = "fitted population"
 
 
 class SavedFit(NamedTuple):
@@ -67,8 +67,6 @@ def save_fit(path: Path, fit: SavedFit) -> None:
     trained, net = population.initial_network(), population.architecture
     constants = {name: p for name, p in net.named_parameters() if name not in trained} | dict(net.named_buffers())
     about = {
-        "format": FORMAT,
-        "version": VERSION,
         "population": {
             "k": population.k,
             "mix": population.mix.name,
@@ -85,16 +83,18 @@ def save_fit(path: Path, fit: SavedFit) -> None:
         "state": {"round": fit.state.round, "exchange": fit.state.exchange},
         "engine": fit.engine,
     }
-    tensors = {
+    content = {
+        "about": about,
         "network": trained,
         "constants": constants,
-        "server": fit.state.server,
-        "clients": fit.clients.values,
-        "ids": _bytes_of(problem.roster.ids),
-        "clients_ids": _bytes_of(fit.clients.ids),
-        "history": _bytes_of(fit.history),
+        "server": named_leaves(fit.state.server),
+        "clients": named_leaves(fit.clients.values),
+        "ids": problem.roster.ids,
+        "clients_ids": fit.clients.ids,
+        "history": fit.history,
     }
-    save_tree(path, tensors, about)
+    with atomic_write(path) as file:
+        dump(content, file, KIND)
 
 
 def load_fit(
@@ -105,29 +105,30 @@ def load_fit(
     device: torch.device | str = "cpu",
 ) -> SavedFit:
     """What `save_fit` wrote. `net`, `loss` and `method` are needed where they are the user's own code."""
-    about = _checked_header(path)
-    tensors, _ = read_tensors(path, unchecked=_CONSTANTS)
+    if not path.is_file():
+        raise CheckpointError(f"there is no {path}; give a file that fitted.save wrote, or the folder of a run")
+    parts = load(path, KIND)
     try:
-        found = about["population"]
-        parts = {name: under(tensors, name) for name in ("network", "constants", "server", "clients")}
+        about, found = parts["about"], parts["about"]["population"]
+        for part in ("network", "server", "clients"):
+            check_values(path, parts[part])
         built = restore_network(path, found, net, parts)
         chosen = restore_loss(path, found["loss"], loss)
         kind = SampleKind.from_json(about["data"])
         k, canonical, mix = found["k"], found["canonical"], found["mix"]
         population = Population(built, k=k, canonical=canonical, mix=mix, loss=chosen)
         rule = restore_method(path, about["method"], method)
-        ids, client_ids = _json_of(tensors["ids"]), _json_of(tensors["clients_ids"])
         numbers, place = about["problem"], torch.device(device)
-        roster = Roster(tuple(ids))
+        roster = Roster(parts["ids"])
         problem = Problem(
             population, roster, nothing(roster.ids), numbers["rounds"], numbers["seed"], numbers["importance"],
             tuple(about["splits"]), place,
         )  # fmt: skip
-        state, clients = restore_states(path, rule, problem, tuple(client_ids), parts["server"], parts["clients"])
+        state, clients = restore_states(path, rule, problem, parts["clients_ids"], parts["server"], parts["clients"])
         return SavedFit(
             problem, rule, ServerState(about["state"]["round"], about["state"]["exchange"], state), clients,
             kind, about["engine"] if about["engine"] in ENGINES else "stacked",
-            _json_of(tensors["history"]),
+            parts["history"],
         )  # fmt: skip
     except PPFLError:
         raise
@@ -154,32 +155,14 @@ def restore_states(
 
 def save_weights(path: Path, module: nn.Module) -> None:
     """The state dict of a module as safetensors, which other programs read too."""
-    save_tree(path, dict(module.state_dict()), {"format": "state dict", "network": describe_network(module)})
+    write_bytes(path, package_bytes(module.state_dict()))
 
 
-def _checked_header(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(f"there is no {path}; give a file that fitted.save wrote, or the folder of a run")
-    about = read_metadata(path)
-    if about.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is no fitted population; give a file that fitted.save wrote, or a run folder")
-    if about.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path} has version {about.get('version')!r} of the format, this ppfl reads version {VERSION}; "
-            f"read it with the ppfl that wrote it"
-        )
-    return about
-
-
-# ---------------------------------------------------------------------- JSON in tensors
-
-
-def _bytes_of(value: Any) -> Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-
-
-def _json_of(tensor: Tensor) -> Any:
-    return json.loads(bytes(tensor.numpy()))
+def package_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors as the safetensors package writes them, for other programs."""
+    # clones, as it refuses tensors that share memory
+    copies = {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in tensors.items()}
+    return bytes(safetensors.torch.save(copies, {"format": "pt"}))
 
 
 def under(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

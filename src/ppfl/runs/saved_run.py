@@ -11,12 +11,12 @@ from ..algorithms.contract import Problem, Roster
 from ..core.affinity import nothing
 from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError
+from ..io.files import damaged, read_json
 from ..server import ServerState
 from .experiment import Experiment
 from .folder import RunFolder
 from .record import find_runs
 from .saved_fit import SavedFit, restore_states, under
-from .storage import damaged, read_json
 
 
 def load_finished_run(path: Path, device: torch.device, base: Path | None = None) -> SavedFit:
@@ -27,15 +27,12 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
     folder = RunFolder(runs[0])
     if not folder.finished:
         raise CheckpointError(f"the run in {folder.path} is not finished; finish it with ppfl run ... --resume")
-    settings, clients, rounds = folder.read_experiment(), read_json(folder.clients_file), folder.log.read()
+    settings, clients = folder.read_experiment(), read_json(folder.clients_file)
     tensors, about = folder.read_result()
+    metrics = folder.log.read_metrics(about["logs"], finished=True)
     try:
         experiment = Experiment.model_validate(settings)
         ids = tuple(clients["ids"])
-        if "kind" not in clients:
-            raise CheckpointError(
-                f"{folder.clients_file} does not say what a sample is, as the run is of an older ppfl; run it again"
-            )
         kind = SampleKind.from_json(clients["kind"])
         (seed,), samples = experiment.seeds, clients["samples"]
         population = experiment.build_population(kind.stand_in(), seed, base)
@@ -50,4 +47,4 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
         state = ServerState(about["round"], 0, restored)
     except (KeyError, TypeError, ValidationError) as error:
         raise damaged(folder.path, f"cannot be understood ({' '.join(str(error).split())})") from None
-    return SavedFit(problem, method, state, rows, kind, experiment.engine, rounds.metrics)
+    return SavedFit(problem, method, state, rows, kind, experiment.engine, metrics)

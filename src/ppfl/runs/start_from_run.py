@@ -19,12 +19,12 @@ import torch
 from ..core.population import Population
 from ..core.trees import map_params
 from ..errors import CheckpointError, ModelError, SettingError
+from ..io.codec import read_digest
 from ..server import Ranks, TorchRanks
 from .experiment import Experiment
 from .folder import RunFolder, StartNetwork
 from .record import find_runs
 from .saved_run import load_finished_run
-from .storage import read_checksum
 
 
 def load_start(experiment: Experiment, base: Path | None, method_folder: Path | None = None) -> StartNetwork | None:
@@ -52,7 +52,7 @@ def load_start(experiment: Experiment, base: Path | None, method_folder: Path | 
             f"their own; give a run of a method with one network for all, such as fedavg"
         )
     about = {"folder": str(path), "seed": saved.problem.seed, "round": saved.state.round, "method": saved.method.name}
-    return StartNetwork(network, about | {"checksum": read_checksum(RunFolder(path).result_file)})
+    return StartNetwork(network, about | {"sha256": read_digest(RunFolder(path).result_file)})
 
 
 def start_population_from(population: Population, start: StartNetwork) -> None:

@@ -1,28 +1,24 @@
-"""A fitted estimator as one file: safetensors with a checksum, and JSON. Nothing is pickled."""
+"""A fitted estimator as one file (`io.codec`). Nothing is pickled."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...errors import CheckpointError, DataError, SettingError
+from ...io.codec import dump, load
+from ...io.files import atomic_write, damaged
 from .data_trees import TreeReader, TreeWriter
 from .parameter_table import covariance_of
 from .posterior_draws import membership_deviations
 
-FORMAT, VERSION = "ppfl population GLM", 2
-_STATE = "state"  # the name of the tensor of bytes with the JSON
+KIND = "population GLM"
 _NOT_KEPT = ("_objective",)  # holds the rows of the fit
 
 
 def save_estimator(model: Any, path: str | Path) -> Path:
     """Write it whole or not at all. Standard errors are computed first, because they need the rows of the fit."""
-    from ...runs.storage import save_tree  # here, because it loads much that a fit does not need
-
     path = Path(path)
     if path.is_dir():
         raise CheckpointError(f"{path} is a folder; give the name of a file, such as {path / 'model.safetensors'}")
@@ -38,34 +34,26 @@ def save_estimator(model: Any, path: str | Path) -> Path:
     state = {name: value for name, value in model.__getstate__().items() if name not in _NOT_KEPT}
     state |= _storable_settings(model)
     tree = {name: writer.write(value) for name, value in state.items()}
-    content = torch.frombuffer(bytearray(json.dumps(tree).encode()), dtype=torch.uint8)
-    about = {"format": FORMAT, "version": VERSION, "estimator": type(model).__name__}
-    save_tree(path, {**writer.tensors, _STATE: content}, about)
+    content = {"estimator": type(model).__name__, "state": tree, "tensors": writer.tensors}
+    with atomic_write(path) as file:
+        dump(content, file, KIND)
     return path
 
 
 def load_estimator(path: str | Path, estimators: dict[str, type]) -> Any:
     """A fitted estimator from the file that `save` wrote; it cannot compute standard errors that were not saved."""
-    from ...runs.storage import damaged, read_metadata, read_tensors
-
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"there is no file {path}; give one that model.save wrote")
-    about = read_metadata(path)
-    if about.get("format") != FORMAT:
-        raise CheckpointError(f"{path} holds {about.get('format', 'something else')!r} and no population GLM; "
-                              f"give a file that model.save wrote")  # fmt: skip
-    if about.get("version") != VERSION or about.get("estimator") not in estimators:
-        raise CheckpointError(
-            f"{path} has version {about.get('version')!r} of the format and the estimator {about.get('estimator')!r}; "
-            f"this ppfl reads version {VERSION} of {', '.join(estimators)}: read it with the ppfl that wrote it"
-        )
-    tensors, _ = read_tensors(path)
+    content = load(path, KIND)
     try:
-        tree = json.loads(bytes(tensors.pop(_STATE).numpy()))
-        reader = TreeReader(tensors)
+        if content["estimator"] not in estimators:
+            raise ValueError(f"the estimator {content['estimator']!r}; this ppfl knows {', '.join(estimators)}")
+        if not all(bool(tensor.isfinite().all()) for tensor in content["tensors"].values()):
+            raise ValueError("numbers that are not finite")
+        tree, reader = content["state"], TreeReader(content["tensors"])
         state = {name: reader.read(value) for name, value in tree.items()}
-        model: Any = object.__new__(estimators[about["estimator"]])
+        model: Any = object.__new__(estimators[content["estimator"]])
         vars(model).update(state | dict.fromkeys(_NOT_KEPT))
         memberships = model._memberships.mean
         fits = len(memberships) == len(model.clients_)
