@@ -195,7 +195,7 @@ class Fitted:
     # ------------------------------------------------------------------ keeping it, and going on
 
     def save(self, path: str | Path) -> Path:
-        """Write everything to one file (safetensors, with a checksum), which `ppfl.load` reads. Nothing is pickled."""
+        """Write everything to one file (safetensors, with its SHA-256), which `ppfl.load` reads. Nothing is pickled."""
         name = getattr(self.engine, "name", Stacked.name)
         parts = self.problem, self.method, self.state, self.clients, self.kind, name, self.history
         save_fit(Path(path), SavedFit(*parts))

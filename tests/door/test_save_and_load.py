@@ -15,6 +15,7 @@ from kit.problems import make_federation, make_net, power
 from kit.refusals import CheckpointError, ModelError, SettingError, assert_refused
 from ppfl import PPFL, FedAvg, Federation, Fitted, Population, fit, load
 from ppfl.algorithms import Ditto, FineTune
+from ppfl.data import lazy_population
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)
 NUMBERS = Federation.from_arrays(FEDERATION.train.x, FEDERATION.train.x[:, :3] ** 2, ["a"] * 20 + ["b"] * 27)
@@ -143,6 +144,14 @@ REFUSED = {
     "own loss": ({}, ModelError, "'power'", "loss="),
     "own method": ({}, SettingError, "'my-fedavg'", "method="),
 }
+
+
+def test_a_fit_over_numbered_clients_comes_back(tmp_path):
+    federation = lazy_population(6, dim=3, k=2)
+    fitted = fit(Population(nn.Linear(3, 2), k=2), federation, PPFL(lr=0.1), rounds=1)
+    again = load(fitted.save(tmp_path / "fit"))
+    assert again.ids == fitted.ids == federation.ids
+    assert torch.equal(again.predict(federation.ids[5], torch.eye(3)), fitted.predict("c5", torch.eye(3)))
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kit.refusals import CheckpointError, SettingError, WriteError, assert_refused
 from ppfl.io.files import (
     MOST_BYTES,
+    Log,
     atomic_write,
     checked_name,
     folder_name,
@@ -51,6 +52,28 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert_refused(lambda: write_json(path, {"a": 2}), WriteError, "cannot be written (No space")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_log_is_as_it_was_at_a_mark_or_is_refused(tmp_path):
+    path = tmp_path / "a.log"
+    assert_refused(lambda: Log(path).append(b"x"), WriteError, "a.log cannot be written (No such file")
+    path.touch()
+    first = Log(path)
+    first.append(b"one ")
+    first.append(b"two ")
+    mark = first.mark()
+    Log(path).append(b"thr")  # by another process, which was killed
+    assert Log(path).read(mark) == Log(path).read() == b"one two thr"
+    assert_refused(lambda: Log(path).read(mark, whole=True), CheckpointError, "a.log has 11 bytes where it had 8")
+    second = Log(path)
+    second.cut(mark)
+    second.append(b"three")
+    assert Log(path).read(second.mark(), whole=True) == b"one two three"
+    for content in (b"one twO three", b"one two", b""):
+        path.write_bytes(content)
+        assert_refused(lambda: Log(path).read(mark), CheckpointError, "a.log", "nothing was changed")
+    path.unlink()
+    assert_refused(lambda: Log(path).read(mark), CheckpointError, "a.log cannot be read")
 
 
 JSON = st.recursive(

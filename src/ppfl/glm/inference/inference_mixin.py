@@ -95,7 +95,7 @@ class InferenceMixin:
         return np.asarray(residuals(self, X, y, clients, offset, kind, seed))
 
     def save(self, path: str | Path) -> Path:
-        """Write the fitted model to one file (safetensors, with a checksum), which `ppfl.glm.load` reads.
+        """Write the fitted model to one file (safetensors, with its SHA-256), which `ppfl.glm.load` reads.
 
         The file holds coefficients, memberships and standard errors, but no rows of the fit. Nothing is pickled.
         """
