@@ -41,6 +41,7 @@ T = TypeVar("T", bound=type)
 
 _METADATA, _OURS, _STRUCTURE, _DIGEST = "__metadata__", "ppfl", "structure", "sha256"
 _TENSOR, _TUPLE, _DICT, _KIND = "$tensor", "$tuple", "$dict", "$kind"
+_PLAIN = (str, int, float)  # and bool, which is an int
 _DIGEST_BYTES = 32
 _SHA256 = torch.uint8, [_DIGEST_BYTES]
 _NAMES = {
@@ -133,17 +134,21 @@ def dump(value: Any, file: BinaryIO, kind: str, *, about: Json | None = None, di
         file.write(hashed.digest())
 
 
-def _described(value: Any, path: str, tensors: dict[str, Stored], names: dict[int, str]) -> Any:
-    """A value as JSON. Its tensors are added to `tensors`, and their names by id to `names`."""
+def _described(value: Any, path: str | None, tensors: dict[str, Stored], names: dict[int, str]) -> Any:
+    """A value as JSON. Its tensors are added to `tensors`, and their names by id to `names`. They are named by their
+    place, or numbered where `path` is None."""
 
     def inner(key: object, item: Any) -> Any:
-        return _described(item, f"{path}.{key}" if path else str(key), tensors, names)
+        if item is None or isinstance(item, _PLAIN):  # here, as there may be millions of ids
+            return item
+        below = path if path is None else f"{path}.{key}" if path else str(key)
+        return _described(item, below, tensors, names)
 
-    if value is None or isinstance(value, str | int | float):
+    if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, Tensor) or hasattr(value, "blocks"):
         if id(value) not in names:
-            names[id(value)] = name = _free_name(path, tensors)
+            names[id(value)] = name = str(len(tensors)) if path is None else _free_name(path, tensors)
             tensors[name] = value.detach() if isinstance(value, Tensor) else value
             if value.dtype not in _NAMES:
                 known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _NAMES)
@@ -422,23 +427,21 @@ def split(value: Any) -> tuple[bytes, list[Tensor]]:
     """JSON that says how a value is built, with types and shapes; and the tensors of the value.
 
     >>> split({"a": torch.zeros(2), "b": 1})
-    (b'{"tensors":{"a":["F32",[2]]},"value":{"a":{"$tensor":"a"},"b":1}}', [tensor([0., 0.])])
+    (b'{"tensors":[["F32",[2]]],"value":{"a":{"$tensor":"0"},"b":1}}', [tensor([0., 0.])])
     """
     tensors: dict[str, Tensor] = {}
-    body = _described(value, "", tensors, {})
-    specs = {name: [_NAMES[leaf.dtype], list(leaf.shape)] for name, leaf in tensors.items()}
+    body = _described(value, None, tensors, {})
+    specs = [[_NAMES[leaf.dtype], list(leaf.shape)] for leaf in tensors.values()]
     return json.dumps({"tensors": specs, "value": body}, separators=(",", ":")).encode(), [*tensors.values()]
 
 
 def specs_of(text: bytes) -> list[Spec]:
     """Types and shapes of the tensors of a value that was split."""
     with _refusing(text):
-        named = json.loads(text)["tensors"].values()
-        return [(_DTYPES[dtype], _checked_shape(shape)) for dtype, shape in named]
+        return [(_DTYPES[dtype], _checked_shape(shape)) for dtype, shape in json.loads(text)["tensors"]]
 
 
 def join(text: bytes, tensors: Sequence[Tensor]) -> Any:
     """A value that was split, with these tensors."""
     with _refusing(text):
-        content = json.loads(text)
-        return _built(content["value"], dict(zip(content["tensors"], tensors, strict=True)), set())
+        return _built(json.loads(text)["value"], {str(at): tensor for at, tensor in enumerate(tensors)}, set())
