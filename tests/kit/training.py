@@ -10,7 +10,7 @@ from ppfl.algorithms.contract import Method, Problem, Rows, Share, participants
 from ppfl.core.draws import name_keys, uniform
 from ppfl.core.population import Mixture, Networks
 from ppfl.core.trees import tree_leaves, tree_map, with_leaves
-from ppfl.io.codec import registered_types, size_of
+from ppfl.io.codec import TYPES, size_of
 from ppfl.server import InProcess, RoundReport, ServerState, begin, client_states, make_problem, train
 from ppfl.server.loop import MAIN
 from ppfl.sites import Engine, Loop, Restore, Site, Stacked, Train
@@ -151,7 +151,7 @@ class Recording(InProcess):
 
 def kinds_of_messages(*packages: str) -> list[type]:
     """All that these packages may send between server and sites, by name."""
-    return [kind for _, kind in sorted(registered_types().items()) if kind.__module__.startswith(packages)]
+    return [kind for _, kind in sorted(TYPES.items()) if kind.__module__.startswith(packages)]
 
 
 def at_start(method, population, federation, *, models=None, memberships=None, **settings) -> Trained:

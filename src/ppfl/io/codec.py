@@ -19,8 +19,9 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from hashlib import sha256
 from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import optree
 import torch
@@ -51,7 +52,7 @@ _NAMES = {
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-_TYPES: dict[str, type] = {}
+TYPES: dict[str, type] = {}  # that may be written and read, by name
 
 
 class _FaultError(ValueError):
@@ -62,16 +63,11 @@ def message(cls: T) -> T:
     """Let a NamedTuple, a dataclass or settings be written and read, by the name of the class."""
     if not (hasattr(cls, "_fields") or is_dataclass(cls) or issubclass(cls, BaseModel)):
         raise TypeError(f"{cls.__name__} is no NamedTuple, dataclass or settings; make it one to register it")
-    known = _TYPES.setdefault(cls.__name__, cls)
+    known = TYPES.setdefault(cls.__name__, cls)
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise TypeError(f"{known.__module__} has a message {cls.__name__} already; rename the one of {cls.__module__}")
-    _TYPES[cls.__name__] = cls  # a cell of a notebook may be run again
+    TYPES[cls.__name__] = cls  # a cell of a notebook may be run again
     return cls
-
-
-def registered_types() -> dict[str, type]:
-    """All that `message` has registered, by name."""
-    return dict(_TYPES)
 
 
 def size_of(value: Any) -> int:
@@ -125,8 +121,8 @@ def dump(value: Any, file: BinaryIO, kind: str, *, about: Json | None = None, di
         if name in tensors:
             written = 0
             for block in _blocks_of(tensors[name]):
-                write(memory_of(block))
-                written += block.nbytes
+                write(block)
+                written += len(block)
             if written != _size(specs[name]):
                 raise WriteError(f"{name!r} gave {written:,} bytes instead of {_size(specs[name]):,}; check its blocks")
     write(text)
@@ -161,7 +157,7 @@ def _described(value: Any, path: str | None, tensors: dict[str, Stored], names: 
     if type(value) is list:
         return [inner(at, item) for at, item in enumerate(value)]
     kind = type(value).__name__
-    if _TYPES.get(kind) is type(value):
+    if TYPES.get(kind) is type(value):
         return {_KIND: kind, **{name: inner(name, item) for name, item in _fields(value).items()}}
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return {_TUPLE: [inner(at, item) for at, item in enumerate(value)]}
@@ -207,32 +203,17 @@ def _size(spec: Spec) -> int:
     return math.prod(spec[1]) * spec[0].itemsize
 
 
-def blocks_of(tensor: Tensor) -> Iterator[Tensor]:
-    """A tensor in parts of at most BLOCK bytes, in the order of its elements.
-
-    >>> [len(block) for block in blocks_of(torch.zeros(3 * 2**20))]
-    [1048576, 1048576, 1048576]
-    """
-    if tensor.nbytes <= BLOCK:
-        yield tensor
-        return
-    if tensor.is_contiguous():
-        tensor = tensor.reshape(-1)
-    rows = BLOCK * len(tensor) // tensor.nbytes  # that fit into a block
-    if not rows:
-        for row in tensor:
-            yield from blocks_of(row)
+def _blocks_of(leaf: Stored) -> Iterator[memoryview]:
+    """The bytes of a tensor. What is spread out in memory or on another device is copied in parts."""
+    if not isinstance(leaf, Tensor):
+        parts: Any = (leaf[block] for block in leaf.blocks())
+    elif leaf.nbytes <= BLOCK or (leaf.is_contiguous() and leaf.device.type == "cpu"):
+        parts = (leaf,)
     else:
-        for at in range(0, len(tensor), rows):
-            yield from blocks_of(tensor[at : at + rows])
-
-
-def _blocks_of(leaf: Stored) -> Iterator[Tensor]:
-    """Contiguous blocks on the CPU."""
-    parts = (leaf,) if isinstance(leaf, Tensor) else (leaf[block] for block in leaf.blocks())
+        parts = torch.split(leaf, max(1, BLOCK * len(leaf) // leaf.nbytes))
     for part in parts:
-        for block in blocks_of(part):
-            yield block.cpu().contiguous()
+        memory = memory_of(part.cpu().contiguous())
+        yield from (memory[at : at + BLOCK] for at in range(0, len(memory), BLOCK))
 
 
 def memory_of(tensor: Tensor) -> memoryview:
@@ -262,11 +243,11 @@ def load(source: Path | bytes, kind: str, *, mapped: Sequence[str] = ()) -> Any:
             raise _FaultError(f"has {len(text):,} bytes of text; at most {MOST_TEXT:,} are read")
         body = json.loads(bytes(memory_of(text)))
         named = [name for name in header.specs if name not in (_STRUCTURE, _DIGEST)]
-        in_file = [name for name in named if mapped and name.startswith(tuple(mapped))]
-        tensors = {name: _read(file, header, name) for name in named if name not in in_file}
-        if in_file:
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            tensors |= {name: _mapped(memory, header, name) for name in in_file}
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if mapped else b""
+        tensors = {
+            name: _mapped(memory, header, name) if name.startswith(tuple(mapped)) else _read(file, header, name)
+            for name in named
+        }
         used: set[str] = set()
         value = _built(body, tensors, used)
         if unused := tensors.keys() - used:
@@ -287,16 +268,12 @@ def read_digest(path: Path) -> str:
         return file.read().hex()
 
 
-class _Header:
+class _Header(NamedTuple):
     """What a file says of its tensors."""
 
-    def __init__(self, specs: dict[str, Spec], about: Json, start: int) -> None:
-        self.specs, self.about = specs, about
-        self.starts: dict[str, int] = {}  # in the file
-        for name, spec in specs.items():
-            self.starts[name] = start
-            start += _size(spec)
-        self.end = start
+    specs: dict[str, Spec]
+    starts: dict[str, int]  # in the file
+    about: Json
 
 
 @contextmanager
@@ -344,15 +321,15 @@ def _read_header(file: BinaryIO, size: int, kind: str, source: Path | bytes) -> 
         raise _FaultError(f"holds {said['kind']!r:.60}, and {kind!r} was expected")
     if said["version"] != VERSION:
         raise _FaultError(f"has version {said['version']!r:.20} of the format, and this is {VERSION}")
-    header = _Header(specs, said["about"], 8 + length)
-    if header.end != size:
-        raise _FaultError(f"has {size:,} bytes where its header announces {header.end:,}")
+    *starts, end = accumulate(map(_size, specs.values()), initial=8 + length)
+    if end != size:
+        raise _FaultError(f"has {size:,} bytes where its header announces {end:,}")
     last = [*specs][-2 if _DIGEST in specs else -1 :]
     if last[0] != _STRUCTURE or specs[_STRUCTURE][0] is not torch.uint8 or specs.get(_DIGEST, _SHA256) != _SHA256:
         raise _FaultError("does not end with its structure and a digest")
     if isinstance(source, Path) and _DIGEST not in specs:
         raise _FaultError("has no digest")
-    return header
+    return _Header(specs, dict(zip(specs, starts, strict=True)), said["about"])
 
 
 def _checked_shape(shape: Any) -> list[int]:
@@ -389,7 +366,7 @@ def _read(file: BinaryIO, header: _Header, name: str) -> Tensor:
     return tensor
 
 
-def _mapped(memory: mmap.mmap, header: _Header, name: str) -> Tensor:
+def _mapped(memory: mmap.mmap | bytes, header: _Header, name: str) -> Tensor:
     dtype, shape = header.specs[name]
     count = math.prod(shape)
     if not count:
@@ -405,10 +382,10 @@ def _built(value: Any, tensors: Mapping[str, Tensor], used: set[str]) -> Any:
         return value
     if _KIND in value:
         kind = value[_KIND]
-        if kind not in _TYPES:
+        if kind not in TYPES:
             raise _FaultError(f"names the unknown kind {kind!r:.60}")
         given = {name: _built(item, tensors, used) for name, item in value.items() if name != _KIND}
-        return _TYPES[kind](**given)
+        return TYPES[kind](**given)
     if _TENSOR in value:
         name = value[_TENSOR]
         used.add(name)

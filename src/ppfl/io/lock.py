@@ -16,15 +16,6 @@ from ..errors import CheckpointError
 PATIENCE = 2.0  # seconds, in which the workers of a command that was killed have ended
 
 
-def remove_stale_lock(folder: Path) -> None:
-    """Remove the lock file that a killed process left beside a run folder, if it is there and can be removed."""
-    file = _lock_file(folder)
-    with suppress(OSError, Timeout):
-        if file.exists():
-            with FileLock(file, timeout=0):
-                file.unlink()
-
-
 def is_locked(folder: Path) -> bool:
     """Whether a process is at work in `folder`."""
     file = _lock_file(folder)

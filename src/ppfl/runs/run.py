@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..data.federation import Federation
 from ..errors import CheckpointError
-from ..io.lock import locked, remove_stale_lock
+from ..io.lock import locked
 from ..server import launched_ranks
 from .experiment import Experiment
 from .folder import RunFolder
@@ -78,9 +78,7 @@ def _claim(experiment: Experiment, folders: dict[int, RunFolder], locks: ExitSta
     """The seeds that are not finished, each locked against other processes."""
     for seed, folder in folders.items():
         with _usable(folder.path):
-            if folder.finished:
-                remove_stale_lock(folder.path)
-            else:
+            if not folder.finished:
                 locks.enter_context(locked(folder.path))
             folder.claim(experiment.for_seed(seed), resume=resume)
     return [seed for seed, folder in folders.items() if not folder.finished]

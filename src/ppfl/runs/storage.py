@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..core.simplex import check
 from ..core.trees import Tree, named_leaves, with_leaves
 from ..errors import ModelError
-from ..io.codec import blocks_of, dump, load, read_about
+from ..io.codec import BLOCK, dump, load, read_about
 from ..io.files import atomic_write, damaged
 
 _ON_SIMPLEX = ("membership", "memberships")  # leaves whose rows must be on the simplex
@@ -34,7 +35,8 @@ def read_tensors(path: Path, kind: str, mapped: tuple[str, ...] = ()) -> tuple[d
 def check_values(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Refuse tensors of a file that are not finite, and memberships off the simplex."""
     for name, tensor in tensors.items():
-        if not all(bool(block.isfinite().all()) for block in blocks_of(tensor)):
+        # in blocks, as states may be larger than memory
+        if not all(bool(block.isfinite().all()) for block in torch.split(tensor.reshape(-1), BLOCK)):
             raise damaged(path, f"has values in {name!r} that are not finite")
         if name.rpartition(".")[2] in _ON_SIMPLEX:
             try:

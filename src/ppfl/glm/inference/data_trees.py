@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from ...errors import DataError
-from .compact_weights import CompactWeights, compress, expand
 
 PACKAGE = "ppfl.glm"
 _SIMPLE = (bool, int, str, type(None))
@@ -47,10 +46,7 @@ class TreeWriter:
         if type(value) in (list, tuple):
             return {type(value).__name__: [self.write(item) for item in value]}
         if _is_ours(type(value)):
-            found = dict(_fields(value))
-            if "weights" in found and hasattr(value, "points"):  # most of the size of a model
-                found["weights"] = compress(value)
-            return {"class": _name(type(value)), "fields": {k: self.write(v) for k, v in found.items()}}
+            return {"class": _name(type(value)), "fields": {k: self.write(v) for k, v in _fields(value)}}
         if isinstance(value, MethodType) and _is_ours(type(value.__self__)):
             return {"method": value.__name__, "of": self.write(value.__self__)}
         if type(value).__module__.split(".")[0] == "pandas" and hasattr(value, "columns"):
@@ -117,8 +113,6 @@ class TreeReader:
     def _read_object(self, tree: Any) -> Any:
         cls = self.classes[tree["class"]]
         found = {name: self.read(item) for name, item in tree["fields"].items()}
-        if isinstance(compact := found.get("weights"), CompactWeights):
-            found["weights"] = expand(compact, cls(**{**found, "weights": compact.moments}))
         if hasattr(cls, "_fields") or is_dataclass(cls):
             return cls(**found)
         made: Any = object.__new__(cls)
