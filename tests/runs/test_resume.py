@@ -71,7 +71,7 @@ def test_what_a_kill_cut_short_is_forgotten_and_what_a_run_chose_is_kept(tmp_pat
     assert json.loads((whole.folder / "experiment.json").read_text())["algorithm"]["lr"] == "auto"
     with pytest.raises(StopError):
         run(experiment, tmp_path / "out", checkpoint_every=2, on_round_end=stop_after(3))
-    for name, half in (("metrics.jsonl", b'{"round": 4, "lo'), ("memberships.log", b"PPFM half")):
+    for name, half in (("metrics.jsonl", b'{"round": 4, "lo'), ("memberships.log", b"half a record")):
         (folder / name).write_bytes((folder / name).read_bytes() + half)
     (folder / "checkpoint.safetensors.partial").write_bytes(b"half")
     assert load_run(folder).rounds_done == 3
