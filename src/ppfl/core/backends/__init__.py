@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..population import Population
 from .autograd import Autograd, Batch
-from .chained import Chained
-from .layers import chain_of
+from .chain import Chained, chain_of
 
 Backend = Autograd
 
