@@ -16,9 +16,9 @@ from .algorithms.contract import Method, Problem, Rows
 from .core.adapters import adapted_layers
 from .core.backends import Backend
 from .core.client_names import ClientIds, positions_of
-from .core.devices import usable_device
 from .core.losses import Loss
 from .core.population import Mixture, Models, Population
+from .core.settings import usable_device
 from .core.trees import with_leaves
 from .data import Federation
 from .data.federation import Split

@@ -1,4 +1,4 @@
-"""What all settings have in common, and the ranges of their numbers.
+"""What all settings have in common, the ranges of their numbers, and the device that is asked for.
 
 The ranges are far wider than what makes sense. Within them no size overflows an integer of 64 bits, and products of a
 few numbers stay finite in single precision.
@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Annotated, Any, Self
 
+import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from .errors import SettingError
 
 
 def _not_tiny(value: float) -> float:
@@ -57,3 +60,18 @@ class Settings(BaseModel):
             new = getattr(copy, outer).changed({inner: value}) if inner else value
             copy = copy.model_copy(update={outer: new})
         return copy
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device, or an error of one line where this machine or this torch has none like it.
+
+    >>> usable_device("cpu")
+    device(type='cpu')
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingError(f"device is {str(device)!r}, which cannot be used here ({reason}); use 'cpu'") from None
+    return found

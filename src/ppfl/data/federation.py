@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ppfl.core.client_names import ClientIds, as_ids
-from ppfl.core.devices import usable_device
+from ppfl.core.settings import usable_device
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets
 from ppfl.data.client_rows import as_weights, group_rows, split_rows
