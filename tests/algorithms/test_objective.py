@@ -27,7 +27,7 @@ def affinity_of(kind, H):
     W = (H @ H.T).fill_diagonal_(0)  # without its diagonal it is not positive semi-definite
     if kind == "graph":
         return affinity.from_graph([(IDS[i], IDS[j], float(W[i, j])) for i in range(M) for j in range(i)], IDS)
-    return affinity.from_matrix(W, IDS) if kind == "matrix" else affinity.Factored(H, IDS)
+    return affinity.from_matrix(W, IDS) if kind == "matrix" else affinity.from_factor(H, IDS)
 
 
 @pytest.mark.parametrize("kind", ["factored", "matrix", "graph"])

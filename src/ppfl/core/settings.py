@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from .errors import SettingError
+from ..errors import SettingError
 
 
 def _not_tiny(value: float) -> float:

@@ -46,7 +46,10 @@ def make_affinity(ids: Sequence[Any], setting: Any, rows: ClientRows) -> core.Af
             raise AffinityError("the affinity table has other columns than rows; give both the same client ids")
         return core.from_matrix(_to_tensor(setting.to_numpy()), order[0]).check(names)
     if sp.issparse(setting):
-        return _from_sparse(sp.csr_array(setting, dtype=np.float64), names)
+        coo = sp.coo_array(setting, dtype=np.float64)
+        at = torch.from_numpy(np.stack([coo.row, coo.col]).astype(np.int64))
+        matrix = torch.sparse_coo_tensor(at, torch.from_numpy(coo.data), coo.shape, check_invariants=True)
+        return core.from_matrix(matrix, names)
     if isinstance(setting, np.ndarray | torch.Tensor):
         return core.from_matrix(_to_tensor(setting), names)
     for edge in setting:
@@ -58,19 +61,6 @@ def make_affinity(ids: Sequence[Any], setting: Any, rows: ClientRows) -> core.Af
 def _to_tensor(matrix: Any) -> Tensor:
     """A copy in double precision; torch warns about arrays that it cannot write to."""
     return torch.from_numpy(np.array(matrix, dtype=np.float64))
-
-
-def _from_sparse(matrix: Any, names: tuple[str, ...]) -> core.Affinity:
-    """From the upper triangle of W, which has each edge once."""
-    if matrix.shape != (len(names), len(names)):
-        raise AffinityError(
-            f"affinity has shape {matrix.shape} but there are {len(names)} clients; give one row per client"
-        )
-    if abs(matrix - matrix.T).max() > 1e-5 * abs(matrix).max():
-        raise AffinityError("affinity[i, j] is not affinity[j, i]; W must be symmetric: use (W + W.T) / 2")
-    upper = sp.coo_array(sp.triu(matrix))
-    pairs = torch.from_numpy(np.stack([upper.row, upper.col], 1).astype(np.int64))
-    return core.Sparse(pairs, torch.from_numpy(upper.data), names)
 
 
 def _by_features(names: tuple[str, ...], rows: ClientRows) -> core.Affinity:
