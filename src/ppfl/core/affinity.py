@@ -57,8 +57,8 @@ class Affinity:
 
     def select(self, ids: Iterable[str]) -> Affinity:
         """The affinity between these clients only, in this order."""
-        wanted = check_names(ids)
-        rows = find_rows(wanted, self.ids, "select only clients it has, or build it again with all of them")
+        wanted = _check_names(ids)
+        rows = _find_rows(wanted, self.ids, "select only clients it has, or build it again with all of them")
         taken = self.matrix.index_select(0, rows.to(self.matrix.device))
         taken = taken if self.factored else taken.index_select(1, rows.to(self.matrix.device))
         return Affinity(taken, wanted, factored=self.factored)
@@ -67,13 +67,13 @@ class Affinity:
         """This affinity with its rows in the order of a federation's client ids; it must have exactly these clients."""
         if (wanted := as_ids(ids)) == self.ids:
             return self
-        wanted = check_names(wanted)
+        wanted = _check_names(wanted)
         missing, extra = sorted(set(wanted) - set(self.ids)), sorted(set(self.ids) - set(wanted))
         if missing or extra:
             remedy = "build it with affinity.from_labels(counts, ids)" if missing else "use affinity.select(ids)"
             raise AffinityError(
                 f"affinity has {len(self)} rows but the federation has {len(wanted)} clients "
-                f"(missing: {listed(missing)}; extra: {listed(extra)}); {remedy}"
+                f"(missing: {_listed(missing)}; extra: {_listed(extra)}); {remedy}"
             )
         return self.select(wanted)
 
@@ -134,7 +134,7 @@ def uniform(ids: Iterable[str]) -> Affinity:
     >>> uniform(["a", "b", "c"]).degree.tolist()
     [3.0, 3.0, 3.0]
     """
-    names = check_names(ids)
+    names = _check_names(ids)
     return Affinity(torch.ones(len(names), 1), names, factored=True)
 
 
@@ -144,7 +144,7 @@ def nothing(ids: Iterable[str]) -> Affinity:
     >>> nothing(["a", "b"]).degree.tolist()
     [0.0, 0.0]
     """
-    names = check_names(ids)
+    names = _check_names(ids)
     return Affinity(torch.ones(len(names), 0), names, factored=True)
 
 
@@ -158,7 +158,7 @@ def from_labels(counts: Tensor, ids: Iterable[str]) -> Affinity:
     _check_entries(counts, lambda i, y: f"the count of label {y} of client {names[i]!r}", "count its labels again")
     if empty := [names[i] for i in (counts.sum(1) == 0).nonzero().flatten().tolist()]:
         raise AffinityError(
-            f"{listed(empty)} has no labels, so no cosine similarity; "
+            f"{_listed(empty)} has no labels, so no cosine similarity; "
             f"leave it out until it has a training sample, or use affinity.uniform(ids)"
         )
     return Affinity(torch.nn.functional.normalize(counts, dim=1), names, factored=True)
@@ -185,7 +185,7 @@ def from_graph(edges: Iterable[tuple[str, str] | tuple[str, str, float]], ids: I
     >>> from_graph([("a", "b"), ("b", "c", 0.5)], ["a", "b", "c"]).degree.tolist()
     [1.0, 1.5, 0.5]
     """
-    names, weight = check_names(ids), dict[tuple[str, str], float]()
+    names, weight = _check_names(ids), dict[tuple[str, str], float]()
     for edge in edges:
         if len(edge) not in (2, 3):
             raise AffinityError(f"an edge is {edge!r}; expected (id, id) or (id, id, weight)")
@@ -195,7 +195,7 @@ def from_graph(edges: Iterable[tuple[str, str] | tuple[str, str, float]], ids: I
             raise _asymmetric(a, b, by=abs(new - weight[known]))
         weight[known] = new
     ends = [name for edge in weight for name in edge]
-    pairs = find_rows(ends, names, "check the spelling of the edges").reshape(-1, 2)
+    pairs = _find_rows(ends, names, "check the spelling of the edges").reshape(-1, 2)
     weights, ends_of = torch.tensor(list(weight.values())), list(weight)
     _check_entries(weights, lambda e: _entry_of(*ends_of[e]), "leave out edges that mean nothing")
     return _from_pairs(pairs, weights, names)
@@ -233,7 +233,7 @@ def _from_pairs(pairs: Tensor, weights: Tensor, names: ClientIds) -> Affinity:
 # ---------------------------------------------------------------------- checks
 
 
-def check_names(ids: Iterable[str]) -> ClientIds:
+def _check_names(ids: Iterable[str]) -> ClientIds:
     """The client ids, checked: at least one, all of them strings, none twice."""
     if isinstance(ids, NumberedIds):
         return ids
@@ -242,23 +242,23 @@ def check_names(ids: Iterable[str]) -> ClientIds:
         raise AffinityError(f"client ids are {names[:3]}; expected at least one string: use str(id) for others")
     if len(set(names)) < len(names):
         twice = [name for name, times in Counter(names).items() if times > 1]
-        raise AffinityError(f"client {listed(twice)} is listed more than once; give every client its own id")
+        raise AffinityError(f"client {_listed(twice)} is listed more than once; give every client its own id")
     return names
 
 
-def find_rows(names: Sequence[str], known: Sequence[str], remedy: str) -> Tensor:
+def _find_rows(names: Sequence[str], known: Sequence[str], remedy: str) -> Tensor:
     """The row of each of these clients in an affinity whose rows are the known clients."""
     row = dict(zip(known, range(len(known)), strict=True))
     at = list(map(row.get, names))
     if None in at:
         unknown = sorted(set(names) - set(known), key=str)
-        raise AffinityError(f"affinity has no client {listed(unknown)} among its {len(known)}; {remedy}")
+        raise AffinityError(f"affinity has no client {_listed(unknown)} among its {len(known)}; {remedy}")
     return torch.tensor(at, dtype=torch.long)
 
 
 def _as_table(x: Tensor, ids: Iterable[str]) -> tuple[ClientIds, Tensor]:
     """The client ids and a float table with one row per client."""
-    names, x = check_names(ids), torch.as_tensor(x)
+    names, x = _check_names(ids), torch.as_tensor(x)
     if x.dim() != 2 or len(x) != len(names):
         found = f"affinity has {len(x)} rows" if x.dim() == 2 else f"affinity has shape {tuple(x.shape)}"
         raise AffinityError(f"{found} but there are {len(names)} client ids; give one row per client")
@@ -290,7 +290,7 @@ def _entry_of(a: str, b: str) -> str:
     return f"affinity[{a!r}, {b!r}]"
 
 
-def listed(names: Sequence[str], most: int = 5) -> str:
+def _listed(names: Sequence[str], most: int = 5) -> str:
     """The first names, and how many more there are."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(map(repr, names[:most])) or "none") + rest
