@@ -56,9 +56,14 @@ class DivergedWarning(UserWarning):
 
     To make it an error:
 
-    >>> import warnings
+    >>> from torch import nn
+    >>> from ppfl import FedAvg, Population, fit
+    >>> from ppfl.data import digits_federation
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("error", DivergedWarning)
+    ...     fit(Population(nn.Linear(64, 10), k=1), digits_federation(), FedAvg(lr=100), rounds=2)
+    Traceback (most recent call last):
+    ppfl.server.loop.DivergedWarning: training diverged: ...
     """
 
 
