@@ -1,7 +1,7 @@
 """Networks built again from files, files of fits with other contents, and the search for a membership."""
 
 import torch
-from ppfl.core.simplex_program import minimize_on_simplex
+from ppfl.core.simplex import minimize_on_simplex
 
 from ppfl.algorithms.local.memberships import best_memberships
 from ppfl.io.codec import dump, load
