@@ -1,5 +1,5 @@
 """The paper as pure functions: memberships on the simplex, affinities between clients, losses, populations of
-canonical models and how they mix, and the objective. Imports torch and nothing else of ours."""
+canonical models and how they mix. Imports torch and nothing else of ours."""
 
 from . import affinity, links, simplex
 from .adapters import Lora, lora, with_adapters
