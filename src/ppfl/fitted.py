@@ -12,14 +12,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from .algorithms.contract import Method, Problem, Rows
+from .algorithms.contract import Method, Problem
 from .core.adapters import adapted_layers
 from .core.backends import Backend
 from .core.client_names import ClientIds, positions_of
 from .core.losses import Loss
 from .core.population import Mixture, Models, Population
 from .core.settings import usable_device
-from .core.trees import with_leaves
+from .core.trees import tree_map
 from .data import Federation
 from .data.federation import Split
 from .data.inputs import scaled
@@ -37,7 +37,8 @@ from .server import (
 )  # fmt: skip
 from .server.evaluation import read_evaluation
 from .server.loop import MAIN, setup_sites
-from .sites import Engine, Evaluate, Metrics, Restore, Site, Stacked, as_metrics, engine_by_name
+from .sites import Engine, Evaluate, Metrics, Restore, SavedStates, Site, Stacked, as_metrics, engine_by_name
+from .sites.states import states_of
 
 if TYPE_CHECKING:
     from .report.fitted_card import FittedFacts
@@ -70,7 +71,8 @@ class Fitted:
     problem: Problem
     method: Method
     state: ServerState
-    clients: Rows = field(repr=False)  # the states of all known clients, with their ids
+    ids: ClientIds = field(repr=False)  # of all known clients: those that were trained with, and those that came later
+    clients: SavedStates = field(repr=False)
     kind: SampleKind = field(repr=False)  # of the samples
     engine: Engine = field(repr=False)
     history: list[Record] = field(repr=False)
@@ -96,12 +98,6 @@ class Fitted:
         return self.problem.population
 
     @property
-    def ids(self) -> ClientIds:
-        """Of all known clients: those that were trained with, and those that came later."""
-        assert self.clients.ids is not None
-        return self.clients.ids
-
-    @property
     def memberships(self) -> Tensor:
         """(M, K), one row per client, in the order of `ids`."""
         models = self.models(self.ids)
@@ -115,11 +111,11 @@ class Fitted:
     def models(self, clients: Sequence[ClientId]) -> Models:
         """The personal models of these clients."""
         ids = tuple(map(str, clients))
-        at = self._positions(ids)
+        self._refuse_unknown(ids)
         shared, own = self.method.send(self.problem, self.state.server, ids, None)
-        rows = {name: leaf[at.to(leaf.device)] for name, leaf in self.clients.values.items()}
-        template = self.method.init_clients(self.population, self.problem.seed, ids)
-        return self.method.model(self.backend, shared, own, with_leaves(template, rows))
+        states = states_of(self.method.init_client(self.population), self.clients.rows, ids)
+        placed = tree_map(lambda leaf: leaf.to(self.problem.device), states)
+        return self.method.model(self.backend, shared, own, placed)
 
     @overload
     def predict(self, client: ClientId, x: Tensor, *, hard: bool = False) -> Tensor: ...
@@ -147,7 +143,7 @@ class Fitted:
         """
         federation.split(split)
         chosen = as_metrics(metrics)
-        self._positions(federation.ids)
+        self._refuse_unknown(federation.ids)
         transport = InProcess(Site(federation, self.population, self.engine, metrics=chosen))
         setup_sites(self.method, self.problem, transport)
         ids = None if federation.ids == self.problem.roster.ids else tuple(federation.ids)
@@ -197,7 +193,7 @@ class Fitted:
     def save(self, path: str | Path) -> Path:
         """Write everything to one file (safetensors, with its SHA-256), which `ppfl.load` reads. Nothing is pickled."""
         name = getattr(self.engine, "name", Stacked.name)
-        parts = self.problem, self.method, self.state, self.clients, self.kind, name, self.history
+        parts = self.problem, self.method, self.state, self.ids, self.clients, self.kind, name, self.history
         save_fit(Path(path), SavedFit(*parts))
         return Path(path)
 
@@ -206,7 +202,8 @@ class Fitted:
 
         With PPFL that is its membership, fitted to its training samples. Known clients stay as they are.
         """
-        return replace(self, clients=onboarding.onboard(self._trained(), federation))
+        clients = onboarding.onboard(self._trained(), federation)
+        return replace(self, ids=(*self.ids, *federation.ids), clients=clients)
 
     def update(self, federation: Federation) -> Fitted:
         """With known clients fitted to the data that `federation` has of them, the models as they are."""
@@ -214,21 +211,20 @@ class Fitted:
 
     def _trained(self) -> onboarding.TrainedClients:
         return onboarding.TrainedClients(
-            self.problem, self.method, self.state, self.clients, self.kind, self.engine
+            self.problem, self.method, self.state, self.ids, self.clients, self.kind, self.engine
         )  # fmt: skip
 
     @cached_property
-    def _place(self) -> Mapping[str, int]:
+    def _known(self) -> Mapping[str, int]:
         return positions_of(self.ids)
 
-    def _positions(self, clients: Sequence[str]) -> Tensor:
-        unknown = [client for client in clients if client not in self._place]
+    def _refuse_unknown(self, clients: Sequence[str]) -> None:
+        unknown = [client for client in clients if client not in self._known]
         if unknown:
             raise DataError(
                 f"there is no client {unknown[0]!r} among the {len(self.ids)} that were fitted; ids look like "
                 f"{self.ids[0]!r}; new clients come in with fitted.onboard(federation)"
             )
-        return torch.tensor([self._place[client] for client in clients], dtype=torch.long)
 
 
 def load(

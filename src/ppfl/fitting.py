@@ -96,9 +96,11 @@ def fit(
                 break
     warn_if_diverged([record["loss"] for record in history], method.step_size(0, 1))
     clients = client_states(transport, end.state, "now" if watch.output == "last" else "kept")
-    if start is not None:
-        clients = onboarding.with_absent(start.clients, clients)
-    return Fitted(problem, method, end.kept.state, clients, SampleKind.of(federation), engine, history)
+    ids = federation.ids
+    if start is not None:  # clients that had no part in it stay as they were
+        ids = (*ids, *(client for client in start.ids if client not in problem.roster.position))
+        clients = clients._replace(rows=onboarding.replace_rows(start.clients.rows, federation.ids, clients.rows))
+    return Fitted(problem, method, end.kept.state, ids, clients, SampleKind.of(federation), engine, history)
 
 
 def method_of(method: Method | type[Method] | str | None) -> Method | None:

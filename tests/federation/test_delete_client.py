@@ -42,7 +42,7 @@ def test_nothing_of_the_client_stays_in_the_files_and_others_stay_as_they_are(tm
     service = site_with(sites, CLIENT)
     before, run = models_of(service), next(iter(service.store.runs()))
     at = before.ids.index(CLIENT)
-    rows = [leaf[at].contiguous().numpy().tobytes() for leaf in before.states.values() if leaf[at].numel() > 64]
+    rows = [leaf[at].contiguous().numpy().tobytes() for leaf in before.states.values.values() if leaf[at].numel() > 64]
 
     def stored():
         files = b"".join(file.read_bytes() for file in service.base.glob("state.sqlite*"))

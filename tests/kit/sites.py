@@ -212,8 +212,7 @@ class Talk:
         return start  # the network that the run begins with
 
     def states(self):
-        found = self.service._site(self.run).sessions["main"].states.named("now")
-        return {name: leaf.clone() for name, leaf in found.items()}
+        return self.service._site(self.run).saved_states("main").rows.values
 
 
 def training(start, exchange, merged, round=None):

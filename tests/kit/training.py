@@ -9,12 +9,13 @@ import torch
 from ppfl.algorithms.contract import Method, Problem, Rows, Share, participants
 from ppfl.core.draws import name_keys, uniform
 from ppfl.core.population import Mixture, Networks
-from ppfl.core.trees import tree_leaves, tree_map, with_leaves
+from ppfl.core.trees import named_leaves, tree_leaves, tree_map, with_leaves
 from ppfl.io.codec import TYPES, size_of
 from ppfl.server import InProcess, RoundReport, ServerState, begin, client_states, make_problem, train
 from ppfl.server.loop import MAIN
-from ppfl.sites import Engine, Loop, Restore, Site, Stacked, Train
+from ppfl.sites import Engine, Loop, Restore, SavedStates, Site, Stacked, Train
 from ppfl.sites.messages import decode, encode
+from ppfl.sites.states import states_of
 
 ENGINES = {"loop": Loop(), "stacked": Stacked(), "chunks-of-2": Stacked(2), "threads": Stacked(2, threads=2)}
 
@@ -38,8 +39,9 @@ class Trained(NamedTuple):
     problem: Problem
     transport: InProcess
     states: list[ServerState]  # before the first round, and after every round
-    clients: list[Rows]  # the same of the clients
+    clients: list[Rows]  # the same of all clients
     reports: list[RoundReport]
+    saved: SavedStates  # what the sites have saved of the clients after the last round
 
     @property
     def state(self) -> ServerState:
@@ -51,8 +53,7 @@ class Trained(NamedTuple):
 
     def client_tree(self, at: int = -1):
         """Client states as the method's own tree, leaves (M, ...)."""
-        template = self.method.init_clients(self.problem.population, self.problem.seed, self.clients[at].ids)
-        return with_leaves(template, self.clients[at].values)
+        return with_leaves(self.method.init_client(self.problem.population), self.clients[at].values)
 
     def models(self, at: int = -1):
         """The personal models of all clients."""
@@ -101,14 +102,16 @@ def run(
     state = begin(method, problem, transport, dropout=dropout)
     if resume is not None:
         state = resume.state
-        transport.ask([Restore(MAIN, state.exchange, resume.clients[-1])])
-    states, clients, reports = [state], [copied(client_states(transport, state))], []
+        transport.ask([Restore(MAIN, state.exchange, resume.saved)])
+    saved = client_states(transport, state)
+    states, clients, reports = [state], [of_all_clients(method, problem, saved)], []
     rounds_left = None if until is None else until - state.round
     for state, report in islice(train(method, problem, transport, state), rounds_left):
+        saved = client_states(transport, state)
         states.append(state)
-        clients.append(copied(client_states(transport, state)))
+        clients.append(of_all_clients(method, problem, saved))
         reports.append(report)
-    return Trained(method, problem, transport, states, clients, reports)
+    return Trained(method, problem, transport, states, clients, reports, saved)
 
 
 def of_client(models, i: int):
@@ -118,8 +121,10 @@ def of_client(models, i: int):
     return tree_map(lambda leaf: leaf[i : i + 1], models) if isinstance(models, Networks) else models
 
 
-def copied(rows: Rows) -> Rows:
-    return rows._replace(values=tree_map(torch.clone, rows.values))
+def of_all_clients(method: Method, problem: Problem, saved: SavedStates) -> Rows:
+    """The states of all clients, leaves (M, ...), also of those that were never written to."""
+    ids = problem.roster.ids
+    return Rows(ids, named_leaves(states_of(method.init_client(problem.population), saved.rows, ids)))
 
 
 def tensors(tree) -> list[torch.Tensor]:
@@ -164,7 +169,7 @@ def at_start(method, population, federation, *, models=None, memberships=None, *
         state = state._replace(server=state.server._replace(memberships=memberships))
         known = {"membership": memberships, "placed": torch.ones_like(memberships[:, 0])}
         clients = clients._replace(values={**clients.values, **known})
-    return start._replace(states=[state], clients=[clients])
+    return start._replace(states=[state], clients=[clients], saved=SavedStates(clients))
 
 
 def luck(seed: int, purpose: str, ids: Sequence[str], *keys: int) -> torch.Tensor:

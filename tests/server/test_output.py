@@ -43,7 +43,7 @@ def test_each_rule_returns_its_round_with_the_states_that_clients_had_then(rule:
     }[rule]
     assert fitted.state.round == expected and (rule == "last" or expected < 12)
     trajectory = run(BOLD, population, federation, engine="stacked", rounds=12, seed=5)
-    assert_same(fitted.clients.values, trajectory.clients[expected].values, atol=0, rtol=0)
+    assert_same(fitted.clients.rows.values, trajectory.clients[expected].values, atol=0, rtol=0)
     assert_same(fitted.state.server, trajectory.states[expected].server, atol=0, rtol=0)
 
 
@@ -68,7 +68,7 @@ def test_a_newcomer_finds_its_group_or_gets_the_one_model_and_nobody_else_change
     ended = run(method, population, KNOWN, engine="stacked", rounds=30, seed=0)
     kept = [leaf.clone() for leaf in tensors(ended.everything())]
     found = score_newcomers(method, ended.problem, ended.server, connect(UNKNOWN, population, "stacked"))
-    assert_same((ended.server, client_states(ended.transport, ended.state).values), kept, atol=0, rtol=0)
+    assert_same((ended.server, client_states(ended.transport, ended.state).rows.values), kept, atol=0, rtol=0)
     if method.name == "fedavg":
         assert found.before.pooled == found.after.pooled
     if method.name == "ppfl":

@@ -78,7 +78,7 @@ def test_trials_leave_nothing_behind_at_the_sites():
     ended = []
     for one in (transport, ready(federation, population)[1]):
         *_, (state, _) = train(chosen, problem, one, begin(chosen, problem, one))
-        ended.append((state.server, client_states(one, state).values))
+        ended.append((state.server, client_states(one, state).rows.values))
     assert_same(*ended, atol=0, rtol=0)
 
 

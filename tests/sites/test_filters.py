@@ -18,8 +18,8 @@ from ppfl.algorithms import PPFL, FedAvg, Local, Scaffold
 from ppfl.core import Population
 from ppfl.data import Samples
 from ppfl.server import DivergedError, RefusedUpdateWarning
-from ppfl.sites import BoundedUploads, default_filters
-from ppfl.sites.filters import FEWEST, TIMES, Norms, refusals
+from ppfl.sites import BoundedUploads, Save, Setup, Site, Stacked, Train, default_filters
+from ppfl.sites.filters import FEWEST, RECENT, TIMES, Norms, refusals, remember
 
 FEDERATION, BAD = make_federation((7, 12, 20, 9, 8)), "client-3"
 SMALL = {"lr": 0.3, "batch_size": 4}
@@ -113,19 +113,22 @@ def test_an_honest_client_of_another_size_than_the_others_is_not_refused(sizes):
         assert [report.refused for report in found.reports] == [0] * 4, name
 
 
-def norms(*upload, steps=(), earlier=()) -> Norms:
-    """Norms of uploads; those of earlier rounds come from one step each."""
-    upload, before = torch.tensor(upload, dtype=torch.float64), torch.tensor(earlier, dtype=torch.float64)
-    taken = torch.tensor(steps, dtype=torch.float64) if steps else torch.ones_like(upload)
-    return Norms(upload, taken, torch.zeros_like(upload), torch.stack([before, before], dim=1))
+def norms(*upload, steps=(), earlier: Norms | None = None) -> Norms:
+    """Norms of uploads, by default from one step each, after those of an earlier round."""
+    sent = torch.tensor(upload, dtype=torch.float64)
+    taken = torch.tensor(steps, dtype=torch.float64) if steps else torch.ones_like(sent)
+    return Norms(sent, taken, torch.zeros_like(sent), *(() if earlier is None else remember(earlier)))
 
 
 COMPARED = {
     "nothing to compare with yet": (norms(1.0, 1e9), []),
-    "one alone, far above earlier rounds": (norms(1e3, earlier=(1.0, 1.1) * FEWEST), [0]),
+    "one alone, far above earlier rounds": (norms(1e3, earlier=norms(*(1.0, 1.1) * FEWEST)), [0]),
     "many steps go far": (norms(1.0, 1.0, 1.0, 1.0, 500.0, steps=(1, 1, 1, 1, 100)), []),
     "but no farther than steps can": (norms(1.0, 1.0, 1.0, 1.0, 500.0, steps=(1, 1, 1, 1, 2)), [4]),
     "most have come to rest": (norms(0.0, 0.0, 0.0, 0.0, 1.0), []),
+    "and one still moves": (norms(*[0.0] * 4, 1.0, earlier=norms(*[0.0] * 4, earlier=norms(*[1.0] * 4))), []),
+    "or harms": (norms(*[0.0] * 4, 1e3, earlier=norms(*[0.0] * 4, earlier=norms(*[1.0] * 4))), [4]),
+    "as far as in the round before": (norms(*[0.01] * 4, 1.0, earlier=norms(*[1.0] * 4)), []),
 }
 
 
@@ -165,6 +168,66 @@ def test_rounds_of_few_clients_are_compared_with_the_rounds_before_also_after_a_
     assert [report.refused for report in whole.reports] == [0, 0, 0, 0, 1, 0]
     resumed = quiet(method, federation, rounds=6, resume=half)
     assert_same(resumed.everything(), whole.everything(), atol=0, rtol=0)
+
+
+class Late(FedAvg):
+    """In the last round one client sends 200 times what it should, about what was usual in the first rounds."""
+
+    def plan(self, problem, server, round):
+        plan = super().plan(problem, server, round)
+        return plan._replace(task=(plan.task, 200.0 if round == problem.rounds - 1 else 1.0))
+
+    def work(self, backend, task, *rest):
+        return with_uploads_times(FedAvg(**SMALL), task[1], BAD).work(backend, task[0], *rest)
+
+
+def test_the_bound_follows_updates_that_become_smaller():
+    """At the end of training, 6.5 is far too much where most updates have a norm of 0.03."""
+    found = quiet(Late(**SMALL, schedule="step"), FEDERATION, rounds=80)  # a hundredth in the last 20 rounds
+    assert [report.refused for report in found.reports] == [0] * 79 + [1]
+    seen = None
+    for round in range(100):
+        scale = 0.95**round
+        seen = norms(5 * scale, 6 * scale, 7 * scale, 5 * scale, 6 * scale, earlier=seen)
+        assert not BoundedUploads().refuse(seen)
+    assert [*BoundedUploads().refuse(norms(0.03, 0.03, 0.04, 0.03, 6.5, earlier=seen))] == [4]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "step"])
+@pytest.mark.parametrize("method", [FedAvg, Scaffold])
+def test_an_honest_client_that_takes_part_rarely_is_not_refused_at_the_end_of_training(method, schedule):
+    """The others hardly move by then, with SCAFFOLD a thousand times less than a client with an old control."""
+
+    class WithAbsentClient(method):
+        def plan(self, problem, server, round):
+            rest = tuple(client for client in problem.roster.ids if client != "client-3" or round % 13 == 0)
+            return super().plan(problem, server, round)._replace(who=rest)
+
+    settings = {"lr": 0.1, "batch_size": 4, "local_epochs": 5, "schedule": schedule}
+    for one in (WithAbsentClient(**settings), method(**settings, participation=0.25)):
+        found = run(one, Population(make_net(), k=1), make_federation((20,) * 12), engine="stacked", rounds=40)
+        assert [report.refused for report in found.reports] == [0] * 40
+
+
+def test_what_is_remembered_does_not_grow_with_rounds_or_clients():
+    seen = None
+    for _ in range(5):
+        seen = norms(*[1.0] * 100, earlier=seen)
+    bound, recent = remember(seen)
+    assert len(bound) == 2 and len(recent) == RECENT
+
+
+def test_a_trial_and_a_run_at_one_site_do_not_share_what_filters_remember():
+    federation = make_federation((9,) * 8)
+    site = Site(federation, Population(make_net(), k=1), Stacked())
+    start = site.backend.population.initial_network()
+    for session in ("main", "trial"):
+        site.answer(Setup(session, FedAvg(**SMALL), start, 1, float(federation.importance.sum())))
+    site.answer(Train("main", 0, 1, 0, federation.ids, 0.1, start, {}))
+    found = {
+        session: site.answer(Save(session, merged)).by_site["site"] for session, merged in (("main", 1), ("trial", 0))
+    }
+    assert found["main"] and not found["trial"]
 
 
 def test_a_row_that_a_method_does_not_declare_never_leaves_a_site():

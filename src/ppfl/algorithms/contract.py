@@ -9,7 +9,7 @@ the plain loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
@@ -128,8 +128,8 @@ class Method(Protocol):
 
     # ------------------------------------------------------------------ the client's half
 
-    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Tree:
-        """Client states before the first round, leaves (len(ids), ...), on the CPU."""
+    def init_client(self, population: Population) -> Tree:
+        """The state that every client begins with, leaves (...) of one client, on the CPU."""
 
     def work(
         self, backend: Backend, task: Any, shared: Tree, own: dict[str, Tensor], client: Tree, data: LocalData
@@ -195,7 +195,7 @@ class MethodDefaults:
         """As it is: it has nothing of any one client."""
         return server
 
-    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Tree:
+    def init_client(self, population: Population) -> Tree:
         """Nothing is kept."""
         return {}
 

@@ -8,7 +8,6 @@ What leaves a client: its weighted change of the shared model, in a sum; its own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ..core.backends import Backend
@@ -41,8 +40,8 @@ class Ditto(FedAvg):
     def global_network(self, server: Any) -> None:
         """None: what clients use is their own."""
 
-    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> OwnModel:
-        return no_model_yet(population, ids)
+    def init_client(self, population: Population) -> OwnModel:
+        return no_model_yet(population)
 
     def work(self, backend: Backend, task: float, shared: Params, own: Any, client: OwnModel, data: LocalData) -> Work:
         for_all = super().work(backend, task, shared, own, {}, data)

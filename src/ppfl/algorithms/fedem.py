@@ -15,7 +15,6 @@ What leaves a client: its changes of all K models, in a sum. Its pi stay with it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -72,8 +71,8 @@ class FedEM(MethodDefaults, OptimizedTraining):
     ) -> NetworkServer:
         return NetworkServer(*self.server_step(server, mean(totals["change"])))
 
-    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> MembershipClient:
-        return MembershipClient(uniform(len(ids), population.k, dtype=population.dtype))
+    def init_client(self, population: Population) -> MembershipClient:
+        return MembershipClient(uniform(1, population.k, dtype=population.dtype)[0])
 
     def work(
         self, backend: Backend, task: float, shared: Params, own: Any, client: MembershipClient, data: LocalData

@@ -10,7 +10,6 @@ What leaves a client: what the inner method sends, and in the last round nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -167,8 +166,8 @@ class FineTune(Settings):
 
     # ------------------------------------------------------------------ client
 
-    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> FineTuneClient:
-        return FineTuneClient(self.method.init_clients(population, seed, ids), no_model_yet(population, ids))
+    def init_client(self, population: Population) -> FineTuneClient:
+        return FineTuneClient(self.method.init_client(population), no_model_yet(population))
 
     def work(
         self,

@@ -13,7 +13,6 @@ What leaves a client: its change, ONE model's size, and its choice as K numbers,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -65,8 +64,8 @@ class IFCA(MethodDefaults, OptimizedTraining):
     ) -> NetworkServer:
         return NetworkServer(*self.server_step(server, cluster_changes(problem.population, totals["change"])))
 
-    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> MembershipClient:
-        first = one_hot(torch.zeros(len(ids), dtype=torch.long), population.k)  # of a client that has made no choice
+    def init_client(self, population: Population) -> MembershipClient:
+        first = one_hot(torch.tensor(0), population.k)  # of a client that has made no choice
         return MembershipClient(first.to(population.dtype))
 
     def work(

@@ -5,14 +5,13 @@ theta_i <- local SGD on f_i. What leaves a client: nothing but its training loss
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ..core.backends import Backend
 from ..core.population import Models, Networks, Population
-from ..core.trees import Params, expand, map_params
+from ..core.trees import Params, map_params
 from .contract import MethodDefaults, Problem, Rows, Total, Upload, Work
 from .fedavg import one_model_only
 from .local.batches import LocalData
@@ -46,8 +45,8 @@ class Local(MethodDefaults, LocalTraining):
     def merge(self, problem: Problem, server: Any, task: Any, totals: dict[str, Total], rows: Rows) -> Any:
         return server
 
-    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Params:
-        return expand(population.initial_network(), len(ids))
+    def init_client(self, population: Population) -> Params:
+        return population.initial_network()
 
     def work(self, backend: Backend, task: float, shared: Any, own: Any, client: Params, data: LocalData) -> Work:
         mine = map_params(Tensor.clone, client)

@@ -18,7 +18,7 @@ What leaves a client: its weighted change of the shared part u, in a sum. Its pe
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -65,10 +65,10 @@ class Partial(MethodDefaults, OptimizedTraining):
     ) -> NetworkServer:
         return NetworkServer(*self.server_step(server, mean(totals["change"])))
 
-    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Params:
+    def init_client(self, population: Population) -> Params:
         personal = self.personal_parameters(population.net)
         start = population.initial_network()
-        return expand({name: value for name, value in start.items() if name in personal}, len(ids))
+        return {name: value for name, value in start.items() if name in personal}
 
     def work(self, backend: Backend, task: float, shared: Params, own: Any, client: Params, data: LocalData) -> Work:
         ends = data.space.copies(shared, len(data.weight))

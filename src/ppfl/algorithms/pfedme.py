@@ -11,7 +11,6 @@ What leaves a client: its weighted change of w, in a sum; theta_i never does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import repeat
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -90,8 +89,8 @@ class PFedMe(FedAvg):
     def global_network(self, server: Any) -> None:
         """None: what clients use is their own."""
 
-    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> OwnModel:
-        return no_model_yet(population, ids)
+    def init_client(self, population: Population) -> OwnModel:
+        return no_model_yet(population)
 
     def work(self, backend: Backend, task: Any, shared: Params, own: Any, client: OwnModel, data: LocalData) -> Work:
         theta = to_train(client, shared)

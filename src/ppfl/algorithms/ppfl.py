@@ -25,7 +25,6 @@ first come later are placed by a sketch of their own then. Clients lost in that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -196,9 +195,9 @@ class PPFL(MethodDefaults, PPFLSettings):
 
     # ------------------------------------------------------------------ client
 
-    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> PPFLClient:
-        c = uniform(len(ids), population.k, dtype=population.dtype)
-        return PPFLClient(c, c.new_zeros(len(ids)), c.new_zeros(len(ids), max(1, population.k - 1)))
+    def init_client(self, population: Population) -> PPFLClient:
+        c = uniform(1, population.k, dtype=population.dtype)[0]
+        return PPFLClient(c, c.new_zeros(()), c.new_zeros(max(1, population.k - 1)))
 
     def work(
         self,

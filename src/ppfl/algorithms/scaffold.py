@@ -10,7 +10,6 @@ What leaves a client: its weighted change of theta and of its control variate, i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from ..core.backends import Backend, Batch
 from ..core.population import Models, OneNetwork, Population
 from ..core.settings import Positive
-from ..core.trees import Params, expand, map_params, per_client, subtract_
+from ..core.trees import Params, map_params, per_client, subtract_
 from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import mean, one_model_only
 from .local.batches import LocalData
@@ -65,8 +64,8 @@ class Scaffold(MethodDefaults, LocalTraining):
     def global_network(self, server: ScaffoldServer) -> Params:
         return server.shared["model"]
 
-    def init_clients(self, population: Population, seed: int, ids: Sequence[str]) -> Params:
-        return expand(map_params(torch.zeros_like, population.initial_network()), len(ids))
+    def init_client(self, population: Population) -> Params:
+        return map_params(torch.zeros_like, population.initial_network())
 
     def work(
         self, backend: Backend, task: float, shared: dict[str, Params], own: Any, client: Params, data: LocalData

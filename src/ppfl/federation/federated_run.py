@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
-from ..algorithms.contract import Method, Problem
+from ..algorithms.contract import Method, Problem, Rows
 from ..core.affinity import Affinity, nothing
 from ..core.population import Population
 from ..core.trees import tree_map
@@ -23,7 +23,7 @@ from ..data.sample_kind import SampleKind
 from ..errors import PPFLError
 from ..io.files import read_json
 from ..io.lock import locked
-from ..runs.checkpoint import Checkpoint
+from ..runs.checkpoint import Checkpoint, with_positions
 from ..runs.experiment import Experiment
 from ..runs.folder import RunFolder, StartNetwork, method_of
 from ..runs.provenance import describe_environment
@@ -32,7 +32,7 @@ from ..runs.seed_run import Interrupted, OnRoundEnd
 from ..runs.start_from_run import load_start, start_population_from
 from ..server import Kept, Measurement, RoundEnd, ServerState, begin, choose_lr, measure, train_and_measure
 from ..server.loop import MAIN, next_request
-from ..sites import Setup
+from ..sites import SavedStates, Setup
 from .asked_federation import AskedFederation
 from .carrier import Carrier
 from .column_agreement import agree_on_columns, refuse_other_columns
@@ -48,6 +48,7 @@ from .site_requests import DescribeData, OpenRun, UseKept
 from .unsupported import refuse_unsupported
 
 log = logging.getLogger("ppfl.federation")
+_AT_SITES = SavedStates(Rows((), {}))  # what the server has of client states
 
 
 def run_federated(
@@ -257,11 +258,11 @@ class FederatedRun:
         there = read_json(self.folder.clients_file)
         if there["sites"] != (here := self.clients)["sites"] == there["sites"][: len(here["sites"])]:
             self.folder.write_clients(here)  # killed after a site had joined, before the next checkpoint
-        return self.folder.resume({"server": server, "clients": {}}, here)
+        return self.folder.resume(server, {}, here)
 
     def _save(self, state: ServerState, kept: Kept) -> None:
         self.notes.save_sites(state.exchange, self.transport)
-        self.folder.save_checkpoint(Checkpoint(state, {}, kept, {}))
+        self.folder.save_checkpoint(Checkpoint(state, _AT_SITES, kept, _AT_SITES, self.problem.roster))
         self.saved, self.transport.saved[MAIN] = state.round, state.exchange
 
     def _finish(self, last: ServerState, kept: Kept, measured: Measurement | None) -> None:
@@ -270,5 +271,5 @@ class FederatedRun:
             measured = None
         if measured is None:
             measured = measure(self.method, self.problem, self.transport, kept.state, self.watch)
-        returned = {"server": kept.state.server, "clients": {}}
+        returned = {"server": kept.state.server, **with_positions(_AT_SITES.rows, ())}
         self.folder.finish(returned, kept.state.round, measured.memberships, measured.record)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..algorithms.contract import Rows
 from ..errors import CheckpointError, DataError
 from ..sites.messages import decode, encode
 from .state_store import StateStore, pack, unpack
@@ -73,10 +74,7 @@ def _present(store: StateStore, run: str) -> tuple[str, ...]:
 
 
 def _forget_in_run(store: StateStore, run: str, present: tuple[str, ...], client: str) -> None:
-    stay = torch.tensor([at for at, other in enumerate(present) if other != client], dtype=torch.long)
-
-    def others(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: leaf[stay] for name, leaf in rows.items()}
+    stay = [at for at, other in enumerate(present) if other != client]
 
     def rewrite(table: str, column: str, change: Any) -> None:
         query = f"SELECT rowid, {column} FROM {table} WHERE run = ?"
@@ -85,10 +83,22 @@ def _forget_in_run(store: StateStore, run: str, present: tuple[str, ...], client
 
     def without_own(data: bytes) -> bytes:
         request = decode(data)
-        return encode(request._replace(own=others(request.own)))
+        return encode(request._replace(own=_at(stay, request.own)))
 
-    rewrite("states", "tensors", lambda data: pack(others(unpack(data))))
+    def without_state(data: bytes) -> bytes:
+        saved = unpack(data)
+        ids = present if saved.rows.ids is None else saved.rows.ids
+        stay = [at for at, other in enumerate(ids) if other != client]
+        rows = Rows(tuple(ids[at] for at in stay), _at(stay, saved.rows.values))
+        return pack(saved._replace(rows=rows))
+
+    rewrite("states", "tensors", without_state)
     rewrite("evaluated", "request", without_own)
     rewrite("descriptions", "present", lambda _: json.dumps([other for other in present if other != client]))
     # that the message was done stays known, so that it is not done again
     store.database.execute("UPDATE runs SET reply = x'' WHERE run = ? AND reply IS NOT NULL", (run,))
+
+
+def _at(positions: list[int], rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    at = torch.tensor(positions, dtype=torch.long)
+    return {name: leaf[at] for name, leaf in rows.items()}

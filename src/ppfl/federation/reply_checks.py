@@ -7,7 +7,7 @@ work of it, as the next request names the last exchange that was merged.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.client_names import ClientIds
 from ..core.trees import named_leaves
 from ..sites import Reply, Request, Train
-from ..sites.filters import BoundedUploads, Norms
+from ..sites.filters import FEWEST, BoundedUploads, FilterMemory, Norms, remember
 from .column_agreement import check_sums
 from .federation_errors import FederationError
 from .site_requests import SumColumns
@@ -33,7 +33,7 @@ class ReplyChecks:
 
     def __init__(self) -> None:
         self._signatures: dict[str, Signature] = {}  # of the replies that were taken, by kind of request
-        self._norms: dict[str, list[float]] = defaultdict(list)
+        self._memory: FilterMemory = {}
 
     def check_alone(self, requests: Sequence[Request], replies: Any, ids: ClientIds, shown: Mapping[str, Any]) -> None:
         """What can be said of one site's replies; FederationError with the reason. `ids` are the site's clients,
@@ -84,20 +84,22 @@ class ReplyChecks:
     def _compare_norms(self, kind: str, replies: Mapping[str, Reply], shares: Mapping[str, float]) -> dict[str, str]:
         sites = list(replies)
         sizes = [_norm(replies[site]) / max(shares[site], 1e-12) for site in sites]
-        earlier = self._norms[kind]
-        upload = torch.tensor(sizes, dtype=torch.float64)
-        one = torch.ones_like(upload)
-        before = torch.tensor(earlier, dtype=torch.float64)[:, None].expand(-1, 2)
-        large = BoundedUploads().refuse(Norms(upload, one, torch.zeros_like(one), before))
-        if len(earlier) + len(sizes) < 4 and len(sizes) > 1:
+        norms = self._norms_of(kind, sizes)
+        large = BoundedUploads().refuse(norms)
+        if len(norms.recent) + len(sizes) < FEWEST and len(sizes) > 1:
             least = min(size for size in sizes)
             large = {at: "" for at, size in enumerate(sizes) if size > FEW_SITES_TIMES * least > 0}
         refused = {
             sites[at]: f"its change has norm {sizes[at]:.3g} for its share, most have {median(sizes):.3g}"
             for at in large
         }
-        earlier.extend(size for site, size in zip(sites, sizes, strict=True) if site not in refused)
+        counted = [size for site, size in zip(sites, sizes, strict=True) if site not in refused]
+        self._memory[kind] = remember(self._norms_of(kind, counted))
         return refused
+
+    def _norms_of(self, kind: str, sizes: Sequence[float]) -> Norms:
+        upload = torch.tensor(sizes, dtype=torch.float64)
+        return Norms(upload, torch.ones_like(upload), torch.zeros_like(upload), *self._memory.get(kind, ()))
 
 
 def _kind(request: Train) -> str:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..algorithms.contract import Method
+from ..algorithms.contract import Method, Rows
 from ..core.backends import Backend
 from ..core.client_names import positions_of
 from ..core.population import Mixture, Models, Population
-from ..core.trees import Tree, with_leaves
+from ..core.trees import Tree
 from ..data.inputs import scaled
 from ..data.preparation import Preparation
 from ..data.sample_kind import SampleKind
@@ -25,6 +25,7 @@ from ..insight import client_model
 from ..server.loop import MAIN
 from ..sites import Evaluate, Setup
 from ..sites.messages import decode
+from ..sites.states import states_of
 from .forgetting import full_name
 from .opened_run import experiment_of
 from .site_settings import SiteSettings
@@ -43,10 +44,9 @@ class SiteModels(NamedTuple):
     population: Population
     backend: Backend
     method: Method
-    seed: int
     shared: Tree  # what all clients were sent, ...
     own: dict[str, Tensor]  # ... and what each of them was
-    states: dict[str, Tensor]  # what each of them keeps
+    states: Rows  # what they keep
 
     def name_of(self, client: str) -> str:
         """The full name of a client, which may be given as the site's own data have it."""
@@ -56,12 +56,9 @@ class SiteModels(NamedTuple):
         """The personal model of a client."""
         name = self.name_of(client)
         at = positions_of(self.ids)[name]
-
-        def row(of: dict[str, Tensor]) -> dict[str, Tensor]:
-            return {name: leaf[at : at + 1] for name, leaf in of.items()}
-
-        template = self.method.init_clients(self.population, self.seed, [name])
-        return self.method.model(self.backend, self.shared, row(self.own), with_leaves(template, row(self.states)))
+        own = {name: leaf[at : at + 1] for name, leaf in self.own.items()}
+        state = states_of(self.method.init_client(self.population), self.states, [name])
+        return self.method.model(self.backend, self.shared, own, state)
 
     def membership(self, client: str) -> Tensor | None:
         """(K,), where clients are mixtures of models that they share."""
@@ -122,7 +119,9 @@ def _read_models(store: StateStore, settings: SiteSettings, base: Path, run: str
     population.load(begun.start)
     backend = experiment.build_engine().backend(population, like.train, like.n_classes)
     features = None if facts["features"] is None else tuple(facts["features"])
+    rows = found.states.rows
+    states = rows._replace(ids=described.present if rows.ids is None else rows.ids)
     return SiteModels(
         settings.name, run, found.time, described.present, kind, features, population, backend,
-        begun.method, begun.seed, asked.shared, asked.own, found.states,
+        begun.method, asked.shared, asked.own, states,
     )  # fmt: skip

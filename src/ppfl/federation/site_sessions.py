@@ -12,7 +12,7 @@ from typing import Any
 from ..algorithms.contract import Rows
 from ..errors import CheckpointError
 from ..server.loop import MAIN
-from ..sites import Close, Evaluate, Keep, Reply, Setup, Site, Train
+from ..sites import Close, Evaluate, Keep, Reply, Restore, Setup, Site, Train
 from ..sites.messages import encode
 from .run_clients import RunClients
 from .site_requests import UseKept
@@ -39,7 +39,7 @@ class SiteSessions:
     def _setup(self, run: str, request: Setup) -> Reply:
         site = self._open_run(run)[0]
         site.setup(request)
-        states = Snapshot(0, site.sessions[request.session].states.named("now"))
+        states = Snapshot(0, site.saved_states(request.session))
         self.store.begin_session(run, request.session, encode(request), states)
         return Reply()
 
@@ -49,8 +49,8 @@ class SiteSessions:
             self._go_back(run, site, request)
         reply = site.train(clients.for_present(request))
         if request.keep_states:
-            states = site.sessions[request.session].states.named("now")
-            self.store.save_states(run, request.session, Snapshot(request.exchange, states))
+            snapshot = Snapshot(request.exchange, site.saved_states(request.session))
+            self.store.save_states(run, request.session, snapshot)
         return clients.trained(request, reply)
 
     def _go_back(self, run: str, site: Site, request: Train) -> None:
@@ -63,7 +63,7 @@ class SiteSessions:
                     f"site {self._name!r} has no client states of exchange {request.merged} any more, it is at "
                     f"{states.exchange}; start the run anew"
                 )
-            states.restore("now", found.states, found.exchange)
+            site.restore(Restore(request.session, found.exchange, found.states))
         self.store.begin_exchange(run, request.session, request.round, request.merged, request.saved)
 
     def _evaluate(self, run: str, request: Evaluate) -> Reply:
@@ -83,17 +83,16 @@ class SiteSessions:
         site, _ = self._open_session(run, request.session)
         site.keep(request)
         states = site.sessions[request.session].states
-        snapshot = Snapshot(states.exchange, states.named("kept"))
+        snapshot = Snapshot(states.exchange, site.saved_states(request.session, "kept"))
         self.store.save_states(run, request.session, snapshot, kept=True)
         return Reply()
 
     def _use_kept(self, run: str, request: UseKept) -> Reply:
         site, _ = self._open_session(run, request.session)
-        states = site.sessions[request.session].states
         kept = self.store.kept_states(run, request.session)
         if kept is None:
             raise CheckpointError(f"site {self._name!r} has kept no client states; they are to be kept first")
-        states.restore("now", kept.states, kept.exchange)
+        site.restore(Restore(request.session, kept.exchange, kept.states))
         return Reply()
 
     def _close(self, run: str, request: Close) -> Reply:
@@ -108,10 +107,9 @@ class SiteSessions:
 
     def restore(self, run: str, site: Site, session: str) -> None:
         """Give a site that was made anew the states that the store has."""
-        states, last = site.sessions[session].states, 2**62
-        found = self.store.states_at(run, session, last)
+        found = self.store.states_at(run, session, merged=2**62)
         kept = self.store.kept_states(run, session)
         if found is not None:
-            states.restore("now", found.states, found.exchange)
+            site.restore(Restore(session, found.exchange, found.states))
         if kept is not None:
-            states.restore("kept", kept.states, kept.exchange)
+            site.restore(Restore(session, kept.exchange, kept.states, "kept"))

@@ -11,16 +11,15 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from ..errors import CheckpointError, DataError
 from ..io.codec import dump, load
+from ..sites import SavedStates
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -46,17 +45,17 @@ class LastReply(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Client states after an exchange, by name."""
+    """Client states after an exchange."""
 
     exchange: int
-    states: dict[str, Tensor]
+    states: SavedStates
 
 
 class Described(NamedTuple):
     """What the server of a run knows of this site's clients."""
 
     reply: bytes  # what the site said of its data, with the names of all clients that the server knows
-    present: tuple[str, ...]  # whose states are here: one row for each of them
+    present: tuple[str, ...]  # those that are still here
 
 
 class LastEvaluation(NamedTuple):
@@ -64,7 +63,7 @@ class LastEvaluation(NamedTuple):
 
     time: float
     request: bytes
-    states: dict[str, Tensor]  # of the clients, as they were then
+    states: SavedStates  # of the clients, as they were then
 
 
 class StateStore:
@@ -226,18 +225,20 @@ class StateStore:
         return None if row is None else row[0]
 
 
-def pack(states: Mapping[str, Tensor]) -> bytes:
+def pack(states: SavedStates) -> bytes:
     """Client states as they are stored."""
     file = BytesIO()
-    dump(dict(states), file, _KIND)
+    dump(states, file, _KIND)
     return file.getvalue()
 
 
-def unpack(blob: bytes) -> dict[str, Tensor]:
+def unpack(blob: bytes) -> SavedStates:
     """Client states that were stored."""
     try:
-        return dict(load(blob, _KIND))
+        states = load(blob, _KIND)
     except DataError as error:
         raise CheckpointError(
             f"client states in a site's store are damaged ({error}); restore a backup of it"
         ) from None
+    assert isinstance(states, SavedStates)
+    return states

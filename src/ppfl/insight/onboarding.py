@@ -22,7 +22,8 @@ from ..data.sample_kind import SampleKind
 from ..errors import DataError, ModelError, SettingError
 from ..server import InProcess, ServerState, Transport, Watch, adapt_clients
 from ..server.loop import MAIN, setup_sites
-from ..sites import Engine, Restore, Site
+from ..sites import Engine, Restore, SavedStates, Site
+from ..sites.messages import join_rows
 
 
 class TrainedClients(NamedTuple):
@@ -31,45 +32,32 @@ class TrainedClients(NamedTuple):
     problem: Problem
     method: Method
     state: ServerState
-    clients: Rows  # of all known clients, with their ids
+    ids: ClientIds  # of all known clients
+    clients: SavedStates
     kind: SampleKind
     engine: Engine
 
-    @property
-    def ids(self) -> ClientIds:
-        assert self.clients.ids is not None
-        return self.clients.ids
 
-
-def onboard(trained: TrainedClients, federation: Federation) -> Rows:
-    """The states of all clients: those that were known, as they were, and then the new ones."""
+def onboard(trained: TrainedClients, federation: Federation) -> SavedStates:
+    """The states of all clients: those that were known, as they were, and the new ones."""
     known = set(trained.ids)
     if old := [client for client in federation.ids if client in known]:
         raise DataError(
             f"client {old[0]!r} is already known ({len(old)} of {federation.n_clients} are); onboard new clients "
             f"only, and use update(federation) for new data of known ones"
         )
-    found = _adapted(trained, federation, None)
-    ids = (*trained.ids, *federation.ids)
-    values = {name: torch.cat([leaf, found.values[name].to(leaf)]) for name, leaf in trained.clients.values.items()}
-    return Rows(ids, values)
+    return _with_adapted(trained, federation, None)
 
 
-def update(trained: TrainedClients, federation: Federation) -> Rows:
+def update(trained: TrainedClients, federation: Federation) -> SavedStates:
     """The states of all clients, those of the federation fitted to the data it has of them."""
-    where = {client: at for at, client in enumerate(trained.ids)}
-    if new := [client for client in federation.ids if client not in where]:
+    known = set(trained.ids)
+    if new := [client for client in federation.ids if client not in known]:
         raise DataError(
-            f"there is no client {new[0]!r} among the {len(where)} that are known; update known clients only, and use "
+            f"there is no client {new[0]!r} among the {len(known)} that are known; update known clients only, and use "
             f"onboard(federation) for new ones"
         )
-    found = _adapted(trained, federation, trained.clients)
-    at = torch.tensor([where[client] for client in federation.ids], dtype=torch.long)
-    values = {
-        name: leaf.clone().index_copy_(0, at.to(leaf.device), found.values[name].to(leaf))
-        for name, leaf in trained.clients.values.items()
-    }
-    return Rows(trained.ids, values)
+    return _with_adapted(trained, federation, trained.clients)
 
 
 def continue_training(
@@ -91,17 +79,15 @@ def continue_training(
     return problem, before._replace(server=server)
 
 
-def with_absent(before: Rows, after: Rows) -> Rows:
-    """The states of clients after more training, and those of clients that had no part in it, as they were."""
-    assert before.ids is not None
-    assert after.ids is not None
-    trained = set(after.ids)
-    absent = [at for at, client in enumerate(before.ids) if client not in trained]
-    if not absent:
+def replace_rows(before: Rows, clients: Sequence[str], after: Rows) -> Rows:
+    """Rows with those of these clients replaced by others; all rows name their clients."""
+    replaced = set(clients)
+    stay = [at for at, client in enumerate(before.ids or ()) if client not in replaced]
+    if not stay:
         return after
-    ids = (*after.ids, *(before.ids[at] for at in absent))
-    rows = {name: leaf[torch.tensor(absent, device=leaf.device)] for name, leaf in before.values.items()}
-    return Rows(ids, {name: torch.cat([leaf, rows[name].to(leaf)]) for name, leaf in after.values.items()})
+    ids = tuple((before.ids or ())[at] for at in stay)
+    rows = Rows(ids, {name: leaf[torch.tensor(stay, device=leaf.device)] for name, leaf in before.values.items()})
+    return join_rows([rows, after])
 
 
 def method_to_continue(trained: Method, asked: Method | None) -> Method:
@@ -177,8 +163,9 @@ def _described(classes: Sequence[str] | None) -> str:
     return f"the classes {shown}" + (f" and {len(classes) - 5} more" if len(classes) > 5 else "")
 
 
-def _adapted(trained: TrainedClients, federation: Federation, states: Rows | None) -> Rows:
+def _with_adapted(trained: TrainedClients, federation: Federation, states: SavedStates | None) -> SavedStates:
     refuse_other_data(trained.kind, federation)
     placed = federation.to(trained.problem.device)
     transport = InProcess(Site(placed, trained.problem.population, trained.engine))
-    return adapt_clients(trained.method, trained.problem, trained.state.server, transport, states)
+    found = adapt_clients(trained.method, trained.problem, trained.state.server, transport, states)
+    return trained.clients._replace(rows=replace_rows(trained.clients.rows, federation.ids, found))

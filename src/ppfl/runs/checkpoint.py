@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import torch
 from pydantic import BaseModel, NonNegativeInt
-from torch import Tensor
 
+from ..algorithms.contract import Roster, Rows
+from ..core.client_names import ClientIds, positions_of
+from ..core.trees import Tree, named_leaves, tree_map
+from ..errors import CheckpointError
 from ..server import Kept, ServerState
+from ..sites import SavedStates
+from ..sites.filters import FilterMemory
+
+AT = "at"  # the part of a file that says whose rows of `clients` it has
 
 
 class Checkpoint(NamedTuple):
     """Where a run can be resumed: after the last round that is recorded in full."""
 
     state: ServerState
-    clients: dict[str, Tensor]  # their states by name, leaves (M, ...) in the order of clients.json
+    clients: SavedStates
     kept: Kept  # the state to return so far
-    kept_clients: dict[str, Tensor]
+    kept_clients: SavedStates
+    roster: Roster  # the clients, in the order of clients.json
 
     @property
     def numbers(self) -> CheckpointNumbers:
@@ -24,23 +34,28 @@ class Checkpoint(NamedTuple):
         state, kept = self.state, self.kept.state
         return CheckpointNumbers(
             round=state.round, exchange=state.exchange, kept_round=kept.round, kept_exchange=kept.exchange,
-            criterion=self.kept.criterion,
+            criterion=self.kept.criterion, clients=self.clients.rows.n_clients,
+            kept_clients=self.kept_clients.rows.n_clients, filters=self.clients.filters,
+            kept_filters=self.kept_clients.filters,
         )  # fmt: skip
 
     @classmethod
-    def of(cls, numbers: CheckpointNumbers, tensors: dict[str, Any]) -> Checkpoint:
+    def of(cls, numbers: CheckpointNumbers, tensors: dict[str, Any], roster: Roster) -> Checkpoint:
         """Put together again, from `tensors` as `tensors` has them."""
         now, kept = tensors["state"], tensors.get("kept", tensors["state"])
         state = ServerState(numbers.round, numbers.exchange, now["server"])
         kept_state = ServerState(numbers.kept_round, numbers.kept_exchange, kept["server"])
-        return cls(state, now["clients"], Kept(kept_state, numbers.criterion), kept["clients"])
+        clients = SavedStates(rows_at(now, roster.ids), numbers.filters)
+        kept_clients = SavedStates(rows_at(kept, roster.ids), numbers.kept_filters)
+        return cls(state, clients, Kept(kept_state, numbers.criterion), kept_clients, roster)
 
     @property
     def tensors(self) -> dict[str, Any]:
         """As a tree; the kept state only where it is another one."""
-        parts = {"state": {"server": self.state.server, "clients": self.clients}}
+        parts = {"state": {"server": self.state.server, **with_positions(self.clients.rows, self.roster.ids)}}
         if self.numbers.has_kept:
-            parts["kept"] = {"server": self.kept.state.server, "clients": self.kept_clients}
+            kept = with_positions(self.kept_clients.rows, self.roster.ids)
+            parts["kept"] = {"server": self.kept.state.server, **kept}
         return parts
 
 
@@ -52,8 +67,41 @@ class CheckpointNumbers(BaseModel):
     kept_round: NonNegativeInt
     kept_exchange: NonNegativeInt
     criterion: float
+    clients: NonNegativeInt  # that have a row
+    kept_clients: NonNegativeInt
+    filters: dict[str, FilterMemory]
+    kept_filters: dict[str, FilterMemory]
 
     @property
     def has_kept(self) -> bool:
         """Whether the kept state is another one than the last."""
         return self.kept_round != self.round
+
+    def template(self, server: Tree, client: Tree) -> dict[str, Any]:
+        """What the tensors look like, given a server's state and the state that every client begins with."""
+        parts = {"state": {"server": server, **rows_like(client, self.clients)}}
+        if self.has_kept:
+            parts["kept"] = {"server": server, **rows_like(client, self.kept_clients)}
+        return parts
+
+
+def with_positions(rows: Rows, ids: ClientIds) -> dict[str, Any]:
+    """Rows of some of these clients as a file has them: the values, and where their clients stand among all."""
+    if rows.ids == ids:
+        return {"clients": rows.values, AT: torch.arange(len(ids))}
+    where = positions_of(ids)
+    return {"clients": rows.values, AT: torch.tensor([where[client] for client in rows.ids or ()], dtype=torch.long)}
+
+
+def rows_at(found: Mapping[str, Any], ids: ClientIds) -> Rows:
+    """The rows that `with_positions` took apart."""
+    at = found[AT].tolist()
+    if not all(0 <= position < len(ids) for position in at) or len(set(at)) < len(at):
+        raise CheckpointError(f"client states are of other clients than the {len(ids)} that are known; start again")
+    return Rows(ids if at == [*range(len(ids))] else tuple(ids[position] for position in at), found["clients"])
+
+
+def rows_like(client: Tree, clients: int) -> dict[str, Any]:
+    """What `with_positions` gives for so many clients, given the state that every client begins with."""
+    rows = tree_map(lambda leaf: leaf.expand(clients, *leaf.shape), client)
+    return {"clients": named_leaves(rows), AT: torch.zeros(clients, dtype=torch.long)}

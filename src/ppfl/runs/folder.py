@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from torch import Tensor
 
-from ..algorithms.contract import Method
-from ..core.trees import Params
+from ..algorithms.contract import Method, Roster
+from ..core.trees import Params, Tree
 from ..data.federation import Federation
 from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError
@@ -161,10 +161,10 @@ class RunFolder:
         """All settings, as the run has them."""
         return dict(read_json(self.experiment_file) | read_json(self.chosen_file))
 
-    def resume(self, start: dict[str, Any], clients: Record) -> Checkpoint | None:
+    def resume(self, server: Tree, client: Tree, clients: Record) -> Checkpoint | None:
         """Where to go on; None where no checkpoint was reached. What came after it is forgotten.
 
-        `start` shows what a state looks like: the server's and the clients' tensors before the first round.
+        server, client: what states look like, the server's and that of one client, before the first round.
         """
         there = read_json(self.clients_file)
         if there != clients:
@@ -177,7 +177,7 @@ class RunFolder:
                 f"{self.path} was begun with ppfl {self.identity.version}, this is {package_version('ppfl')}, which "
                 f"may not give the same result; install the older version, or choose another --out"
             )
-        found = self._load_checkpoint(start) if self.checkpoint_file.exists() else None
+        found = self._load_checkpoint(server, client) if self.checkpoint_file.exists() else None
         chain = self.read_chain()
         self._resumed = [*chain["resumed"], describe_environment()]
         self.log.cut(chain["logs"])
@@ -243,13 +243,13 @@ class RunFolder:
         except ValidationError:
             raise damaged(self.checkpoint_file, "does not say of which round it is") from None
 
-    def _load_checkpoint(self, start: dict[str, Any]) -> Checkpoint:
+    def _load_checkpoint(self, server: Tree, client: Tree) -> Checkpoint:
         # the clients' states stay in the file: sites copy them, to memory or to files of their own
         tensors, about = read_tensors(self.checkpoint_file, "checkpoint", mapped=("state.clients.", "kept.clients."))
         self.identity.refuse_other(self.checkpoint_file, about.get("run"))
         numbers = self._numbers(about)
-        parts = ["state", "kept"] if numbers.has_kept else ["state"]
-        return Checkpoint.of(numbers, restore(self.checkpoint_file, tensors, dict.fromkeys(parts, start)))
+        tree = restore(self.checkpoint_file, tensors, numbers.template(server, client))
+        return Checkpoint.of(numbers, tree, Roster(read_json(self.clients_file)["ids"]))
 
 
 def method_of(settings: Record, file: Path) -> Method:

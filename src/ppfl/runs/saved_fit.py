@@ -3,9 +3,9 @@
 about      what describes the population, its network, the method and the samples
 network    the start values of the trained parameters
 constants  frozen parameters and buffers, which may be infinite
-server     the state of the server by name: canonical models, and memberships where clients show them
-clients    the states of the clients by name, one row per client
-ids, clients_ids, history
+states     by name, `server`: canonical models, and memberships where clients show them; `clients`: one row for each
+           client that took part; `at`: where these clients stand in known_ids
+ids, known_ids, history
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ..errors import CheckpointError, PPFLError
 from ..io.codec import dump, load
 from ..io.files import atomic_write, damaged, write_bytes
 from ..server import ServerState
-from ..sites import ENGINES
-from ..sites.states import ClientStates
+from ..sites import ENGINES, SavedStates
+from .checkpoint import AT, rows_at, rows_like, with_positions
 from .fit_parts import (
     describe_adapters,
     describe_loss,
@@ -51,7 +51,8 @@ class SavedFit(NamedTuple):
     problem: Problem
     method: Method
     state: ServerState
-    clients: Rows
+    ids: ClientIds  # of all known clients
+    clients: SavedStates
     kind: SampleKind
     engine: str  # its name
     history: list[dict[str, Any]]
@@ -82,15 +83,15 @@ def save_fit(path: Path, fit: SavedFit) -> None:
         "splits": list(problem.splits),
         "state": {"round": fit.state.round, "exchange": fit.state.exchange},
         "engine": fit.engine,
+        "filters": fit.clients.filters,
     }
     content = {
         "about": about,
         "network": trained,
         "constants": constants,
-        "server": named_leaves(fit.state.server),
-        "clients": named_leaves(fit.clients.values),
+        "states": named_leaves({"server": fit.state.server, **with_positions(fit.clients.rows, fit.ids)}),
         "ids": problem.roster.ids,
-        "clients_ids": fit.clients.ids,
+        "known_ids": fit.ids,
         "history": fit.history,
     }
     with atomic_write(path) as file:
@@ -110,7 +111,7 @@ def load_fit(
     parts = load(path, KIND)
     try:
         about, found = parts["about"], parts["about"]["population"]
-        for part in ("network", "server", "clients"):
+        for part in ("network", "states"):
             check_values(path, parts[part])
         built = restore_network(path, found, net, parts)
         chosen = restore_loss(path, found["loss"], loss)
@@ -124,11 +125,11 @@ def load_fit(
             population, roster, nothing(roster.ids), numbers["rounds"], numbers["seed"], numbers["importance"],
             tuple(about["splits"]), place,
         )  # fmt: skip
-        state, clients = restore_states(path, rule, problem, parts["clients_ids"], parts["server"], parts["clients"])
+        state, rows = restore_states(path, rule, problem, parts["known_ids"], parts["states"])
         return SavedFit(
-            problem, rule, ServerState(about["state"]["round"], about["state"]["exchange"], state), clients,
-            kind, about["engine"] if about["engine"] in ENGINES else "stacked",
-            parts["history"],
+            problem, rule, ServerState(about["state"]["round"], about["state"]["exchange"], state),
+            parts["known_ids"], SavedStates(rows, about["filters"]), kind,
+            about["engine"] if about["engine"] in ENGINES else "stacked", parts["history"],
         )  # fmt: skip
     except PPFLError:
         raise
@@ -140,17 +141,17 @@ def restore_states(
     path: Path,
     method: Method,
     problem: Problem,
-    client_ids: ClientIds,
-    server: Mapping[str, Tensor],
-    clients: Mapping[str, Tensor],
+    ids: ClientIds,
+    tensors: Mapping[str, Tensor],
 ) -> tuple[Any, Rows]:
-    """The states of the server and of the clients from their tensors, checked, on the problem's device."""
-    expected = method.init_server(problem)
-    found = restore(path, server, expected)
-    states = ClientStates.in_memory(method.init_clients(problem.population, problem.seed, client_ids), len(client_ids))
-    rows = restore(path, clients, states.named("now"))
-    moved = {name: leaf.to(problem.device) for name, leaf in named_leaves(rows).items()}
-    return tree_map(lambda leaf: leaf.to(problem.device), found), Rows(client_ids, moved)
+    """The states of the server and of clients among `ids` from their tensors, checked, on the problem's device."""
+    server = restore(path, under(tensors, "server"), method.init_server(problem))
+    template = rows_like(method.init_client(problem.population), len(tensors[AT]))
+    rows = restore(
+        path, {name: v for name, v in tensors.items() if name == AT or name.startswith("clients.")}, template
+    )
+    server, rows = tree_map(lambda leaf: leaf.to(problem.device), (server, rows))
+    return server, rows_at(rows, ids)
 
 
 def save_weights(path: Path, module: nn.Module) -> None:

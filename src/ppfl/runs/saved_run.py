@@ -13,10 +13,11 @@ from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError
 from ..io.files import damaged, read_json
 from ..server import ServerState
+from ..sites import SavedStates
 from .experiment import Experiment
 from .folder import RunFolder
 from .record import find_runs
-from .saved_fit import SavedFit, restore_states, under
+from .saved_fit import SavedFit, restore_states
 
 
 def load_finished_run(path: Path, device: torch.device, base: Path | None = None) -> SavedFit:
@@ -42,9 +43,9 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
             population, Roster(ids), nothing(ids), experiment.rounds, seed, float(sum(samples["train"])),
             tuple(sorted(samples)), device,
         )  # fmt: skip
-        method, server, states = experiment.algorithm, under(tensors, "server"), under(tensors, "clients")
-        restored, rows = restore_states(folder.result_file, method, problem, ids, server, states)
+        method = experiment.algorithm
+        restored, rows = restore_states(folder.result_file, method, problem, ids, tensors)
         state = ServerState(about["round"], 0, restored)
     except (KeyError, TypeError, ValidationError) as error:
         raise damaged(folder.path, f"cannot be understood ({' '.join(str(error).split())})") from None
-    return SavedFit(problem, method, state, rows, kind, experiment.engine, metrics)
+    return SavedFit(problem, method, state, ids, SavedStates(rows), kind, experiment.engine, metrics)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..algorithms.contract import Method, Problem, Rows
-from ..core.trees import tree_map
+from ..algorithms.contract import Method, Problem
+from ..core.trees import Tree, tree_map
 from ..data.federation import Federation
 from ..errors import RankError, SettingError
 from ..server import (
@@ -36,7 +36,7 @@ from ..server import (
 from ..server.loop import MAIN
 from ..sites import Restore, Site
 from ..sites.engines import balanced
-from .checkpoint import Checkpoint, CheckpointNumbers
+from .checkpoint import Checkpoint, CheckpointNumbers, with_positions
 from .experiment import Experiment
 from .folder import RunFolder, describe_clients, method_of
 from .provenance import describe_environment
@@ -147,22 +147,20 @@ class SeedRun:
         start = begin(self.method, self.problem, self.transport, dropout=self.experiment.dropout)
         if not self.resumes:
             return start, None
-        fresh = {"server": start.server, "clients": client_states(self.transport, start).values}
-        found = self._checkpoint(fresh)
+        found = self._checkpoint(start.server, self.method.init_client(self.population))
         if found is None:
             return start, None
-        self.saved = found.state.round
-        ids, exchange = self.problem.roster.ids, found.state.exchange
-        kept = Restore(MAIN, exchange, Rows(ids, found.kept_clients), "kept")
-        self.transport.ask([Restore(MAIN, exchange, Rows(ids, found.clients)), kept])
+        self.saved, exchange = found.state.round, found.state.exchange
+        kept = Restore(MAIN, exchange, found.kept_clients, "kept")
+        self.transport.ask([Restore(MAIN, exchange, found.clients), kept])
         return found.state, found.kept
 
-    def _checkpoint(self, fresh: dict[str, Any]) -> Checkpoint | None:
-        """As the first process has it."""
+    def _checkpoint(self, server: Tree, client: Tree) -> Checkpoint | None:
+        """As the first process has it; the arguments show what states look like."""
         read: list[Checkpoint] = []
 
         def numbers() -> dict[str, Any] | None:
-            found = self.folder.resume(fresh, describe_clients(self.federation, self.fingerprint))
+            found = self.folder.resume(server, client, describe_clients(self.federation, self.fingerprint))
             if found is None:
                 return None
             read.append(found)
@@ -174,9 +172,8 @@ class SeedRun:
         if not isinstance(self.ranks, TorchRanks):
             return read[0]
         described = CheckpointNumbers.model_validate(said)
-        parts = ["state", "kept"] if described.has_kept else ["state"]
-        tensors = read[0].tensors if read else dict.fromkeys(parts, fresh)
-        return Checkpoint.of(described, tree_map(self.ranks.from_first, tensors))
+        tensors = read[0].tensors if read else described.template(server, client)
+        return Checkpoint.of(described, tree_map(self.ranks.from_first, tensors), self.problem.roster)
 
     def _record(self, end: RoundEnd, environment: dict[str, str]) -> None:
         if self.ranks.first:
@@ -190,25 +187,26 @@ class SeedRun:
         return timer.is_due(round) or (self.ranks.size > 1 and self.saved == 0)
 
     def _save(self, state: ServerState, kept: Kept) -> None:
-        clients = client_states(self.transport, state).values
+        clients = client_states(self.transport, state)
         same = kept.state.round == state.round
-        kept_clients = clients if same else client_states(self.transport, state, "kept").values
+        kept_clients = clients if same else client_states(self.transport, state, "kept")
         if self.ranks.first:
-            self.folder.save_checkpoint(Checkpoint(state, clients, kept, kept_clients))
+            self.folder.save_checkpoint(Checkpoint(state, clients, kept, kept_clients, self.problem.roster))
         self.saved = state.round
 
     def _finish(self, last: ServerState, kept: Kept, measured: Measurement | None) -> None:
         """Write the state to return, with its scores."""
         if kept.state.round == last.round:
-            clients = client_states(self.transport, last).values
+            clients = client_states(self.transport, last)
         else:
-            clients = client_states(self.transport, last, "kept").values
-            self.transport.ask([Restore(MAIN, kept.state.exchange, Rows(self.problem.roster.ids, clients))])
+            clients = client_states(self.transport, last, "kept")
+            self.transport.ask([Restore(MAIN, kept.state.exchange, clients)])
             measured = None
         if measured is None:
             measured = measure(self.method, self.problem, self.transport, kept.state, self.watch)
         if self.ranks.first:
-            returned = {"server": kept.state.server, "clients": clients}
+            rows = with_positions(clients.rows, self.problem.roster.ids)
+            returned = {"server": kept.state.server, **rows}
             scores = measured.record | self._scores_of_newcomers(kept.state)
             self.folder.finish(returned, kept.state.round, measured.memberships, scores)
 

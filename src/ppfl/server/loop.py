@@ -12,12 +12,11 @@ import torch
 
 from ..algorithms.contract import Method, Plan, Problem, Rows, Share
 from ..core.affinity import Affinity, nothing
-from ..core.client_names import positions_of
 from ..core.population import Population
 from ..core.trees import Tree, named_leaves, tree_map
 from ..errors import SettingError
 from ..io.codec import size_of
-from ..sites import Close, Describe, Refusal, Reply, Save, Setup, Train
+from ..sites import Close, Describe, Refusal, Reply, Save, SavedStates, Setup, Train
 from ..sites.messages import Snapshot, number
 from .transports import Transport
 
@@ -171,20 +170,22 @@ def next_request(method: Method, problem: Problem, state: ServerState) -> Train 
     return make_request(method, problem, state.server, plan, state.round, state.exchange + 1)
 
 
-def client_states(transport: Transport, state: ServerState, snapshot: Snapshot = "now", session: str = MAIN) -> Rows:
-    """The states of all clients when the server was at `state`, rows in the order of the roster."""
+def client_states(
+    transport: Transport, state: ServerState, snapshot: Snapshot = "now", session: str = MAIN
+) -> SavedStates:
+    """The states that clients have when the server is at `state`: of those that were ever written to, in order."""
     (reply,) = transport.ask([Save(session, state.exchange, snapshot)])
-    return in_roster_order(reply.rows, transport)
+    return SavedStates(in_roster_order(reply.rows, transport), reply.by_site)
 
 
 def in_roster_order(rows: Rows, transport: Transport) -> Rows:
-    """Rows of all clients, named and ordered as the roster has them."""
-    ids = transport.roster.ids
-    if rows.ids is None or rows.ids == ids:
-        return Rows(ids, rows.values)
-    where = positions_of(rows.ids)
-    at = torch.tensor([where[client] for client in ids], dtype=torch.long)
-    return Rows(ids, {name: leaf[at.to(leaf.device)] for name, leaf in rows.values.items()})
+    """Rows of clients, named and ordered as the roster has them."""
+    roster = transport.roster
+    if rows.ids is None or rows.ids == roster.ids:
+        return Rows(roster.ids, rows.values)
+    order = torch.tensor([roster.position[client] for client in rows.ids], dtype=torch.long).argsort()
+    ids = roster.ids if len(order) == len(roster) else tuple(rows.ids[at] for at in order.tolist())
+    return Rows(ids, {name: leaf[order.to(leaf.device)] for name, leaf in rows.values.items()})
 
 
 def warn_if_diverged(losses: Sequence[float], lr: float, stacklevel: int = 3) -> None:

@@ -14,7 +14,7 @@ from ..core.draws import name_keys, uniform
 from ..core.trees import Tree
 from ..data import Federation
 from ..errors import SettingError
-from ..sites import Describe, Evaluate, Restore
+from ..sites import Describe, Evaluate, Restore, SavedStates
 from ..sites.messages import number
 from .evaluation import Evaluation, read_evaluation
 from .loop import MAIN, RefusedUpdateWarning, ServerState, ask_clients, client_states, make_request, setup_sites
@@ -60,7 +60,7 @@ def score_newcomers(method: Method, problem: Problem, server: Tree, newcomers: T
 
 
 def adapt_clients(
-    method: Method, problem: Problem, server: Tree, clients: Transport, states: Rows | None = None
+    method: Method, problem: Problem, server: Tree, clients: Transport, states: SavedStates | None = None
 ) -> Rows:
     """The states of clients after they have found their place with the models as they are; no model changes.
 
@@ -70,7 +70,7 @@ def adapt_clients(
     if states is not None:
         clients.ask([Restore(MAIN, 0, states)])
     exchanges = _find_places(method, problem, server, clients)
-    return client_states(clients, ServerState(0, exchanges, server))
+    return client_states(clients, ServerState(0, exchanges, server)).rows
 
 
 def _setup_newcomers(method: Method, problem: Problem, clients: Transport) -> Method:

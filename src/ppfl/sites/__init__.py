@@ -13,6 +13,7 @@ from .messages import (
     Request,
     Restore,
     Save,
+    SavedStates,
     Setup,
     Train,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Request",
     "Restore",
     "Save",
+    "SavedStates",
     "Setup",
     "Site",
     "Stacked",

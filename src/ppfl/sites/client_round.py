@@ -17,7 +17,7 @@ from ..data import Samples
 from ..errors import SettingError
 from ..io.codec import size_of
 from .engines import Engine
-from .filters import Norms, row_norms
+from .filters import FilterMemory, Norms, row_norms
 from .messages import Train
 from .states import ClientStates
 
@@ -89,7 +89,7 @@ class ClientRound:
         work = session.method.work(backend, request.task, request.shared, own, before, data)
         refuse_undeclared_rows(session.method, work.upload)
         if request.keep_states:
-            session.states.write(who, before, work.client)
+            session.states.write(who, work.client)
         batch_size, counted = session.method.batch_size, weight * self.factor[chunk].to(weight)
         tally.add(chunk, work, counted, data.sizes if batch_size is None else data.sizes.clamp_max(batch_size))
 
@@ -185,10 +185,10 @@ class Tally:
         """(S, ...), in the order of the round's clients."""
         return {name: self._in_order([rows[name] for _, rows, _ in self._parts]) for name in self._parts[0][1]}
 
-    def norms(self, earlier: Tensor) -> Norms:
+    def norms(self, memory: FilterMemory) -> Norms:
         """Of every client's upload, in the order of the round's clients."""
         upload, steps, rest = self._in_order([norms for *_, norms in self._parts]).unbind(1)
-        return Norms(upload, steps, rest, earlier)
+        return Norms(upload, steps, rest, *memory.get(self.kind, ()))
 
     def _in_order(self, parts: list[Any]) -> Tensor:
         together: Tensor = parts[0].new_empty(self.clients, *parts[0].shape[1:])

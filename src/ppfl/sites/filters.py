@@ -16,6 +16,11 @@ from torch import Tensor
 
 MEDIAN, UPPER, TIMES = 0.5, 0.9, 10.0
 FEWEST = 4  # uploads to compare with
+RECENT = 16  # uploads of earlier rounds that are remembered, for rounds with fewer
+DECAY = 0.9  # of the bound, in every round; with 0.5, SCAFFOLD's clients were refused after ten rounds of absence
+
+# What filters remember of the uploads of a session, by kind: `Norms.bound` and `Norms.recent`.
+FilterMemory = dict[str, tuple[list[float], list[list[float]]]]
 
 
 class Norms(NamedTuple):
@@ -24,7 +29,8 @@ class Norms(NamedTuple):
     upload: Tensor  # (S,), Euclidean norm of what is sent, without what is one number per client, such as a count
     steps: Tensor  # (S,), about how many local steps it comes from
     rest: Tensor  # (S,), norm of all else: such numbers, metrics, and the client's new state
-    earlier: Tensor  # (N, 2): the largest upload, and upload / steps, that each client sent in earlier rounds
+    bound: list[float] = [0.0, 0.0]  # of earlier rounds, for `compared`; 0 where there is none
+    recent: list[list[float]] = []  # `compared` of the last uploads of earlier rounds
 
     @property
     def compared(self) -> Tensor:
@@ -52,36 +58,51 @@ class BoundedUploads:
 
     A norm is too large if it is above 10 q (q / m), with m the median of the round's norms and q their upper decile:
     norms of clean data differ by more than ten times where clients have few samples or take long steps, and then q / m
-    is large too. It must be so both as it is and per local step, and also among the norms of earlier rounds: at the end
-    of training most clients hardly move, and one that still does is no danger. Up to a tenth of the clients may be bad.
+    is large too. It must be so both as it is and per local step. Up to a tenth of the clients may be bad. A round with
+    fewer than four uploads is compared together with the last 16 before it.
+
+    The bound of a round holds for the next ones too, a tenth lower in each: updates become smaller in the course of
+    training, and a client that has not taken part for some rounds may still move as far as others did then.
     """
 
     def refuse(self, norms: Norms) -> dict[int, str]:
-        compared, earlier = norms.compared.numpy(), norms.earlier.numpy()
-        here = np.isfinite(compared[:, 0])
-        now = compared[here]
-        pools = [now, earlier] if len(now) >= FEWEST else [np.concatenate([earlier, now])]
-        large, bounded = here, False
-        for pool in pools:
-            if large.any() and (bound := _bound(pool)) is not None:  # after the first pool hardly ever one is left
-                large, bounded = large & (compared > bound).all(axis=1), True
-        if not bounded:
+        compared, pool = norms.compared.numpy(), _pool(norms)
+        bound = np.maximum(_bound(pool), norms.bound)
+        if bound.min() <= 0:
             return {}
+        large = np.isfinite(compared[:, 0]) & (compared > bound).all(axis=1)
         return {
-            at: f"its update has norm {compared[at, 0]:.3g}, most have {_at(MEDIAN, np.sort(pools[0][:, 0])):.3g}"
+            at: f"its update has norm {compared[at, 0]:.3g}, most have {_at(MEDIAN, np.sort(pool[:, 0])):.3g}"
             for at in np.flatnonzero(large).tolist()
         }
 
 
-def _bound(pool: npt.NDArray[np.float64]) -> list[float] | None:
-    """Two numbers: above them norms are too large, given those of a pool (N, 2); None where there are too few."""
+def remember(norms: Norms) -> tuple[list[float], list[list[float]]]:
+    """What later uploads are compared with, after the uploads of a round were counted: `Norms.bound` and `.recent`."""
+    found, bound, compared = _bound(_pool(norms)), np.array(norms.bound), norms.compared
+    if found.min() > 0:  # else most have come to rest, or there are too few to tell
+        bound = np.maximum(found, DECAY * bound)
+    recent = [*norms.recent, *compared[compared[:, 0].isfinite()][-RECENT:].tolist()]
+    return bound.tolist(), recent[-RECENT:]
+
+
+def _pool(norms: Norms) -> npt.NDArray[np.float64]:
+    """(N, 2): the finite norms of a round; together with the last ones before it where they are few."""
+    compared = norms.compared.numpy()
+    now = compared[np.isfinite(compared[:, 0])]
+    return now if len(now) >= FEWEST else np.concatenate([np.array(norms.recent).reshape(-1, 2), now])
+
+
+def _bound(pool: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Two numbers: above them norms are too large, given those of a pool (N, 2); 0 where nothing can be said."""
     if len(pool) < FEWEST:
-        return None
+        return np.zeros(2)
     ordered = np.sort(pool, axis=0)
-    medians, uppers = (_at(share, ordered).tolist() for share in (MEDIAN, UPPER))
-    if min(medians) <= 0:
-        return None
-    return [TIMES * upper * (upper / median) for median, upper in zip(medians, uppers, strict=True)]
+    median, upper = (_at(share, ordered) for share in (MEDIAN, UPPER))
+    if median.min() <= 0:
+        return np.zeros(2)
+    bound: npt.NDArray[np.float64] = TIMES * upper * (upper / median)
+    return bound
 
 
 def _at(share: float, ordered: npt.NDArray[np.float64]) -> Any:

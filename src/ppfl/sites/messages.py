@@ -18,6 +18,7 @@ from ..algorithms.contract import Method, Rows, Total, Who
 from ..core.trees import Params, Tree, tree_map
 from ..errors import DataError
 from ..io.codec import dump, load, message
+from .filters import FilterMemory
 
 Snapshot = Literal["now", "kept"]
 
@@ -82,7 +83,8 @@ class Keep(NamedTuple):
 
 @message
 class Save(NamedTuple):
-    """The client states after the exchange `merged`, as rows by client id; work of a later one is undone."""
+    """The client states after the exchange `merged`, as rows by client id, of clients that were ever written to; work
+    of a later exchange is undone."""
 
     session: str
     merged: int
@@ -90,12 +92,23 @@ class Save(NamedTuple):
 
 
 @message
+class SavedStates(NamedTuple):
+    """What sites have saved of their clients."""
+
+    rows: Rows  # the states of clients that were ever written to; the others are as every client begins
+    filters: dict[str, FilterMemory] = {}  # what filters remember, by the name of the site
+
+
+@message
 class Restore(NamedTuple):
-    """Client states as they were saved; a site takes those of its own clients."""
+    """Client states as they were saved; a site takes those of its own clients, and the memory of filters by its name.
+
+    Clients without a row begin anew.
+    """
 
     session: str
     exchange: int  # after which they were saved
-    states: Rows
+    saved: SavedStates
     snapshot: Snapshot = "now"
 
 
@@ -195,7 +208,7 @@ class Reply(NamedTuple):
     rows: Rows = Rows((), {})
     facts: dict[str, Any] = {}
     refused: tuple[Refusal, ...] = ()
-    by_site: dict[str, Any] = {}  # what secure sums need from each site; text alone
+    by_site: dict[str, Any] = {}  # what secure sums need from each site, or what its filters remember; no tensors
 
 
 def encode(messages: Any) -> bytes:

@@ -13,17 +13,16 @@ from torch import Tensor
 
 from ..algorithms.contract import Rows, Share
 from ..core.backends import Backend
-from ..core.client_names import ClientIds, client_keys, positions_of
+from ..core.client_names import client_keys, positions_of
 from ..core.draws import uniform
 from ..core.population import Mixture, Models, Population
-from ..core.trees import Tree, tree_map
+from ..core.trees import named_leaves, tree_map, with_leaves
 from ..data import Federation
 from ..errors import CheckpointError, DataError, SettingError
-from ..io.codec import size_of
 from .client_round import Asked, ClientRound, Session, Tally, Workplace
 from .engines import Engine
 from .evaluation import score_clients, score_sums
-from .filters import Filter, default_filters, refusals
+from .filters import Filter, default_filters, refusals, remember
 from .frozen_features import run_frozen_layers
 from .messages import (
     Close,
@@ -35,13 +34,13 @@ from .messages import (
     Request,
     Restore,
     Save,
+    SavedStates,
     Setup,
+    Snapshot,
     Train,
 )
 from .metrics import KeptPredictions, PredictionMetric, metric_sums
 from .states import ClientStates
-
-MOST_BYTES = 256 * 2**20  # of client states in memory; a run may need two copies of them
 
 
 class Site:
@@ -111,23 +110,11 @@ class Site:
     def setup(self, request: Setup) -> Reply:
         population, device = self.backend.population, self.federation.train.x.device
         weight = (self.importance / request.importance).float().to(device, population.dtype)
-        states = self._first_states(request)
+        population.load(request.start)  # another session may have loaded others
+        initial = tree_map(lambda leaf: leaf.to(device), request.method.init_client(population))
+        states = ClientStates(initial, self.federation.n_clients, self.states_on_disk)
         self.sessions[request.session] = Session(request.method, request.seed, request.dropout, weight, states)
         return Reply()
-
-    def _first_states(self, request: Setup) -> ClientStates:
-        """In memory, or on disk where they would take too much of it."""
-        population, ids, device = self.backend.population, self.federation.ids, self.federation.train.x.device
-
-        def initial(ids: ClientIds) -> Tree:
-            population.load(request.start)  # another session may have loaded others
-            states = request.method.init_clients(population, request.seed, ids)
-            return tree_map(lambda leaf: leaf.to(device), states)
-
-        size = len(ids) * size_of(initial(ids[:1]))
-        if size <= MOST_BYTES if self.states_on_disk is None else not self.states_on_disk:
-            return ClientStates.in_memory(initial(ids), len(ids))
-        return ClientStates.on_disk(lambda who: initial(tuple(ids[at] for at in who.tolist())), len(ids))
 
     def close(self, request: Close) -> Reply:
         self.sessions.pop(request.session, None)
@@ -144,12 +131,12 @@ class Site:
             luck = uniform(session.seed, "dropout", request.round, self.keys[asked])
             here = (luck >= session.dropout).nonzero()[:, 0]
         if request.keep_states:
-            session.states.begin(request.round, request.exchange, request.merged)
+            session.states.begin(request.round, request.exchange, request.merged, len(here))
         refused: dict[int, str] = {}
         while True:  # again without those whose uploads are refused: work depends on nothing but its keys
             counted = here[[int(at) not in refused for at in here]] if refused else here
             tally = ClientRound(self.place, session, request, everyone_asked.at(counted)).run()
-            norms = None if tally is None else tally.norms(session.states.earlier_norms(tally.kind))
+            norms = None if tally is None else tally.norms(session.states.filters)
             found = {} if norms is None else refusals(self.filters, norms)
             if not found:
                 break
@@ -157,7 +144,7 @@ class Site:
             if request.keep_states:
                 session.states.undo_work()
         if tally is not None and norms is not None and request.keep_states:
-            session.states.remember_norms(tally.kind, asked[counted], norms.compared)
+            session.states.filters = session.states.filters | {tally.kind: remember(norms)}
         return self._reply(tally, asked, here, counted, refused)
 
     def _reply(
@@ -253,23 +240,27 @@ class Site:
     def save(self, request: Save) -> Reply:
         states = self._session(request.session).states
         states.return_to(request.merged)
-        return Reply(rows=Rows(None, states.named(request.snapshot)))
+        rows, filters = self.saved_states(request.session, request.snapshot)
+        return Reply(rows=rows, by_site=filters)
+
+    def saved_states(self, session: str, snapshot: Snapshot = "now") -> SavedStates:
+        """The states of a session's clients that were ever written to."""
+        at, tree, filters = self._session(session).states.save(kept=snapshot == "kept")
+        ids, values = self.federation.ids, named_leaves(tree)
+        names = None if len(at) == len(ids) else tuple(ids[position] for position in at.tolist())
+        return SavedStates(Rows(names, values), {self.name: filters})
 
     def restore(self, request: Restore) -> Reply:
-        states, saved = self._session(request.session).states, request.states
-        if saved.ids is None or saved.ids == self.federation.ids:
-            named = saved.values
-        else:
-            where = positions_of(saved.ids)
-            missing = [client for client in self.federation.ids if client not in where]
-            if missing:
-                raise CheckpointError(
-                    f"the saved states have no client {missing[0]!r} of site {self.name!r}; "
-                    f"restore states of the same clients, or onboard new ones"
-                )
-            at = torch.tensor([where[client] for client in self.federation.ids], dtype=torch.long)
-            named = {name: leaf[at.to(leaf.device)] for name, leaf in saved.values.items()}
-        states.restore(request.snapshot, named, request.exchange)
+        states, (saved, filters) = self._session(request.session).states, request.saved
+        ids, values = self.federation.ids, saved.values
+        at = torch.arange(len(ids))
+        if saved.ids is not None and saved.ids != ids:
+            at = torch.tensor([self.positions.get(client, -1) for client in saved.ids], dtype=torch.long)
+            if bool((at < 0).any()):  # clients of other sites
+                here = at >= 0
+                at, values = at[here], {name: leaf[here.to(leaf.device)] for name, leaf in values.items()}
+        rows = with_leaves(states.initial, values)
+        states.restore(at, rows, filters.get(self.name, {}), request.exchange, kept=request.snapshot == "kept")
         return Reply()
 
     def _session(self, name: str) -> Session:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core.population import Networks, Population
-from ...core.trees import Params, expand, map_params, per_client
+from ...core.trees import Params, map_params, per_client
 
 
 class OwnModel(NamedTuple):
@@ -19,9 +18,9 @@ class OwnModel(NamedTuple):
     exists: Tensor  # (C,), 1 or 0; a client without one starts from what the server sends
 
 
-def no_model_yet(population: Population, ids: Sequence[str]) -> OwnModel:
-    """Before the first round."""
-    return OwnModel(expand(population.initial_network(), len(ids)), torch.zeros(len(ids), dtype=population.dtype))
+def no_model_yet(population: Population) -> OwnModel:
+    """One client before its first round."""
+    return OwnModel(population.initial_network(), torch.zeros((), dtype=population.dtype))
 
 
 def own_or_shared(own: OwnModel, shared: Params) -> Params:
