@@ -20,7 +20,7 @@ from torch import nn
 from kit.networks import make_linear
 from kit.problems import make_federation
 from kit.refusals import CheckpointError, DataError, WriteError, assert_refused
-from kit.training import MAIN
+from kit.training import MAIN, name_keys
 from ppfl.algorithms import Local, Rows, Sum, Upload, Work
 from ppfl.core import Population
 from ppfl.data import lazy_population
@@ -223,6 +223,32 @@ class StatesOnDisk(States):
 
 
 TestStatesInMemory, TestStatesOnDisk = States.TestCase, StatesOnDisk.TestCase
+
+
+class ShowsKeys(Local):
+    """A method whose clients show who they are."""
+
+    @property
+    def visible_rows(self):
+        return ("key",)
+
+    def work(self, backend, task, shared, own, client, data):
+        return Work(client, Upload(rows={"key": data.keys}))
+
+
+def test_rows_belong_to_the_clients_that_a_request_names_in_any_order_and_once():
+    federation, population = make_federation(SIZES), Population(make_linear(), k=1)
+    site = Site(federation, population, Stacked())
+    site.answer(Setup(MAIN, ShowsKeys(lr=0.1), population.initial_network(), 1, float(sum(SIZES))))
+
+    def keys(*who: str) -> dict[str, int]:
+        rows = site.answer(Train(MAIN, 0, 1, 0, who, 0, {}, {}, keep_states=False)).rows
+        return dict(zip(rows.ids or federation.ids, rows.values["key"].tolist(), strict=True))
+
+    expected = {client: int(key) for client, key in zip(IDS, name_keys(IDS), strict=True)}
+    for who in (IDS, IDS[::-1], (*IDS[1:], IDS[0]), IDS[2:4]):
+        assert keys(*who) == {client: expected[client] for client in who}
+    assert_refused(lambda: keys(*IDS, IDS[2]), DataError, "'site'", "'client-2' twice", "once")
 
 
 def bytes_after(registered: int, rounds: int, on_disk: bool | None = True) -> list[int]:

@@ -157,8 +157,9 @@ class Site:
         names = tuple(Refusal(ids[int(asked[at])], reason) for at, reason in sorted(refused.items()))
         if tally is None:
             return Reply(metrics=metrics, rows=Rows((), {}), refused=names)
-        everyone = len(counted) == len(ids) == len(asked)
-        came = None if everyone else tuple(ids[at] for at in asked[counted].tolist())
+        who = asked[counted]
+        # rows without names are those of all clients in the site's order
+        came = None if who.equal(torch.arange(len(ids))) else tuple(ids[at] for at in who.tolist())
         values = tally.rows
         rows = Rows(came, values) if values else Rows((), {})
         return Reply(tally.totals, metrics | tally.metrics, rows, refused=names)
@@ -184,6 +185,9 @@ class Site:
             raise DataError(
                 f"site {self.name!r} has no client {unknown!r}; its ids look like {self.federation.ids[0]!r}"
             )
+        if len(set(found)) < len(found):
+            twice = next(client for at, client in enumerate(clients) if client in clients[:at])
+            raise DataError(f"a request to site {self.name!r} names client {twice!r} twice; name every client once")
         return torch.tensor(found, dtype=torch.long)
 
     # ------------------------------------------------------------------ scores
