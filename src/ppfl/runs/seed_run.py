@@ -101,7 +101,8 @@ class SeedRun:
         part = federation.select([federation.ids[at] for at in mine])
         importance = federation.importance[mine]
         site = Site(
-            part, self.population, engine, importance=importance, metrics=metrics, states_on_disk=on_disk
+            part, self.population, engine, name=f"rank {self.ranks.rank}", importance=importance, metrics=metrics,
+            states_on_disk=on_disk,
         )  # fmt: skip
         return TorchRun(site, self.ranks, order=federation.ids)
 
