@@ -12,6 +12,7 @@ from kit.twins import TWINS, one_model
 from kit.twins.plain import Given
 from ppfl.algorithms import METHODS, Method
 from ppfl.algorithms.server_optimizers import Adagrad, Momentum
+from ppfl.sites import SavedStates
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 9, 3), dtype=torch.float64)
 NET = make_net(dtype=torch.float64)
@@ -145,7 +146,7 @@ def test_every_round_is_a_step_of_torchs_optimizer_along_the_mean_change(kind, m
     torchs, steps = of_torch(list(x.values()), **same), 0
     for at, state in enumerate(found.states[:-1]):
         before = state._replace(server=state.server._replace(optimizer={}))
-        here = found._replace(states=[before], clients=[found.clients[at]])
+        here = found._replace(states=[before], saved=SavedStates(found.clients[at]))
         plain = run(method, population, FEDERATION, **rounds, resume=here, until=at + 1).server.shared
         for name, leaf in x.items():
             leaf.grad = state.server.shared[name] - plain[name]

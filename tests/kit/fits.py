@@ -1,9 +1,9 @@
 """Networks built again from files, files of fits with other contents, and the search for a membership."""
 
 import torch
-from ppfl.core.simplex import minimize_on_simplex
 
 from ppfl.algorithms.local.memberships import best_memberships
+from ppfl.core.simplex import minimize_on_simplex
 from ppfl.io.codec import dump, load
 from ppfl.runs.network_description import build_network, describe_network
 from ppfl.runs.saved_fit import KIND

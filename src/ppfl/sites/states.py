@@ -137,6 +137,7 @@ class ClientStates:
 
     def restore(self, at: Tensor, rows: Tree, filters: FilterMemory, exchange: int, kept: bool = False) -> None:
         """States that were saved; clients at other positions get the state that all begin with."""
+        at = at if self._records.size else at[:0]  # without a state there is nothing to write
         slots, pointers = self._take(len(at)), torch.zeros_like(self._slots)
         for some in self._blocks(len(at)):
             block = [leaf[some.to(leaf.device)] for leaf in tree_leaves(rows)]
