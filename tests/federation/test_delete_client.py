@@ -43,12 +43,14 @@ def test_nothing_of_the_client_stays_in_the_files_and_others_stay_as_they_are(tm
     before, run = models_of(service), next(iter(service.store.runs()))
     at = before.ids.index(CLIENT)
     rows = [leaf[at].contiguous().numpy().tobytes() for leaf in before.states.values.values() if leaf[at].numel() > 64]
+    # in pieces: the pages of the database may cut a row anywhere
+    pieces = [row[start : start + 64] for row in rows for start in range(0, len(row) - 63, 64)]
 
     def stored():
         files = b"".join(file.read_bytes() for file in service.base.glob("state.sqlite*"))
-        return [row for row in rows if row in files]
+        return [piece for piece in pieces if piece in files]
 
-    assert rows and stored() == rows
+    assert len(stored()) > 0.9 * len(pieces) > 0
     assert delete(service, CLIENT) == (CLIENT, [run]) and stored() == []
     after = models_of(service)
     assert after.ids == tuple(client for client in before.ids if client != CLIENT)

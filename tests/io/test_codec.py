@@ -130,8 +130,8 @@ def any_value(hint):
     inner, kind = get_args(hint), get_origin(hint)
     if kind is dict:
         return st.dictionaries(TEXT, any_value(inner[1]), max_size=2)
-    if kind is tuple:
-        return st.lists(any_value(inner[0]), max_size=3).map(tuple)
+    if kind in (tuple, list):
+        return st.lists(any_value(inner[0]), max_size=3).map(kind)
     if kind is Literal:
         return st.sampled_from(inner)
     if kind is UnionType:

@@ -21,7 +21,7 @@ from kit.networks import make_linear
 from kit.problems import make_federation
 from kit.refusals import CheckpointError, DataError, WriteError, assert_refused
 from kit.training import MAIN, name_keys
-from ppfl.algorithms import Local, Rows, Sum, Upload, Work
+from ppfl.algorithms import FedAvg, Local, Rows, Sum, Upload, Work
 from ppfl.core import Population
 from ppfl.data import lazy_population
 from ppfl.server import InProcess, begin, make_problem, train
@@ -249,6 +249,15 @@ def test_rows_belong_to_the_clients_that_a_request_names_in_any_order_and_once()
     for who in (IDS, IDS[::-1], (*IDS[1:], IDS[0]), IDS[2:4]):
         assert keys(*who) == {client: expected[client] for client in who}
     assert_refused(lambda: keys(*IDS, IDS[2]), DataError, "'site'", "'client-2' twice", "once")
+
+
+def test_clients_of_a_method_without_states_are_restored_by_name_and_stay_unsaved():
+    federation, population = make_federation(SIZES), Population(make_linear(), k=1)
+    site = Site(federation, population, Stacked())
+    site.answer(Setup(MAIN, FedAvg(lr=0.1), population.initial_network(), 1, float(sum(SIZES))))
+    for ids in (IDS, IDS[2:4], None):
+        site.answer(Restore(MAIN, 3, SavedStates(Rows(ids, {}))))
+        assert site.answer(Save(MAIN, 3)).rows == Rows((), {})
 
 
 def bytes_after(registered: int, rounds: int, on_disk: bool | None = True) -> list[int]:
