@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .algorithms import METHODS, PPFL
 from .algorithms.contract import Method
 from .callback_list import OnRound, running, show_frozen_layers
@@ -26,11 +24,6 @@ from .server import (
     warn_if_diverged,
 )  # fmt: skip
 from .sites import Engine, Site, engine_by_name
-
-if TYPE_CHECKING:
-    pass
-
-ClientId = str | int
 
 
 def fit(
