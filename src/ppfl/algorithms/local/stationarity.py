@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...core.backends import Backend
 from ...core.simplex import inside, mirror_step
-from ...core.trees import Params, expand, per_client
+from ...core.trees import Params, expand, first_clients
 from ...io.codec import message
 from ..contract import Sum, Upload
 from .batches import LocalData
@@ -38,12 +38,11 @@ def stationarity_upload(
         leaf.zero_()
     for batch in data.everything(backend.samples_per_block(len(c), backend.population.k)):
         n = len(batch.x)
-        share = batch.real / data.sizes[:n].to(batch.real)
+        part = batch.real / data.sizes[:n].to(batch.real)  # of its client's data
         slope, _ = backend.membership_gradients(models, c[:n], batch)
-        slopes[:n] += share[:, None] * slope
-        found, _ = backend.model_gradients(models, c[:n], batch)
-        for name, leaf in found.items():
-            gradient[name][:n] += per_client(share, leaf) * leaf
+        slopes[:n] += part[:, None] * slope
+        of_all = batch._replace(share=batch.share * part[:, None])
+        backend.add_model_gradients(expand(models, n), first_clients(gradient, n), 1.0, c[:n], of_all)
     degree = own.get("degree", torch.zeros_like(data.weight))
     neighbours = own.get("neighbours", torch.zeros_like(c))
     G = client_membership_gradient(slopes, c, data.weight, degree, neighbours, penalty)

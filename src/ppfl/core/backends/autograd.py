@@ -135,9 +135,11 @@ class Autograd:
 
     def evaluate(self, models: Models, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Mean predictions (C, B, ...) and losses (C, B) of every client on its batch, each network run once."""
-        if isinstance(models, Mixture):
+        if isinstance(models, Mixture) and (self.caches_outputs or not self.population.collapses):
             return self._evaluate_mixture(models, x, y)
-        outputs = self.outputs_of(models, x)
+        with self.space.frame():
+            networks = Networks(self.mixed_weights(*models)) if isinstance(models, Mixture) else models
+            outputs = self.outputs_of(networks, x)
         return vmap(lambda out, y: (self.loss.inverse_link(out), self.loss.per_sample(out, y)))(outputs, y)
 
     def predict(self, models: Models, x: Tensor) -> Tensor:
@@ -233,10 +235,6 @@ class Autograd:
         accumulate_(velocity, momentum, gradient)
         return losses
 
-    def model_gradients(self, models: Params, c: Tensor, batch: Batch) -> tuple[Params, Tensor]:
-        """Gradients of f_i at the shared models, leaves (C, ...), and the losses (C,)."""
-        return self.clients.gradients(self._mean_loss, False, models, c, *_rows(batch))
-
     def _network_loss(self, network: Params, x: Tensor, y: Tensor, share: Tensor, *key: Tensor) -> Tensor:
         """The loss of one network that is not mixed, as in `_mean_loss`."""
         return (self.loss.per_sample(self.run(network, x, *key), y) * share).sum()
@@ -256,8 +254,20 @@ class Autograd:
     # ------------------------------------------------------------------ gradients for memberships
 
     def membership_gradients(self, models: Params, c: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """df_i/dc_i, (C, K), and the losses (C,); none for theta (short cut 4)."""
-        return self.clients.slopes(self._mean_loss, models, c, *_rows(batch))
+        """df_i/dc_i, (C, K), and the losses (C,); none for theta (short cut 4). <G, theta_k> where weights are mixed,
+        with the gradient G of the mixed network."""
+        if not self.population.collapses:
+            gradient, losses = self.clients.gradients(
+                lambda at, *rows: self._mean_loss(models, at["c"], *rows), True, {"c": c}, *_rows(batch)
+            )
+            return gradient["c"], losses
+        canonical = self.population.canonical_names
+        with self.space.frame():
+            networks = self.mixed_weights(models, c)
+            G = self.space.empty_like(networks)
+            losses = self.add_gradients(networks, G, 0.0, batch, only=canonical)
+            products = [G[name].flatten(1) @ models[name].flatten(1).T for name in models if name in canonical]
+            return torch.stack(products).sum(0), losses
 
     def membership_loss(self, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
         """f_i as a function of c_i alone, from kept outputs (C, K, ..., B): the network is not touched again."""

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
-from ..population import Mixture, Networks, OneNetwork, Population
+from ..population import Networks, OneNetwork, Population
 from ..trees import Params
 from ..workspace import Workspace
 from .autograd import SAMPLES_AT_ONCE, Autograd, Batch
@@ -210,13 +209,6 @@ class Chained(Autograd):
             stacked = {name: theta[None] for name, theta in models.items()}
             return chain_outputs(self.chain, stacked, x[None], self.space)[0].clone()
 
-    def _evaluate_mixture(self, mixture: Mixture, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        if self.caches_outputs or not self.population.collapses:
-            return super()._evaluate_mixture(mixture, x, y)
-        with self.space.frame():
-            outputs = self.outputs_of(Networks(self.mixed_weights(*mixture)), x)
-        return vmap(lambda out, y: (self.loss.inverse_link(out), self.loss.per_sample(out, y)))(outputs, y)
-
     # ------------------------------------------------------------------ gradients for parameters
 
     def add_gradients(
@@ -263,19 +255,3 @@ class Chained(Autograd):
 
         with self.space.frame():
             return add_chain_gradients(self.chain, models, velocity, momentum, batch.x, slopes, self.space)
-
-    # ------------------------------------------------------------------ gradients for memberships
-
-    def membership_gradients(self, models: Params, c: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        if not self.population.collapses:
-            return super().membership_gradients(models, c, batch)
-        with self.space.frame():  # df/dc_k = <G, theta_k>
-            networks = self.mixed_weights(models, c)
-            G = self.space.empty_like(networks)
-            losses = self.add_gradients(networks, G, 0.0, batch)
-            products = [
-                G[name].flatten(1) @ theta.flatten(1).T
-                for name, theta in models.items()
-                if name in self.population.canonical_names
-            ]
-            return torch.stack(products).sum(0), losses

@@ -94,13 +94,6 @@ class ClientMap:
         gradient, value = self.each(grad_and_value(f) if stacked else _backward(f, only), own, parameters, *rows)
         return gradient, value
 
-    def slopes(self, f: Callable[..., Tensor], parameters: Params, at: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
-        """df/dat (C, ...) for the argument that follows the parameters, which all clients share, and f (C,)."""
-        stacked = len(at) > 1 and not self.one_by_one
-        by = grad_and_value(f, argnums=1) if stacked else _backward_to_second(f)
-        slopes, value = self.each(by, False, parameters, at, *rows)
-        return slopes, value
-
     def laid_out(self, x: Tensor) -> Tensor:
         """A batch (B, ...) in the memory layout that the network runs on fastest. Filters stay as they are: torch has
         crashed in the gradients of filters with the channels last."""
@@ -154,18 +147,5 @@ def _backward(f: Callable[..., Tensor], only: Container[str] | None) -> Callable
             value = f(fixed, *rows)
             found = torch.autograd.grad(value, list(at.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(at, found, strict=True)), value.detach()
-
-    return gradient_and_value
-
-
-def _backward_to_second(f: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """As grad_and_value with argnums=1, by torch's own tape."""
-
-    def gradient_and_value(parameters: Params, at: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            at = at.detach().requires_grad_()
-            value = f(parameters, at, *rows)
-            (found,) = torch.autograd.grad(value, at, allow_unused=True, materialize_grads=True)
-        return found, value.detach()
 
     return gradient_and_value
