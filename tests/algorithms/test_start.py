@@ -11,7 +11,7 @@ import ppfl
 from kit.local_work import backend_for, local_data, shapes_in
 from kit.problems import make_federation, make_net
 from kit.training import Recording, assert_same, run
-from ppfl.algorithms.contract import EVERYONE, participants
+from ppfl.algorithms.contract import participants
 from ppfl.algorithms.local import start, survey
 from ppfl.algorithms.local.kmeans import kmeans
 from ppfl.algorithms.local.start import PrivateStart, nearest_cells
@@ -175,7 +175,7 @@ def test_a_survey_of_few_clients_asks_everyone_once_and_only_where_there_is_a_ch
     found = trained(k, share=share, method={"participation": 0.5, "start": begins})
     assert surveys(found) == [bool(asks), *5 * [False]]
     assert found.reports[0].participants == (6 if asks else 3)
-    assert all((request.who == EVERYONE) == bool(asks) for request, _ in found.transport.exchanges(0))
+    assert all((request.who is None) == bool(asks) for request, _ in found.transport.exchanges(0))
 
 
 @both_ways

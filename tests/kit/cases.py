@@ -53,14 +53,11 @@ CASES = {
     "finetune-fedadam": (methods.FineTune(method=methods.FedAdam(**SMALL), steps=2), 1, "outputs"),
     "ppfl-adam-some": (PPFL(**SMALL, participation=0.5, server_optimizer=Adam()), 3, "weights"),
     "fedper-momentum": (methods.FedPer(**SMALL, server_optimizer=Momentum(lr=0.5)), 1, "outputs"),
-    "fedavg-by-size": (methods.FedAvg(**SMALL, participation=0.5, sampling="size"), 1, "outputs"),
-    "ppfl-by-size": (PPFL(**SMALL, participation=0.5, sampling="size"), 2, "weights"),
     "ifca": (methods.IFCA(**SMALL), 3, "outputs"),
     "ifca-some": (methods.IFCA(**SMALL, participation=0.5, local_steps=3, momentum=0.9), 2, "weights"),
     "fedem": (methods.FedEM(**SMALL), 3, "predictions"),
     "fedem-some": (methods.FedEM(**SMALL, participation=0.5, local_steps=3), 2, "predictions"),
     "cfl": (methods.CFL(**SMALL, eps1=10, eps2=0), 3, "outputs"),  # cuts whatever it can
-    "cfl-by-size": (methods.CFL(**SMALL, eps1=10, eps2=0, participation=0.5, sampling="size"), 2, "outputs"),
     "cfl-some": (methods.CFL(**SMALL, eps1=10, eps2=0, participation=0.5, local_steps=3), 2, "predictions"),
 }
 

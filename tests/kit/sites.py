@@ -9,7 +9,6 @@ import torch
 from kit.masked_sites import PAIRS, PUBLIC_KEYS
 from kit.messages import encode, payload_of
 from kit.training import assert_same
-from ppfl.algorithms.contract import EVERYONE
 from ppfl.federation.carrier import Delivery, OnlineSite
 from ppfl.federation.envelope import REQUESTS, Envelope, seal
 from ppfl.federation.federated_run import run_federated
@@ -217,4 +216,4 @@ class Talk:
 
 def training(start, exchange, merged, round=None):
     """Of all clients, after the server has merged so many exchanges."""
-    return Train("main", exchange - 1 if round is None else round, exchange, merged, EVERYONE, 0.1, start, {})
+    return Train("main", exchange - 1 if round is None else round, exchange, merged, None, 0.1, start, {})

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ppfl.algorithms.contract import Method, Problem, Rows, Share, participants
+from ppfl.algorithms.contract import Method, Problem, Rows, participants
 from ppfl.core.draws import name_keys, uniform
 from ppfl.core.population import Mixture, Networks
 from ppfl.core.trees import named_leaves, tree_leaves, tree_map, with_leaves
@@ -180,7 +180,7 @@ def luck(seed: int, purpose: str, ids: Sequence[str], *keys: int) -> torch.Tenso
 def positions_of(problem, method, round) -> list[int]:
     """Where the clients of a round stand, as a method without plans of its own draws them."""
     who = participants(problem, method.participation, round)
-    everyone = problem.roster.ids if isinstance(who, Share) else who
+    everyone = problem.roster.ids if who is None else who
     return [problem.roster.position[client] for client in everyone]
 
 

@@ -3,7 +3,7 @@
 
 from ..io.codec import message
 from .clustered import CFL
-from .contract import Method, MethodDefaults, Plan, Problem, Roster, Rows, Share, Sum, Total, Upload, Work
+from .contract import Method, MethodDefaults, Plan, Problem, Roster, Rows, Sum, Total, Upload, Work
 from .ditto import Ditto
 from .fedavg import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
 from .fedem import FedEM
@@ -50,7 +50,6 @@ __all__ = [
     "Roster",
     "Rows",
     "Scaffold",
-    "Share",
     "Sum",
     "Total",
     "Upload",

@@ -39,7 +39,6 @@ from ..core.settings import NonNegative
 from ..core.trees import Params, map_params
 from ..io.codec import message
 from .contract import (
-    EVERYONE,
     MethodDefaults,
     Plan,
     Problem,
@@ -111,8 +110,7 @@ class CFL(MethodDefaults, LocalTraining):
 
     def plan(self, problem: Problem, server: CFLServer, round: int) -> Plan:
         task = CFLTask(self.step_size(round, problem.rounds), bool(server.cut))
-        by_size = self.sampling == "size"
-        who = EVERYONE if task.cut else participants(problem, self.participation, round, by_size=by_size)
+        who = None if task.cut else participants(problem, self.participation, round)
         return Plan(who, task)
 
     def send(

@@ -21,10 +21,10 @@ from ..core.population import Models, Population
 from ..core.trees import Params, Tree
 from .local.batches import LocalData
 from .roster import Roster, drawn_ids, drawn_positions
-from .uploads import EVERYONE, Rows, Share, Sum, Total, Upload, Who, Work
+from .uploads import Rows, Sum, Total, Upload, Who, Work
 
 __all__ = [
-    "EVERYONE", "NEWCOMER_ROUNDS", "Method", "MethodDefaults", "Plan", "Problem", "Roster", "Rows", "Share", "Sum",
+    "NEWCOMER_ROUNDS", "Method", "MethodDefaults", "Plan", "Problem", "Roster", "Rows", "Sum",
     "Total", "Upload", "Who", "Work", "participant_positions", "participants",
 ]  # fmt: skip
 
@@ -173,7 +173,7 @@ class MethodDefaults:
 
     def plan(self: Any, problem: Problem, server: Any, round: int) -> Plan:
         """All who take part get a task that is its step size."""
-        who = participants(problem, self.participation, round, by_size=self.sampling == "size")
+        who = participants(problem, self.participation, round)
         return Plan(who, self.step_size(round, problem.rounds))
 
     def send(
@@ -212,16 +212,11 @@ class MethodDefaults:
         return {}
 
 
-def participants(problem: Problem, fraction: float, round: int, at_least: int = 1, *, by_size: bool = False) -> Who:
-    """The clients of a round, drawn without replacement by (seed, round, client id), at least so many.
-
-    by_size: drawn by the sites, with probabilities that are proportional to their importance.
-    """
+def participants(problem: Problem, fraction: float, round: int, at_least: int = 1) -> Who:
+    """The clients of a round, drawn without replacement by (seed, round, client id), at least so many."""
     count = max(at_least, int(fraction * problem.n_clients + 0.5))
     if count >= problem.n_clients:
-        return EVERYONE
-    if by_size:
-        return Share(fraction, by_size_of=problem.n_clients)
+        return None
     return drawn_ids(problem.roster, problem.seed, round, count)
 
 

@@ -23,7 +23,7 @@ from ..core.settings import Positive, Repeats, RepeatsOrZero, Settings
 from ..core.trees import Params, Tree, map_params
 from ..errors import SettingError
 from ..io.codec import message
-from .contract import EVERYONE, Method, Plan, Problem, Roster, Rows, Total, Upload, Work
+from .contract import Method, Plan, Problem, Roster, Rows, Total, Upload, Work
 from .fedavg import FedAvg
 from .local.batches import LocalData
 from .local.own_model import OwnModel, as_state, models_of, no_model_yet
@@ -142,7 +142,7 @@ class FineTune(Settings):
     def plan(self, problem: Problem, server: Tree, round: int) -> Plan:
         if round < problem.rounds - 1:
             return self.method.plan(_before_last(problem), server, round)
-        return Plan(EVERYONE, LastRound(self.step_size(0, problem.rounds) if self.lr == "auto" else self.lr))
+        return Plan(None, LastRound(self.step_size(0, problem.rounds) if self.lr == "auto" else self.lr))
 
     def send(
         self, problem: Problem, server: Tree, ids: tuple[str, ...] | None, task: Any

@@ -36,7 +36,6 @@ from ..core.population import Mixture, Models, Population
 from ..core.simplex import uniform
 from ..errors import SettingError
 from .contract import (
-    EVERYONE,
     MethodDefaults,
     Plan,
     Problem,
@@ -110,7 +109,7 @@ class PPFL(MethodDefaults, PPFLSettings):
         rows = problem.n_clients if self.share_memberships else 0
         c = uniform(rows, problem.population.k, dtype=problem.population.dtype)
         placement: Any = {}
-        if surveys and surveyed_clients(problem, self.surveyed_share, 0) != EVERYONE:
+        if surveys and surveyed_clients(problem, self.participation, 0) is not None:
             network = one_network(problem, shared)
             sketched = sum(network[name].numel() for name in problem.population.canonical_names)
             placement = Placement.empty(network, sketched, problem.population.k)
@@ -120,9 +119,9 @@ class PPFL(MethodDefaults, PPFLSettings):
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
         if not bool(server.started):
             stage = next_stage(server.survey, private=not self.share_memberships)
-            who = surveyed_clients(problem, self.surveyed_share, round)
+            who = surveyed_clients(problem, self.participation, round)
             return Plan(who, Survey(stage, problem.seed, round), ends_round=stage in LAST_STAGES)
-        if late := late_clients(problem, server.placement, self.surveyed_share, round):
+        if late := late_clients(problem, server.placement, self.participation, round):
             return Plan(late, Survey("late", problem.seed, round), ends_round=False, needs_answers=False)
         warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
         both = self.order == "alternating"
@@ -135,7 +134,7 @@ class PPFL(MethodDefaults, PPFLSettings):
             lr=self.step_size(round, problem.rounds) * min(1.0, (round + 1) / (warm + 1)),
             membership_lr=self.membership_lr * slower,
         )
-        return Plan(participants(problem, self.participation, round, by_size=self.sampling == "size"), task)
+        return Plan(participants(problem, self.participation, round), task)
 
     def send(
         self, problem: Problem, server: PPFLServer, ids: tuple[str, ...] | None, task: Any
@@ -169,7 +168,7 @@ class PPFL(MethodDefaults, PPFLSettings):
 
     def newcomer_plans(self, problem: Problem, server: PPFLServer) -> list[Plan]:
         """One exchange, to the end: memberships are all that a newcomer has to find."""
-        return [Plan(EVERYONE, MembershipTask(MOST_MEMBERSHIP_STEPS))]
+        return [Plan(None, MembershipTask(MOST_MEMBERSHIP_STEPS))]
 
     def move_server(self, server: PPFLServer, before: Roster, after: Roster) -> PPFLServer:
         if not self.share_memberships:

@@ -31,11 +31,6 @@ class PPFLSettings(OptimizedTraining):
     share_memberships: bool = True  # False: they stay with the clients; only without a penalty between neighbours
     collapse: bool = True  # short cut 1 for mixed weights; False runs all K models, for checking
 
-    @property
-    def surveyed_share(self) -> float:
-        """The share of the clients that a survey asks: all where sites draw, as the server cannot tell who is new."""
-        return 1.0 if self.sampling == "size" else self.participation
-
 
 class PPFLServer(NamedTuple):
     shared: Params  # canonical leaves (K, ...)

@@ -1,4 +1,4 @@
-"""What travels between the server and a client: who is asked, sums and rows."""
+"""What travels between the server and a client: sums and rows."""
 
 from __future__ import annotations
 
@@ -10,22 +10,7 @@ from ..core.client_names import ClientIds
 from ..core.trees import Tree
 from ..io.codec import message
 
-
-@message
-class Share(NamedTuple):
-    """Clients that every site draws for itself by (seed, round, client id), this fraction of them on average.
-
-    by_size_of: None: each client has the same probability. A number, that of all clients at all sites: a client's
-    probability q_i is proportional to its importance, min(1, fraction by_size_of p_i), and in sums it has the weight
-    p_i fraction / q_i, so that their expectation is that of an even draw. Sites know the p_i, the server need not.
-    """
-
-    fraction: float
-    by_size_of: int | None = None
-
-
-EVERYONE = Share(1.0)
-Who = tuple[str, ...] | Share
+Who = tuple[str, ...] | None  # names; None: everyone
 
 
 @message

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ..algorithms.contract import Roster, Share
+from ..algorithms.contract import Roster
 from ..errors import DataError
 from ..server.transports import make_roster, named_rows, route
 from ..sites import Close, Evaluate, Keep, Reply, Request, Setup, Train
@@ -233,7 +233,7 @@ class FlowerTransport:
     def _count_lost(self, request: Train, whole: Reply, answered: Container[str]) -> Reply:
         """With the clients that were asked and are at sites that did not answer."""
         absent = [client for name, site in self.sites.items() if name not in answered for client in site.ids]
-        if not isinstance(request.who, Share):
+        if request.who is not None:
             absent = list({*absent} & {*request.who})
         lost = torch.tensor(float(len(absent)), dtype=torch.float64)
         counts = {name: whole.metrics.get(name, torch.zeros_like(lost)) + lost for name in ("asked", "lost")}

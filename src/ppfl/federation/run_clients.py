@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..algorithms.contract import Rows, Share
+from ..algorithms.contract import Rows
 from ..core.client_names import ClientIds, positions_of
 from ..data import Federation
 from ..errors import DataError
@@ -40,10 +40,11 @@ class RunClients(NamedTuple):
         if not self.left:
             return request
         here = set(self.present)
-        named = request.who if isinstance(request, Train) and not isinstance(request.who, Share) else self.known
+        asked = request.who if isinstance(request, Train) else None
+        named = self.known if asked is None else asked
         at = torch.tensor([at for at, client in enumerate(named) if client in here], dtype=torch.long)
         own = {name: leaf[at] for name, leaf in request.own.items()}
-        if isinstance(request, Train) and not isinstance(request.who, Share):
+        if isinstance(request, Train) and asked is not None:
             return request._replace(who=tuple(named[at] for at in at.tolist()), own=own)
         return request._replace(own=own)
 
@@ -51,7 +52,7 @@ class RunClients(NamedTuple):
         """The reply to the whole request: the membership of a client that left becomes even."""
         if not self.left:
             return reply
-        asked = self.left if isinstance(request.who, Share) else [one for one in self.left if one in set(request.who)]
+        asked = self.left if request.who is None else [one for one in self.left if one in set(request.who)]
         rows = reply.rows._replace(ids=self.present if reply.rows.ids is None else reply.rows.ids)
         only = rows.values.get(MEMBERSHIP) if len(rows.values) == 1 else None
         return reply._replace(rows=rows if only is None else _more_rows(rows, asked, {MEMBERSHIP: even(only)}))

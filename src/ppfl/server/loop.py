@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..algorithms.contract import Method, Plan, Problem, Rows, Share
+from ..algorithms.contract import Method, Plan, Problem, Rows
 from ..core.affinity import Affinity, nothing
 from ..core.population import Population
 from ..core.trees import Tree, named_leaves, tree_map
@@ -157,8 +157,7 @@ def make_request(
     keep_states: bool = True,
 ) -> Train:
     """What the clients of a plan are sent."""
-    ids = None if isinstance(plan.who, Share) else plan.who
-    shared, own = method.send(problem, server, ids, plan.task)
+    shared, own = method.send(problem, server, plan.who, plan.task)
     return Train(session, round, exchange, exchange - 1, plan.who, plan.task, shared, own, keep_states)
 
 

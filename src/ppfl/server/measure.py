@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..algorithms.contract import EVERYONE, Method, Plan, Problem
+from ..algorithms.contract import Method, Plan, Problem
 from ..errors import SettingError
 from ..sites import Keep, Metrics, PredictionMetric, as_metrics
 from .evaluation import evaluate, summary
@@ -113,7 +113,7 @@ def measure(method: Method, problem: Problem, transport: Transport, state: Serve
         # F of Eq. (9)
         record["objective"] = found.splits["train"].weighted_loss + method.penalty_value(problem, state.server)
     if watch.stationarity and (task := method.measure_task(problem, state.server)) is not None:
-        plan = Plan(EVERYONE, task)
+        plan = Plan(None, task)
         request = make_request(method, problem, state.server, plan, state.round, state.exchange, keep_states=False)
         reply = ask_clients(transport, request)
         record |= method.measured(reply.totals, {name: float(v) for name, v in reply.metrics.items() if v.dim() == 0})

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..algorithms.contract import Roster, Rows, Share
+from ..algorithms.contract import Roster, Rows
 from ..core.client_names import ClientIds
 from ..errors import DataError
 from ..io.codec import size_of
@@ -91,7 +91,7 @@ def route(request: Request, roster: Roster, ids: ClientIds, site: str | None = N
         return request._replace(packets=packets)
     if not isinstance(request, Train | Evaluate) or ids == roster.ids:
         return request
-    if isinstance(request, Evaluate) or isinstance(request.who, Share):
+    if isinstance(request, Evaluate) or request.who is None:
         at = roster.positions(ids)
         return request._replace(own=_rows_at(request.own, at))
     mine = set(ids)

@@ -41,24 +41,13 @@ class Workplace(NamedTuple):
     keys: Tensor  # (M,), of the clients' names
 
 
-class Asked(NamedTuple):
-    """The clients of an exchange."""
-
-    who: Tensor  # (S,), their positions
-    own_rows: Tensor  # (S,), where their rows are in what was sent to each
-    factor: Tensor  # (S,), of their weights in sums: 1, or what makes up for how likely each was to be drawn
-
-    def at(self, positions: Tensor) -> Asked:
-        """Those at some of these places."""
-        return Asked(*(leaf[positions] for leaf in self))
-
-
 class ClientRound:
     """The work of some clients in an exchange."""
 
-    def __init__(self, place: Workplace, session: Session, request: Train, asked: Asked) -> None:
+    def __init__(self, place: Workplace, session: Session, request: Train, who: Tensor, own_rows: Tensor) -> None:
+        """who (S,): positions of the clients; own_rows (S,): where their rows are in what was sent to each."""
         self.place, self.session, self.request = place, session, request
-        self.who, self.own_rows, self.factor = asked
+        self.who, self.own_rows = who, own_rows
         self.draws = Draws(session.seed, request.round, masks=bool(place.backend.population.mask_keys))
 
     def run(self) -> Tally | None:
@@ -90,8 +79,8 @@ class ClientRound:
         refuse_undeclared_rows(session.method, work.upload)
         if request.keep_states:
             session.states.write(who, work.client)
-        batch_size, counted = session.method.batch_size, weight * self.factor[chunk].to(weight)
-        tally.add(chunk, work, counted, data.sizes if batch_size is None else data.sizes.clamp_max(batch_size))
+        batch_size = session.method.batch_size
+        tally.add(chunk, work, weight, data.sizes if batch_size is None else data.sizes.clamp_max(batch_size))
 
 
 def refuse_undeclared_rows(method: Method, upload: Upload) -> None:

@@ -54,7 +54,7 @@ class Train(NamedTuple):
     who: Who
     task: Any
     shared: Tree  # for all of them
-    own: dict[str, Tensor]  # one row for each of `who`, or for all clients of the site where it draws them itself
+    own: dict[str, Tensor]  # one row for each of `who`, or for all clients of the site
     keep_states: bool = True  # False: client states stay as they are, a measurement
     saved: int = 0  # the exchange of the server's last checkpoint: states before it are not needed any more
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithms.contract import Rows, Share
+from ..algorithms.contract import Rows
 from ..core.backends import Backend
 from ..core.client_names import client_keys, positions_of
 from ..core.draws import uniform
@@ -19,7 +19,7 @@ from ..core.population import Mixture, Models, Population
 from ..core.trees import named_leaves, tree_map, with_leaves
 from ..data import Federation
 from ..errors import CheckpointError, DataError, SettingError
-from .client_round import Asked, ClientRound, Session, Tally, Workplace
+from .client_round import ClientRound, Session, Tally, Workplace
 from .engines import Engine
 from .evaluation import score_clients, score_sums
 from .filters import Filter, default_filters, refusals, remember
@@ -124,8 +124,7 @@ class Site:
 
     def train(self, request: Train) -> Reply:
         session = self._session(request.session)
-        everyone_asked = self._asked(request, session)
-        asked = everyone_asked.who
+        asked = torch.arange(self.federation.n_clients) if request.who is None else self._positions_of(request.who)
         here = torch.arange(len(asked))
         if session.dropout:  # lost clients got what they were sent, and nothing of theirs comes back
             luck = uniform(session.seed, "dropout", request.round, self.keys[asked])
@@ -135,7 +134,7 @@ class Site:
         refused: dict[int, str] = {}
         while True:  # again without those whose uploads are refused: work depends on nothing but its keys
             counted = here[[int(at) not in refused for at in here]] if refused else here
-            tally = ClientRound(self.place, session, request, everyone_asked.at(counted)).run()
+            tally = ClientRound(self.place, session, request, asked[counted], counted).run()
             norms = None if tally is None else tally.norms(session.states.filters)
             found = {} if norms is None else refusals(self.filters, norms)
             if not found:
@@ -163,20 +162,6 @@ class Site:
         values = tally.rows
         rows = Rows(came, values) if values else Rows((), {})
         return Reply(tally.totals, metrics | tally.metrics, rows, refused=names)
-
-    def _asked(self, request: Train, session: Session) -> Asked:
-        """The clients that take part: those that the server names, or a draw."""
-        if not isinstance(request.who, Share):
-            who = self._positions_of(request.who)
-            return Asked(who, torch.arange(len(who)), torch.ones(len(who)))
-        fraction, by_size_of = request.who
-        chance = torch.full((self.federation.n_clients,), fraction, dtype=torch.float64)
-        if by_size_of is not None:
-            chance = (fraction * by_size_of * session.weight.double().cpu()).clamp_max(1)
-        who = torch.arange(self.federation.n_clients)
-        if fraction < 1:
-            who = (uniform(session.seed, "participants", request.round, self.keys) < chance).nonzero()[:, 0]
-        return Asked(who, who, fraction / chance[who])
 
     def _positions_of(self, clients: Sequence[str]) -> Tensor:
         found = [self.positions.get(client) for client in clients]

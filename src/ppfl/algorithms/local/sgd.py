@@ -32,8 +32,6 @@ class LocalTraining(Settings):
     local_steps: Repeats | None = None
     schedule: ScheduleName = "step"
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients, in a round
-    # how they are drawn: "uniform", all alike; "size", in proportion to their importance, and then with equal weights
-    sampling: Literal["uniform", "size"] = "uniform"
 
     @model_validator(mode="after")
     def _one_measure_of_local_work(self) -> LocalTraining:
