@@ -98,7 +98,7 @@ def _odd_clients(random: Random, folder: Path) -> Trial:
 
 def _steps(random: Random, folder: Path) -> Trial:
     step = random.choice(STEPS)
-    return _run("step sizes", random, folder, make_data(random), f"lr {step}", algorithm={"lr": step})
+    return _run("step sizes", random, folder, make_data(random), f"lr {step}", settings={"lr": step})
 
 
 def _weights(random: Random, folder: Path) -> Trial:
@@ -107,7 +107,7 @@ def _weights(random: Random, folder: Path) -> Trial:
     kept = (data["client"] != "c1") | (np.cumsum(data["client"] == "c1") <= 2)
     data = {name: np.concatenate([array[kept], *[array[data["client"] == "c0"]] * 20]) for name, array in data.items()}
     settings = {"membership_lr": rate} if random.random() < 0.5 else {"penalty": rate}
-    return _run("weights", random, folder, data, str(settings), method="ppfl", algorithm=settings)
+    return _run("weights", random, folder, data, str(settings), method="ppfl", settings=settings)
 
 
 def _one_bad_client(random: Random, folder: Path) -> Trial:
@@ -156,18 +156,18 @@ def _glm(random: Random, folder: Path) -> Trial:
 
 def _run(
     attack: str, random: Random, folder: Path, data: Data, told: str,
-    method: str = "", rounds: int = ROUNDS, algorithm: Mapping[str, float] = MappingProxyType({}),
+    method: str = "", rounds: int = ROUNDS, settings: Mapping[str, float] = MappingProxyType({}),
 ) -> Trial:  # fmt: skip
     folder.mkdir(exist_ok=True)
     method = method or random.choice(list(METHODS))
     with np.errstate(all="ignore"):
         kind = random.choice(["float32", "float64"])
         np.savez(folder / "data.npz", **{**data, "x": data["x"].astype(kind)})
-    settings = {
+    asked = {
         "rounds": rounds, "data": {"name": "npz", "file": "data.npz"}, "model": {"name": "linear"},
-        "algorithm": {"name": method.split(",")[0], **{"lr": 0.1, **algorithm}}, "population": METHODS[method],
+        "method": {"name": method.split(",")[0], **{"lr": 0.1, **settings}}, "population": METHODS[method],
     }  # fmt: skip
-    (folder / "run.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
+    (folder / "run.toml").write_text(tomli_w.dumps(asked), encoding="utf-8")
     called = _call(folder, "run", "run.toml", "--out", "out", "--quiet")
     return Trial(attack, _failure(called, folder / "out", f"{told}, {method}, {kind}, data in {folder}"))
 

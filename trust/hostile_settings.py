@@ -161,7 +161,7 @@ def tables() -> dict[str, list[dict[str, Any]]]:
             {"name": "cnn", "channels": [4], "hidden": [4], "groups": 2},
         ],
         "population": [{"k": 2, "mix": "outputs", "canonical": "all", "loss": "squared"}, {"k": 1}],
-        "algorithm": [{"name": name, **_plain(method())} for name, method in METHODS.items()],
+        "method": [{"name": name, **_plain(method())} for name, method in METHODS.items()],
         "affinity": [{"name": name} for name in ("auto", "labels", "features", "uniform", "none")]
         + [{"name": "nearest", "neighbours": 1}],
         "watch": [{"every": 1, "objective": False, "stationarity": False, "output": "last", "smoothness": [0.0, 0.0]}],
@@ -255,9 +255,9 @@ def check_and_build(table: Any) -> object:
     federation = checked.data.build(Path("nowhere"))
     if checked.data.name == "digit_domains" and len(federation.train) > 100:
         return federation
-    checked.affinity.build(federation, checked.algorithm)
+    checked.affinity.build(federation, checked.method)
     checked.build_population(federation, checked.seeds[0])
-    counts = [value for value in checked.algorithm.model_dump().values() if isinstance(value, int)]
+    counts = [value for value in checked.method.model_dump().values() if isinstance(value, int)]
     if federation.train.x.numel() < 5000 and max(counts, default=0) < 200:
         return attempt(checked, without_test(federation), {}, rounds=1)
     return federation
@@ -292,7 +292,7 @@ def set_input(random: Random, folder: Path) -> tuple[Callable[[], object], bytes
     from ppfl.runs.experiment import Experiment  # noqa: F401 (imported before the clock starts)
     from ppfl.runs.load import set_by_text
 
-    key = ".".join(random.choices([*KEYS, *TEXTS[:6], "algorithm", "population"], k=random.choice([1, 1, 2, 3, 5000])))
+    key = ".".join(random.choices([*KEYS, *TEXTS[:6], "method", "population"], k=random.choice([1, 1, 2, 3, 5000])))
     value = random.choice(
         [
             *map(str, NUMBERS[:-1]),

@@ -121,7 +121,7 @@ class Batch:
         settings = {
             "name": "texts", "rounds": 1,
             "data": {"name": "npz", "file": "data.npz"}, "model": {"name": "linear"}, "population": {"k": 2},
-            "algorithm": {"name": "ppfl", "lr": 0.1},
+            "method": {"name": "ppfl", "lr": 0.1},
         }  # fmt: skip
         methods = {"methods": {self.texts[at]: {} for at in self.labels}} if self.labels else {}
         (self.folder / "compare.toml").write_text(tomli_w.dumps(settings | methods), encoding="utf-8")

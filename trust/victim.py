@@ -14,7 +14,7 @@ SETTINGS: dict[str, Any] = {
     "data": {"name": "synthetic_groups", "n_clients": 8, "groups": 2, "dim": 3, "samples": 9, "test_points": 4},
     "model": {"name": "linear"},
     "population": {"k": 2, "mix": "predictions"},
-    "algorithm": {"name": "ppfl", "lr": 0.3, "batch_size": 4, "order": "random", "participation": 0.5},
+    "method": {"name": "ppfl", "lr": 0.3, "batch_size": 4, "order": "random", "participation": 0.5},
     "watch": {"every": 2, "output": "best"},
 }
 

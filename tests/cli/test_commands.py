@@ -33,13 +33,13 @@ def test_run_says_how_it_went_and_show_draws_scores_and_memberships(ppfl, experi
     rounds = [int(found) for found in re.findall(r"^ +(\d+) +\S+ +\S+%", shown.out, re.MULTILINE)]
     assert shown.code == 0 and rounds == sorted(rounds) and rounds[-1] == 30
     assert all(text in shown.out for text in ("finished", "truth", str(folder / "seed-3"), *record.ids))
-    settings = changes("algorithm={name='local'}", "population.k=1", "data.task=regression")
+    settings = changes("method={name='local'}", "population.k=1", "data.task=regression")
     assert "rmse" in ppfl("run", experiment, "--out", "local", *settings).out
     assert "rmse" in ppfl("show", "local").out
 
 
 def test_compare_puts_methods_side_by_side(ppfl, experiment, here):
-    methods = "\n[methods.PPFL]\n[methods.FedAvg]\nalgorithm.name = 'fedavg'\npopulation.k = 1\n"
+    methods = "\n[methods.PPFL]\n[methods.FedAvg]\nmethod.name = 'fedavg'\npopulation.k = 1\n"
     (here / "both.toml").write_text(experiment.read_text() + methods)
     done = ppfl("compare", here / "both.toml", "--set", "seeds=[0, 1]", "--jobs", "1")
     assert done.code == 0, done.err

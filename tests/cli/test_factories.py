@@ -31,7 +31,7 @@ rounds = 3
 data = {{ factory = "{module}:load", clients = 5, shapes = [1, 2] }}
 model = {{ factory = "{module}:make", width = 4 }}
 population = {{ k = 2, canonical = "2" }}
-algorithm = {{ name = "ppfl", lr = 0.1 }}
+method = {{ name = "ppfl", lr = 0.1 }}
 """
 
 
@@ -55,7 +55,7 @@ def test_what_functions_give_is_run_resumed_and_compared_from_any_folder(ppfl, e
     assert sys.path == before and load_run(here / "out" / "seed-0").finished
     assert ppfl(*run, "--resume").code == 0
     assert "width" in ppfl(*run, "--resume", "--set", "model.width=5").err
-    methods = "[methods.PPFL]\n[methods.FedAvg]\nalgorithm.name = 'fedavg'\npopulation.k = 1\n"
+    methods = "[methods.PPFL]\n[methods.FedAvg]\nmethod.name = 'fedavg'\npopulation.k = 1\n"
     experiment.write_text(experiment.read_text() + methods)
     assert ppfl("compare", experiment, "--out", here / "both", "--jobs", 1).code == 0
     assert ppfl("tune", experiment, "--budget", 1, "--rounds", 1).code == 0

@@ -17,7 +17,7 @@ COMMON = """
 rounds = 2
 data = { name = "npz", file = "data.npz" }
 model = { name = "linear" }
-algorithm = { name = "ppfl", lr = 0.3 }
+method = { name = "ppfl", lr = 0.3 }
 population = { k = 2 }
 """
 HOSTILE = {  # as it comes, and as it is shown

@@ -20,7 +20,7 @@ FILES = {
     "broken.toml": "rounds = = 3",
 }
 REFUSED = {  # each refusal is tested where it is raised; here, that it reaches the shell as one line
-    "a setting that is none": ("run groups.toml --set algorithm.membershp_lr=1", "'membership_lr'"),
+    "a setting that is none": ("run groups.toml --set method.membershp_lr=1", "'membership_lr'"),
     "deep nesting": ("run groups.toml --set rounds=" + "[" * 20_000, "nested deeper"),
     "a cell without a number": ("run gap.toml", "'x' (1)", "missing"),
     "a file that is no TOML": ("run broken.toml", "broken.toml is not TOML"),

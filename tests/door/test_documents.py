@@ -89,7 +89,7 @@ def test_the_code_about_ones_own_parts_runs(section, here):
     (toml,), (module,) = blocks(section, "toml"), blocks(section)
     for name, text in (("mine.toml", toml), ("shops.py", module), ("reviews.txt", "\n".join(lines))):
         (here / name).write_text(text)
-    experiment = load_experiment(here / "mine.toml", ["rounds=2", "algorithm.lr=0.1"])
+    experiment = load_experiment(here / "mine.toml", ["rounds=2", "method.lr=0.1"])
     assert run(experiment, here / "out", base=here)[0].finished
 
 

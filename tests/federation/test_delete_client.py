@@ -137,7 +137,7 @@ def test_a_run_goes_on_without_a_client_that_is_deleted_in_the_middle(method, tm
 
 
 def test_a_server_resumes_where_the_rows_of_the_client_are_gone_from_the_data(tmp_path):
-    experiment = make_experiment("ppfl-outputs", rounds=4, data=TABLE, algorithm={"name": "ppfl", "lr": 0.1})
+    experiment = make_experiment("ppfl-outputs", rounds=4, data=TABLE, method={"name": "ppfl", "lr": 0.1})
     rows, folder = [f"p{at % 4},{at % 7},{at % 3},{at % 2}" for at in range(60)], tmp_path / "sites"
     for name in SITES:
         write_table(folder / name, "who,a,b,y", rows)

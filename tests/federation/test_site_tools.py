@@ -110,7 +110,7 @@ def check(folder, *problems, changes=None, **of_site):
     return dict(found.facts)
 
 
-PRIVATE = {"algorithm": {"name": "ppfl", "lr": 0.1, "share_memberships": False}, "watch": {"report_clients": False}}
+PRIVATE = {"method": {"name": "ppfl", "lr": 0.1, "share_memberships": False}, "watch": {"report_clients": False}}
 
 
 def test_a_site_that_is_ready_says_what_its_data_are_and_what_leaves_it(clinic):
@@ -118,12 +118,12 @@ def test_a_site_that_is_ready_says_what_its_data_are_and_what_leaves_it(clinic):
     assert facts["clients"] == "4" and facts["columns"] == "2: age, dose" and facts["classes"] == "2: ill, well"
     assert sum(int(part.split()[0]) for part in facts["samples"].split(", ")) == 31
     assert facts["smallest client"].startswith("north/p3: 1 ")
-    shown = check(clinic, changes={"algorithm": {"name": "ppfl", "lr": 0.1, "penalty": 0.1}})["leaves the site"]
+    shown = check(clinic, changes={"method": {"name": "ppfl", "lr": 0.1, "penalty": 0.1}})["leaves the site"]
     assert all(what in shown for what in ("membership", "label counts", "scores"))
     assert check(clinic, changes=PRIVATE)["leaves the site"] == "sums over its clients, names of clients"
     for method in METHODS:
         population = {"k": 2, "mix": "predictions"} if method in ("cfl", "fedem", "ifca", "ppfl") else {"k": 1}
-        facts = check(clinic, changes={"algorithm": {"name": method}, "population": population})
+        facts = check(clinic, changes={"method": {"name": method}, "population": population})
         assert "north/p3" in facts["one step"]
     write_visits(clinic, cell="much")
     prepared = check(clinic, changes={"preparation": {}})  # text is no problem where the experiment prepares it

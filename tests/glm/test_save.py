@@ -169,6 +169,6 @@ def test_an_estimator_that_does_not_suit_its_experiment_is_refused(tmp_path):
     file = tmp_path / "wrong.toml"
     file.write_text('rounds = 2\n[data]\nname = "digits"\n[estimator]\nkind = "classifier"\n[model]\nname = "linear"\n')
     assert_refused(lambda: load_experiment(file), SettingError, "[estimator]", "[model]")
-    network = {"name": "net", "model": {"name": "linear"}, "algorithm": {"name": "fedavg", "lr": 0.1}}
+    network = {"name": "net", "model": {"name": "linear"}, "method": {"name": "fedavg", "lr": 0.1}}
     (record,) = run(Experiment.model_validate({"rounds": 1, "data": {"name": "digits"}, **network}), tmp_path / "net")
     assert_refused(lambda: estimator_from_run(record.folder), CheckpointError, "[estimator]", "ppfl.load")

@@ -25,11 +25,11 @@ SMALL: dict[str, Any] = {
     "data": {"name": "synthetic_groups", "n_clients": 6, "groups": 2, "dim": 3, "samples": 9, "test_points": 4},
     "model": {"name": "linear"},
     "population": {"k": 2, "mix": "predictions"},
-    "algorithm": {"name": "ppfl", "lr": 0.3, "batch_size": 4},
+    "method": {"name": "ppfl", "lr": 0.3, "batch_size": 4},
     "watch": {"every": 2},
 }
 SHORT = {"rounds": 4, "data": SMALL["data"], "model": SMALL["model"], "population": {"k": 2}}
-TEXT = tomli_w.dumps(SHORT | {"algorithm": {"name": "ppfl", "lr": 0.3}})
+TEXT = tomli_w.dumps(SHORT | {"method": {"name": "ppfl", "lr": 0.3}})
 
 
 def small_experiment(**changes: Any) -> Experiment:

@@ -15,7 +15,7 @@ def empty_run(**changes):
 
 
 def fake_run(
-    algorithm, *, clients=40, groups=4, k=4, level=0.9, lr=0.1, soft=0.0, rounds=60, metric="accuracy", sent=1e5, seed=0
+    method, *, clients=40, groups=4, k=4, level=0.9, lr=0.1, soft=0.0, rounds=60, metric="accuracy", sent=1e5, seed=0
 ):  # fmt: skip
     """Its score rises to about `level`, and is measured every fifth round. Each client sends and receives `sent` bytes
     per round in all. soft: alpha of the Dirichlet distribution of the true mixtures; 0 gives groups."""
@@ -36,10 +36,10 @@ def fake_run(
             row |= {metric: each.mean(), f"{metric}_mean": each.mean(), f"{metric}_worst_tenth": each.min()}
             row |= {"test_loss": 1 - reached, "per_client": each.tolist()}
         metrics.append(row)
-    settings = {"algorithm": {"name": algorithm, "lr": lr}, "population": {"k": k}, "seeds": [seed]}
+    settings = {"method": {"name": method, "lr": lr}, "population": {"k": k}, "seeds": [seed]}
     memberships = {"memberships": found, "memberships_by_round": dict.fromkeys(range(0, rounds + 1, 5), found)}
-    ids, experiment = tuple(f"site-{i:03d}" for i in range(clients)), {"name": algorithm, "data": {}, **settings}
-    run = empty_run(name=algorithm, experiment=experiment, ids=ids, metrics=metrics, truth=true)
+    ids, experiment = tuple(f"site-{i:03d}" for i in range(clients)), {"name": method, "data": {}, **settings}
+    run = empty_run(name=method, experiment=experiment, ids=ids, metrics=metrics, truth=true)
     vars(run).update(memberships if k > 1 else {})
     return run
 

@@ -34,17 +34,17 @@ METHODS = {  # with the number of canonical models and how they are mixed
     "scaffold": ({"name": "scaffold"}, 1, "outputs"),
 }
 TABLE = {"name": "csv", "file": "visits.csv", "client": "patient", "target": "outcome", "classes": ["ill", "well"]}
-PPFL = {"model": {"name": "linear"}, "population": {"k": 2}, "algorithm": {"name": "ppfl", "lr": 0.1}}
+PPFL = {"model": {"name": "linear"}, "population": {"k": 2}, "method": {"name": "ppfl", "lr": 0.1}}
 VISITS = {"name": "visits", "rounds": 3, "data": TABLE} | PPFL  # an experiment with tables of sites
 SECURE = SecureSumsFile(SecureSettings(), {name: PUBLIC_KEYS[name] for name in SITES})
 SUMS_ALONE = {"watch": {"report_clients": False}}  # what an experiment needs to have secure sums
 
 
 def make_experiment(method, rounds=5, **settings):
-    algorithm, k, mix = METHODS[method]
+    asked_method, k, mix = METHODS[method]
     digits = {"name": "digits", "partition": {"name": "label_groups", "clients": 2}}
     asked = {"name": method, "rounds": rounds, "data": digits, "model": {"name": "linear"}}
-    asked |= {"population": {"k": k, "mix": mix}, "algorithm": {"lr": 0.3, "batch_size": 20, **algorithm}}
+    asked |= {"population": {"k": k, "mix": mix}, "method": {"lr": 0.3, "batch_size": 20, **asked_method}}
     return Experiment.model_validate(asked | settings)
 
 
@@ -175,7 +175,7 @@ def assert_same_run(here: RunRecord, there: RunRecord, experiment: Experiment) -
         assert other.get("accuracy") == pytest.approx(one.get("accuracy"), abs=1e-5)
         assert other["bytes_up"] == one["bytes_up"]
     alone, federated = server_of(here), server_of(there)
-    if not experiment.algorithm.visible_rows:  # in one process they are seen, over sites they stay at home
+    if not experiment.method.visible_rows:  # in one process they are seen, over sites they stay at home
         assert alone.pop("memberships", None) is None or "memberships" not in federated
     order = [there.ids.index(client) for client in here.ids]
     for name, leaf in alone.items():
@@ -206,7 +206,7 @@ class Talk:
     def open_run(self):
         experiment, federation = make_experiment("ditto"), self.service.federation
         start = experiment.build_population(federation, 0).initial_network()
-        setup = Setup("main", experiment.algorithm, start, 0, float(federation.importance.sum()))
+        setup = Setup("main", experiment.method, start, 0, float(federation.importance.sum()))
         self.ask(OpenRun(experiment.model_dump(mode="json", exclude={"data"}), 0), setup)
         return start  # the network that the run begins with
 

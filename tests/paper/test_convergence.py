@@ -41,7 +41,7 @@ def short(tmp_path_factory):
 
 def test_methods_are_the_algorithms_as_written_with_steps_within_the_bounds_of_the_theorems():
     for (case, label), experiment in EXPERIMENTS.items():
-        method, T, where = experiment.algorithm, experiment.rounds, f"{case}, {label}"
+        method, T, where = experiment.method, experiment.rounds, f"{case}, {label}"
         E, eta = method.local_steps, method.membership_lr
         assert (method.start, method.averaging, method.membership_scale) == ("uniform", "everyone", "weighted"), where
         assert (method.warmup, method.momentum, method.weight_decay, method.membership_steps) == (0, 0, 0, 1), where
@@ -83,7 +83,7 @@ def test_constants_bound_derivatives_at_any_point(short):
 
 
 def test_the_bound_falls_as_one_over_t_without_noise_and_else_to_a_floor():
-    method = EXPERIMENTS["corollary-o1", "E=1"].algorithm
+    method = EXPERIMENTS["corollary-o1", "E=1"].method
     exact = Constants(L_1=0.3, L_2=0.1, sigma_1=0, sigma_2=0, delta=0, gap=0.5, clients=2)
     noisy = exact._replace(sigma_1=0.2, delta=0.1)
     for own in (method, method.model_copy(update={"order": "alternating"})):

@@ -17,7 +17,7 @@ def test_methods_of_a_case_differ_in_the_method_only_and_belong_to_results_of_th
     study = load_study(name)
     for case in study.cases:
         compared, published = [case.experiments[label] for label in case.compared], paper_results(name, case.name)
-        common = {e.model_dump_json(exclude={"algorithm", "population", "seeds"}) for e in compared}
+        common = {e.model_dump_json(exclude={"method", "population", "seeds"}) for e in compared}
         assert len(common) == 1, "methods differ in what must be common to them"
         assert published.keys() <= case.experiments.keys()
         methods = {label.split(", ")[0] for label in case.experiments} - {"Pre-training"}
@@ -50,7 +50,7 @@ def make_run(accuracies: dict[int, float | None], seed: int = 0, memberships: di
     """Ten rounds of one second; each of four clients sends 3 bytes and receives 5 bytes per round."""
     rows = [{"round": t, "seconds": 1.0, "bytes_up": 12, "bytes_down": 20} for t in range(1, 11)]
     rows = [row | ({"accuracy": accuracies[row["round"]]} if row["round"] in accuracies else {}) for row in rows]
-    experiment, by_round = {"name": "x", "seeds": [seed], "algorithm": {"name": "ppfl"}}, memberships or {}
+    experiment, by_round = {"name": "x", "seeds": [seed], "method": {"name": "ppfl"}}, memberships or {}
     scores = dict.fromkeys(("accuracy", "accuracy_mean", "accuracy_worst_tenth"), accuracies[max(accuracies)])
     return RunRecord(Path("x"), experiment, {}, tuple("abcd"), TRUTH, rows, None, by_round, scores, finished=True)
 

@@ -134,7 +134,7 @@ def test_a_page_copes_with_what_is_missing_or_not_finite():
 
 
 def test_the_report_reads_what_runs_write(tmp_path):
-    methods = {"ppfl": {}, "local": {"algorithm": {"name": "local"}, "population": {"k": 1}}}
+    methods = {"ppfl": {}, "local": {"method": {"name": "local"}, "population": {"k": 1}}}
     records = [run(small_experiment(name=n, **m, rounds=2), tmp_path / n)[0] for n, m in methods.items()]
     page = write_report([record.folder for record in records], tmp_path / "new" / "out", "Title", ["Ours", "Theirs"])
     parsed((tmp_path / "new" / "out" / "memberships.svg").read_text("utf-8"))

@@ -20,10 +20,10 @@ from ppfl.runs.tuning import attempt, candidates, tune, without_test
 COMPARISON = f"""{TEXT}
 batch_size = 4
 [methods.Local]
-algorithm.name = "local"
+method.name = "local"
 population.k = 1
 [methods.FedAvg]
-algorithm = {{ name = "fedavg", batch_size = 8 }}
+method = {{ name = "fedavg", batch_size = 8 }}
 population.k = 1
 [methods."PPFL, weights"]
 population.mix = "weights"
@@ -36,18 +36,18 @@ def file(tmp_path):
 
 
 def test_methods_share_all_that_their_own_tables_do_not_say(file):
-    found = load_comparison(file, ["rounds=7", "methods.FedAvg.algorithm.lr=0.1"])
+    found = load_comparison(file, ["rounds=7", "methods.FedAvg.method.lr=0.1"])
     assert list(found) == ["Local", "FedAvg", "PPFL, weights"]
-    alike = [e.model_dump(exclude={"algorithm", "population"}) for e in found.values()]
+    alike = [e.model_dump(exclude={"method", "population"}) for e in found.values()]
     assert alike[0] == alike[1] == alike[2]
-    assert [e.algorithm.lr for e in found.values()] == [0.3, 0.1, 0.3]
-    assert [e.algorithm.batch_size for e in found.values()] == [4, 8, 4]
+    assert [e.method.lr for e in found.values()] == [0.3, 0.1, 0.3]
+    assert [e.method.batch_size for e in found.values()] == [4, 8, 4]
     assert [(e.rounds, e.population.k) for e in found.values()] == [(7, 1), (7, 1), (7, 2)]
 
 
 def test_an_experiment_file_is_a_comparison_of_one_and_not_the_reverse(file):
     assert_refused(lambda: load_experiment(file), SettingError, "ppfl compare")
-    for change, words in (("methods.FedAvg.algorithm.lr=-1", "method 'FedAvg'"), ("methods.FedAvg=3", "one table")):
+    for change, words in (("methods.FedAvg.method.lr=-1", "method 'FedAvg'"), ("methods.FedAvg=3", "one table")):
         assert_refused(lambda: load_comparison(file, [change]), SettingError, words)
     file.write_text(TEXT)
     assert load_comparison(file) == {"few": load_experiment(file)}
@@ -58,7 +58,7 @@ def test_labels_without_a_folder_of_their_own_are_refused(file, tmp_path):
     assert_refused(lambda: refuse_twice([*tasks, tasks[0]]), SettingError, "a name of its own")
     words = {"fedavg": "would share the folder", "": "would be written to folder", "x" * 300: "would be written to"}
     for label, said in words.items():
-        file.write_text(f"{COMPARISON}\n[methods.'{label}']\nalgorithm.name = 'local'")
+        file.write_text(f"{COMPARISON}\n[methods.'{label}']\nmethod.name = 'local'")
         assert_refused(lambda: tasks_of(load_comparison(file), tmp_path, None), SettingError, said)
 
 
@@ -89,7 +89,7 @@ def test_tune_tries_every_method_as_often_and_writes_a_comparison_with_the_best(
     assert reported == [label for label in experiments for _ in range(3)]
     for trials in found.values():
         assert [t.score for t in trials] == sorted((t.score for t in trials), reverse=True)
-    done = call_ppfl(capsys, "tune", file, "--budget", 2, "--set", "algorithm.lr=0.001")
+    done = call_ppfl(capsys, "tune", file, "--budget", 2, "--set", "method.lr=0.001")
     assert done.code == 0 and "validation accuracy" in done.err
     assert list(load_comparison(file.with_name("few-tuned.toml"))) == list(experiments)
     again = call_ppfl(capsys, "tune", file, "--budget", 2)

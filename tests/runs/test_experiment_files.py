@@ -14,7 +14,7 @@ from ppfl.runs import Experiment, load_experiment, run
 from ppfl.runs.comparison import load_comparison
 from ppfl.sites import Loop, Stacked
 
-NESTED = 'algorithm={name="finetune", steps=5, method={name="fedavg", lr=0.2}}'
+NESTED = 'method={name="finetune", steps=5, method={name="fedavg", lr=0.2}}'
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def file(tmp_path):
 def test_a_file_becomes_an_experiment_that_does_not_change_and_an_override_is_an_edit(file):
     experiment = load_experiment(file)
     assert experiment.name == "groups"  # the file's
-    assert experiment.algorithm == PPFL(lr=0.3)
+    assert experiment.method == PPFL(lr=0.3)
     with pytest.raises(ValidationError, match="frozen"):
         experiment.rounds = 5
     network = "model={name='perceptron', hidden=16}"
@@ -37,17 +37,17 @@ def test_a_file_becomes_an_experiment_that_does_not_change_and_an_override_is_an
 
 
 def test_every_method_can_be_named_and_json_brings_the_same_experiment_back(file):
-    changes = {name: [f'algorithm={{name="{name}"}}', "population.k=1"] for name in METHODS}
-    changes["fedalt"] = ['algorithm={name="fedalt", personal_part=["body.1", "output"]}']
-    changes["finetune"] = [NESTED, "algorithm.method.momentum=0.5"]
+    changes = {name: [f'method={{name="{name}"}}', "population.k=1"] for name in METHODS}
+    changes["fedalt"] = ['method={name="fedalt", personal_part=["body.1", "output"]}']
+    changes["finetune"] = [NESTED, "method.method.momentum=0.5"]
     experiments = {name: load_experiment(file, own) for name, own in changes.items()}
     for name, experiment in experiments.items():
-        assert type(experiment.algorithm) is METHODS[name]
+        assert type(experiment.method) is METHODS[name]
         stored = json.loads(json.dumps(experiment.model_dump(mode="json")))
-        assert stored["algorithm"]["name"] == name
+        assert stored["method"]["name"] == name
         assert Experiment.model_validate(stored) == experiment
-    assert experiments["fedalt"].algorithm.personal_part == ("body.1", "output")
-    assert experiments["finetune"].algorithm == FineTune(steps=5, method=FedAvg(lr=0.2, momentum=0.5))
+    assert experiments["fedalt"].method.personal_part == ("body.1", "output")
+    assert experiments["finetune"].method == FineTune(steps=5, method=FedAvg(lr=0.2, momentum=0.5))
 
 
 def test_engines_are_as_asked(file):
@@ -97,16 +97,16 @@ def test_a_metric_beside_the_experiment_file_is_recorded_and_one_that_is_not_the
 WRONG: dict[str, tuple[str, ...]] = {
     "seeds=[1, 1]": ("seeds [1, 1] repeat",),
     "engine=loop;chunk=3": ("leave chunk out",),
-    "algorithm.name=pplf": ("algorithm.name is 'pplf'", "did you mean 'ppfl'?"),
-    "algorithm.membershp_lr=1": ("unknown key 'algorithm.membershp_lr'", "did you mean 'membership_lr'?"),
-    "algorithm.local_epochs=2;algorithm.local_steps=2": ("[algorithm]: local_epochs and local_steps",),
+    "method.name=pplf": ("method.name is 'pplf'", "did you mean 'ppfl'?"),
+    "method.membershp_lr=1": ("unknown key 'method.membershp_lr'", "did you mean 'membership_lr'?"),
+    "method.local_epochs=2;method.local_steps=2": ("[method]: local_epochs and local_steps",),
     "rouns=3": ("unknown key 'rouns' (found 3)", "did you mean 'rounds'?", "watch"),
     "model={name='cnn', channels=[6]}": ("6 channels do not split into 4 groups",),
     "data={name='csv', target='client', file='csv'}": ("data.client is missing", "under [data]"),
-    f"{NESTED};algorithm.method.name=finetune": ("algorithm.method.name is 'finetune'", "use one of 'local'"),
-    f"{NESTED};algorithm.method.momentm=0": ("unknown key 'algorithm.method.momentm'", "did you mean 'momentum'?"),
+    f"{NESTED};method.method.name=finetune": ("method.method.name is 'finetune'", "use one of 'local'"),
+    f"{NESTED};method.method.momentm=0": ("unknown key 'method.method.momentm'", "did you mean 'momentum'?"),
     # numbers that would overflow on the way
-    "algorithm.lr=1e300": ("algorithm.lr", "should be"),
+    "method.lr=1e300": ("method.lr", "should be"),
     "rounds=" + "9" * 4000: ("rounds is 999", "...; it should be less"),  # and not all of them
 }
 OVERRIDES = {"rounds.sub=3": "'rounds' is a value", "rounds": "key.sub=value", "a..b=3": "key.sub=value"}

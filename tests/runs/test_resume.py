@@ -16,16 +16,16 @@ from ppfl.runs.storage import read_tensors
 from ppfl.sites import Site
 
 RANDOM = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "order": "random", "participation": 0.5, "membership_batch": 3}
-LOCAL = {"algorithm": {"name": "local", "participation": 0.5}, "population": {"k": 1}}
+LOCAL = {"method": {"name": "local", "participation": 0.5}, "population": {"k": 1}}
 NETWORK = {"name": "perceptron", "hidden": 4}
 LAZY = {"name": "lazy_population", "n_clients": 12, "samples": 6, "dim": 3, "k": 2, "test_points": 4}
 EXPERIMENTS = {
-    "random output": {"algorithm": RANDOM, "watch": {"every": 2, "output": "random"}},
-    "best output": {"algorithm": RANDOM, "watch": {"every": 2, "output": "best"}},
+    "random output": {"method": RANDOM, "watch": {"every": 2, "output": "random"}},
+    "best output": {"method": RANDOM, "watch": {"every": 2, "output": "best"}},
     "lost clients": {"dropout": 0.5, "population": {"k": 2, "mix": "weights"}},
-    "fedavg": {"algorithm": {"name": "fedavg", "participation": 0.5}, "population": {"k": 1}},
+    "fedavg": {"method": {"name": "fedavg", "participation": 0.5}, "population": {"k": 1}},
     "local, on disk": {**LOCAL, "model": NETWORK, "states_on_disk": True},
-    "lazy data, on disk": {"algorithm": RANDOM, "watch": {"output": "best"}, "data": LAZY, "states_on_disk": True},
+    "lazy data, on disk": {"method": RANDOM, "watch": {"output": "best"}, "data": LAZY, "states_on_disk": True},
 }
 
 
@@ -65,10 +65,10 @@ def test_a_run_may_be_stopped_many_times(tmp_path, case):
 
 
 def test_what_a_kill_cut_short_is_forgotten_and_what_a_run_chose_is_kept(tmp_path, monkeypatch):
-    experiment, folder = small_experiment(algorithm={"name": "ppfl"}), tmp_path / "out" / "seed-0"
+    experiment, folder = small_experiment(method={"name": "ppfl"}), tmp_path / "out" / "seed-0"
     (whole,) = run(experiment, tmp_path / "whole")
-    assert whole.experiment["algorithm"]["lr"] > 0
-    assert json.loads((whole.folder / "experiment.json").read_text())["algorithm"]["lr"] == "auto"
+    assert whole.experiment["method"]["lr"] > 0
+    assert json.loads((whole.folder / "experiment.json").read_text())["method"]["lr"] == "auto"
     with pytest.raises(StopError):
         run(experiment, tmp_path / "out", checkpoint_every=2, on_round_end=stop_after(3))
     for name, half in (("metrics.jsonl", b'{"round": 4, "lo'), ("memberships.log", b"half a record")):
@@ -81,7 +81,7 @@ def test_what_a_kill_cut_short_is_forgotten_and_what_a_run_chose_is_kept(tmp_pat
 
 
 PRIVATE = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "share_memberships": False}
-LATE = {"algorithm": PRIVATE, "population": {"k": 4}, "dropout": 0.4}  # a private start takes several exchanges
+LATE = {"method": PRIVATE, "population": {"k": 4}, "dropout": 0.4}  # a private start takes several exchanges
 ONE_BY_ONE = {"watch": {"output": "random"}, "rounds": 8, "engine": "loop"}
 STOPS = {  # settings, what the run has to be like, and places
     "one by one": (ONE_BY_ONE, lambda whole: 1 < whole.scores["round"] < 8, PLACES.values()),

@@ -21,14 +21,14 @@ from ppfl.runs.provenance import commit_of
 from ppfl.runs.storage import read_tensors
 from ppfl.server import part_newcomers
 
-FEDAVG = {"algorithm": {"name": "fedavg", "lr": 0.1}, "population": {"k": 1}}
+FEDAVG = {"method": {"name": "fedavg", "lr": 0.1}, "population": {"k": 1}}
 PRIVATE = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "share_memberships": False}
 
 
 def test_a_run_leaves_its_record_and_is_what_fit_computes(tmp_path):
     experiment = small_experiment()
     (record,) = run(experiment, tmp_path)
-    federation, method = experiment.data.build(), experiment.algorithm
+    federation, method = experiment.data.build(), experiment.method
     assert record.finished and record.folder == tmp_path / "seed-0"
     assert record.experiment == experiment.model_dump(mode="json")
     assert [row["round"] for row in record.metrics] == [1, 2, 3, 4, 5, 6]
@@ -50,18 +50,16 @@ def test_a_round_says_how_many_clients_it_lost_and_a_loss_that_is_not_there_is_n
     (record,) = run(small_experiment(dropout=0.5), tmp_path / "lossy")
     assert any("lost" in row for row in record.metrics)
     assert all(row["participants"] + row.get("lost", 0) == 6 and row.get("lost", 1) > 0 for row in record.metrics)
-    (all_lost,) = run(small_experiment(dropout=1 - 1e-9, algorithm={"name": "ppfl"}), tmp_path / "all lost")
+    (all_lost,) = run(small_experiment(dropout=1 - 1e-9, method={"name": "ppfl"}), tmp_path / "all lost")
     assert [(row["participants"], row["lost"], row["loss"]) for row in all_lost.metrics] == 6 * [(0, 6, None)]
     assert all_lost.finished and all_lost.scores["accuracy"] is not None
     assert "NaN" not in (all_lost.folder / "metrics.jsonl").read_text()
 
 
-@pytest.mark.parametrize(
-    "algorithm", [{"name": "ppfl", "lr": 0.3}, {"name": "ditto", "lr": 0.3}], ids=["ppfl", "ditto"]
-)
-def test_newcomers_of_a_run_have_the_scores_of_clients_that_are_onboarded(tmp_path, algorithm):
-    k = 2 if algorithm["name"] == "ppfl" else 1
-    experiment = small_experiment(newcomers=0.4, algorithm=algorithm, population={"k": k})
+@pytest.mark.parametrize("method", [{"name": "ppfl", "lr": 0.3}, {"name": "ditto", "lr": 0.3}], ids=["ppfl", "ditto"])
+def test_newcomers_of_a_run_have_the_scores_of_clients_that_are_onboarded(tmp_path, method):
+    k = 2 if method["name"] == "ppfl" else 1
+    experiment = small_experiment(newcomers=0.4, method=method, population={"k": k})
     (record,) = run(experiment, tmp_path)
     _, newcomers = part_newcomers(experiment.data.build(), 0.4, seed=0)
     scores = load(record.folder).onboard(newcomers).evaluate(newcomers)
@@ -69,13 +67,13 @@ def test_newcomers_of_a_run_have_the_scores_of_clients_that_are_onboarded(tmp_pa
 
 
 def test_memberships_are_recorded_only_where_there_are_some_and_clients_report(tmp_path):
-    silent = {"algorithm": PRIVATE, "watch": {"every": 2, "report_clients": False}}
+    silent = {"method": PRIVATE, "watch": {"every": 2, "report_clients": False}}
     for name, changes in {"silent": silent, "fedavg": FEDAVG}.items():
         (record,) = run(small_experiment(**changes), tmp_path / name)
         assert record.finished and record.memberships is None and record.agreement is None
         assert record.memberships_by_round == {}
         assert any("per_client" in row for row in record.metrics) == (name != "silent")
-    (reported,) = run(small_experiment(algorithm=PRIVATE), tmp_path / "reported")
+    (reported,) = run(small_experiment(method=PRIVATE), tmp_path / "reported")
     sums = load_run(tmp_path / "silent" / "seed-0")
     assert sums.scores["accuracy"] == pytest.approx(reported.scores["accuracy"])
     assert reported.memberships is not None
@@ -100,7 +98,7 @@ def test_every_seed_has_its_folder_and_nothing_is_overwritten(tmp_path):
     assert [folder.name for folder in find_runs(tmp_path)] == ["seed-2", "seed-10"]
     foreign, before = tmp_path / "seed-0" / "thesis.txt", file_bytes(tmp_path)
     assert_refused(lambda: run(small_experiment(seeds=[3, 10]), tmp_path), CheckpointError, "seed-10 exists")
-    other = small_experiment(seeds=[2], algorithm={"name": "ppfl", "lr": 0.1, "batch_size": 4})
+    other = small_experiment(seeds=[2], method={"name": "ppfl", "lr": 0.1, "batch_size": 4})
     foreign.parent.mkdir()
     foreign.write_text("three years")
     for resume in (False, True):
@@ -116,7 +114,7 @@ def test_every_seed_has_its_folder_and_nothing_is_overwritten(tmp_path):
 
 def test_a_run_that_diverges_says_so_and_has_no_checkpoint_of_it(tmp_path, monkeypatch):
     data = {"name": "synthetic_groups", "task": "regression", "n_clients": 4}
-    experiment = small_experiment(data=data, algorithm={"name": "ppfl", "lr": 1e6}, rounds=30)
+    experiment = small_experiment(data=data, method={"name": "ppfl", "lr": 1e6}, rounds=30)
     assert_refused(lambda: run(experiment, tmp_path / "lr"), SettingError, "diverged", "not finite", "smaller lr")
     assert not load_run(tmp_path / "lr" / "seed-0").finished
     merge, calls = FedAvg.merge, iter(range(6))
@@ -135,9 +133,9 @@ def test_a_run_that_diverges_says_so_and_has_no_checkpoint_of_it(tmp_path, monke
 FINETUNE = {"name": "finetune", "method": {"name": "fedavg", "lr": 0.3}}
 LOADED = {
     "best": {"watch": {"output": "best"}, "population": {"k": 2, "mix": "weights"}, "seeds": [3]},
-    "private": {"algorithm": PRIVATE},
-    "finetune": {"algorithm": FINETUNE, "population": {"k": 1}, "model": {"name": "perceptron", "hidden": [4, 3]}},
-    "newcomers, and a step that is chosen": {"newcomers": 0.4, "engine": "loop", "algorithm": {"name": "ppfl"}},
+    "private": {"method": PRIVATE},
+    "finetune": {"method": FINETUNE, "population": {"k": 1}, "model": {"name": "perceptron", "hidden": [4, 3]}},
+    "newcomers, and a step that is chosen": {"newcomers": 0.4, "engine": "loop", "method": {"name": "ppfl"}},
 }
 
 

@@ -18,7 +18,7 @@ from ppfl.runs.comparison import load_comparison, run_tasks, tasks_of
 from ppfl.runs.storage import read_tensors
 
 ONE = {"population": {"k": 1}}
-FEDAVG = {"algorithm": {"name": "fedavg", "lr": 0.3, "batch_size": 4}, **ONE}
+FEDAVG = {"method": {"name": "fedavg", "lr": 0.3, "batch_size": 4}, **ONE}
 NETWORK = {"model": {"name": "perceptron", "hidden": [4]}}
 FROZEN = {"lr": 1e-12, "momentum": 0.0}  # a step that changes no bit of a number of single precision
 FROM = {"start": {"run": "pretrain"}}
@@ -30,7 +30,7 @@ def base(tmp_path_factory) -> Path:
     """A folder with runs: `pretrain` has one network for all, in `ditto` clients have their own, one is unfinished."""
     folder = tmp_path_factory.mktemp("base")
     run(small_experiment(**FEDAVG, **NETWORK), folder / "pretrain")
-    run(small_experiment(algorithm={"name": "ditto", "lr": 0.3}, **ONE), folder / "ditto")
+    run(small_experiment(method={"name": "ditto", "lr": 0.3}, **ONE), folder / "ditto")
     with pytest.raises(StopError):
         run(small_experiment(**FEDAVG), folder / "unfinished", on_round_end=stop_after(2))
     return folder
@@ -51,13 +51,13 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 METHODS_FROM_A_START = {
-    "ppfl": {"algorithm": {"name": "ppfl", **FROZEN}, "population": {"k": 3, "mix": "weights"}},
-    "ppfl, common part": {"algorithm": {"name": "ppfl", **FROZEN}, **COMMON},
-    "fedalt": {"algorithm": {"name": "fedalt", **FROZEN, "personal_part": "classifier"}, **ONE},
-    "finetune": {"algorithm": {"name": "finetune", "lr": 1e-12, "method": {"name": "fedavg", **FROZEN}}, **ONE},
-    "local": {"algorithm": {"name": "local", **FROZEN}, **ONE},
+    "ppfl": {"method": {"name": "ppfl", **FROZEN}, "population": {"k": 3, "mix": "weights"}},
+    "ppfl, common part": {"method": {"name": "ppfl", **FROZEN}, **COMMON},
+    "fedalt": {"method": {"name": "fedalt", **FROZEN, "personal_part": "classifier"}, **ONE},
+    "finetune": {"method": {"name": "finetune", "lr": 1e-12, "method": {"name": "fedavg", **FROZEN}}, **ONE},
+    "local": {"method": {"name": "local", **FROZEN}, **ONE},
     "ppfl, adapters": {
-        "algorithm": {"name": "ppfl", **FROZEN},
+        "method": {"name": "ppfl", **FROZEN},
         "model": NETWORK["model"] | {"adapters": {"rank": 2, "on": "linear"}},
         "population": {"k": 2, "canonical": "adapters.up"},
     },
@@ -80,7 +80,7 @@ def test_every_client_begins_with_the_pretrained_network(name, base, tmp_path):
 
 def test_a_stopped_run_ends_with_the_same_bits_even_if_the_other_folder_is_gone(base, tmp_path):
     shutil.copytree(base / "pretrain", tmp_path / "pretrain")
-    experiment = small_experiment(**COMMON, **NETWORK, **FROM, algorithm={"name": "ppfl", "lr": 0.3}, newcomers=0.4)
+    experiment = small_experiment(**COMMON, **NETWORK, **FROM, method={"name": "ppfl", "lr": 0.3}, newcomers=0.4)
     run(experiment, tmp_path / "whole", base=tmp_path)
     with pytest.raises(StopError):
         run(experiment, tmp_path / "parts", base=tmp_path, checkpoint_every=2, on_round_end=stop_after(4))
@@ -129,7 +129,7 @@ def test_what_cannot_be_a_start_is_refused_and_leaves_nothing_behind(base, tmp_p
 @pytest.mark.parametrize("k", [1, 3])
 def test_frozen_parts_stay_as_they_are_in_the_start(k, base, tmp_path):
     """They are in every client's model, and in no state of server or client; all else is trained."""
-    settings = {"population": {"k": k, "mix": "weights"}} | ({} if k > 1 else {"algorithm": FEDAVG["algorithm"]})
+    settings = {"population": {"k": k, "mix": "weights"}} | ({} if k > 1 else {"method": FEDAVG["method"]})
     experiment = small_experiment(**settings, **NETWORK, start={"run": "pretrain", "frozen": "body"})
     (record,) = run(experiment, tmp_path, base=base)
     fitted, pretrained = load(record.folder), network_of(base / "pretrain" / "seed-0")
@@ -180,7 +180,7 @@ method = "Pre-trained"
 [methods."PPFL, weights"]
 population.mix = "weights"
 [methods.Pre-trained]
-algorithm.name = "fedavg"
+method.name = "fedavg"
 population.k = 1
 """
 
@@ -188,7 +188,7 @@ population.k = 1
 @pytest.mark.processes
 def test_a_comparison_runs_the_start_first_in_one_process_or_in_several(tmp_path):
     """Once for each seed. A run that fails stops no other, and results have the same bits."""
-    file = write_experiment(tmp_path, COMPARISON + '[methods.Wrong]\npopulation.k = 3\nalgorithm.name = "fedavg"')
+    file = write_experiment(tmp_path, COMPARISON + '[methods.Wrong]\npopulation.k = 3\nmethod.name = "fedavg"')
     refused = SettingError, "2 of 6 runs failed", "Wrong, seed 0", "k = 3"
     for jobs in (1, 2):
         tasks, done = tasks_of(load_comparison(file), tmp_path / str(jobs), tmp_path), []

@@ -21,13 +21,13 @@ rounds = 6
 data = { name = "digits" }
 model = { name = "perceptron", hidden = 8 }
 population = { k = 3, mix = "weights" }
-algorithm = { name = "ppfl", lr = 0.1, batch_size = 16 }
+method = { name = "ppfl", lr = 0.1, batch_size = 16 }
 affinity = { name = "labels" }
 watch = { every = 2 }
 """
 # rounds of two clients or fewer, so that a process often has none; the server reads rows
-FEW = ["population.mix=predictions", "algorithm.participation=0.05", "algorithm.penalty=0.01", "dropout=0.3"]
-PRETRAIN = ["algorithm={ name = 'fedavg', lr = 0.1 }", "population={ k = 1 }", "rounds=2"]
+FEW = ["population.mix=predictions", "method.participation=0.05", "method.penalty=0.01", "dropout=0.3"]
+PRETRAIN = ["method={ name = 'fedavg', lr = 0.1 }", "population={ k = 1 }", "rounds=2"]
 FROM_THERE = ["start.run=pretrain", "rounds=4000"]
 pytestmark = pytest.mark.processes
 

@@ -78,7 +78,7 @@ def with_weights(federation: Federation) -> Federation:
 
 def one_client_for_two_processes() -> None:
     linear, local = {"name": "linear"}, {"name": "local", "lr": 0.1}
-    settings = {"name": "one", "rounds": 1, "model": linear, "algorithm": local, "data": {"name": "synthetic_groups"}}
+    settings = {"name": "one", "rounds": 1, "model": linear, "method": local, "data": {"name": "synthetic_groups"}}
     run_experiment(Experiment.model_validate(settings), "/nowhere", read=lambda *_: make_federation((9,)))
 
 

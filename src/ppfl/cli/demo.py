@@ -20,9 +20,9 @@ _SETTINGS = {
 }
 _LOCAL_WORK = {"lr": 0.2, "batch_size": 16, "local_epochs": 2, "schedule": "cosine"}
 _METHODS: dict[str, dict[str, Any]] = {
-    "Local": {"algorithm": {"name": "local", **_LOCAL_WORK}},
-    "FedAvg": {"algorithm": {"name": "fedavg", **_LOCAL_WORK}},
-    "PPFL": {"algorithm": {"name": "ppfl", **_LOCAL_WORK}, "population": {"k": 4, "mix": "weights"}},
+    "Local": {"method": {"name": "local", **_LOCAL_WORK}},
+    "FedAvg": {"method": {"name": "fedavg", **_LOCAL_WORK}},
+    "PPFL": {"method": {"name": "ppfl", **_LOCAL_WORK}, "population": {"k": 4, "mix": "weights"}},
 }
 
 
@@ -41,7 +41,7 @@ def run_demo(out: Path, seed: int) -> None:
     records = []
     for label, experiment in demo_experiments(seed).items():
         with show_progress(experiment, label=label) as on_round_end:
-            records += run(experiment, out / experiment.algorithm.name, resume=True, on_round_end=on_round_end)
+            records += run(experiment, out / experiment.method.name, resume=True, on_round_end=on_round_end)
     say("40 clients in 4 groups with different digits; no method knows the groups.")
     make_console().print(result_table(records, "method", list(_METHODS)))
     folders = [record.folder for record in records]

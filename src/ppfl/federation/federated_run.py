@@ -150,7 +150,7 @@ class FederatedRun:
         """Between all clients of the roster; it may need to ask the sites."""
         ids = self.transport.roster.ids
         asked = cast(Federation, AskedFederation(self.transport, self.kind))
-        found = self.experiment.affinity.build(asked, self.experiment.algorithm) or nothing(ids)
+        found = self.experiment.affinity.build(asked, self.experiment.method) or nothing(ids)
         return found.check(ids).to(self.transport.device)
 
     def _data_digest(self) -> str:
@@ -174,7 +174,7 @@ class FederatedRun:
     def _choose(self) -> Method:
         if self.resumes:
             return method_of(self.folder.read_experiment(), self.folder.chosen_file)
-        return choose_lr(self.experiment.algorithm, self.problem, self.transport, self.experiment.dropout)
+        return choose_lr(self.experiment.method, self.problem, self.transport, self.experiment.dropout)
 
     def go(self, on_round_end: OnRoundEnd | None) -> None:
         """Train to the end, with a checkpoint after every round."""

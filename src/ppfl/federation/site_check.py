@@ -158,10 +158,10 @@ def _differences(federation: Federation, expected: Any) -> list[str]:
 
 def _what_leaves(federation: Federation, experiment: Experiment, settings: SiteSettings) -> str:
     """What the server can read, in words."""
-    rows = list(experiment.algorithm.visible_rows)
+    rows = list(experiment.method.visible_rows)
     asked = _AskedTables(federation)
     with suppress(PPFLError):  # it is to note what is asked for
-        experiment.affinity.build(cast(Federation, asked), experiment.algorithm)
+        experiment.affinity.build(cast(Federation, asked), experiment.method)
     rows += asked.tables
     if experiment.watch.report_clients and experiment.watch.share >= 1:
         rows.append("scores")
@@ -197,7 +197,7 @@ def _one_step(federation: Federation, settings: SiteSettings, base: Path, experi
     at = int(federation.train.sizes.argmin())
     copies = _copies_of(federation, at, max(2, population.k))
     transport = InProcess(Site(copies, population, taken.build_engine(), metrics=metrics))
-    method = taken.algorithm.with_lr(FIRST) if taken.algorithm.needs_lr else taken.algorithm
+    method = taken.method.with_lr(FIRST) if taken.method.needs_lr else taken.method
     problem = make_problem(population, transport, rounds=taken.rounds, seed=seed)
     state = begin(method, problem, transport)
     state, report = next(train(method, problem, transport, state))

@@ -124,8 +124,8 @@ def _by_horizon(promise: Promise, label: str, found: Sequence[tuple[Experiment, 
 
 
 def _method(experiment: Experiment) -> PPFL:
-    assert isinstance(experiment.algorithm, PPFL)
-    return experiment.algorithm
+    assert isinstance(experiment.method, PPFL)
+    return experiment.method
 
 
 def mean_measure(run: RunRecord, rounds: int) -> float:

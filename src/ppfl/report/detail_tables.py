@@ -82,8 +82,8 @@ def _settings(method: MethodRuns) -> dict[str, Any]:
 def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested settings as a flat mapping with dotted names.
 
-    >>> flatten_settings({"algorithm": {"name": "ppfl", "lr": 0.1}, "seed": 3})
-    {'algorithm.name': 'ppfl', 'algorithm.lr': '0.1', 'seed': '3'}
+    >>> flatten_settings({"method": {"name": "ppfl", "lr": 0.1}, "seed": 3})
+    {'method.name': 'ppfl', 'method.lr': '0.1', 'seed': '3'}
     """
     found: dict[str, str] = {}
     for key, value in settings.items():

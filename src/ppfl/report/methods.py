@@ -11,7 +11,7 @@ from ppfl.errors import SettingError
 
 from . import records
 from .metric import Metric, recorded_metric
-from .records import Run, algorithm_name
+from .records import Run, method_name
 
 K = TypeVar("K")
 
@@ -110,9 +110,9 @@ def _group_seeds(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
 
 
 def _labels(groups: Sequence[tuple[Run, ...]]) -> list[str]:
-    """Algorithm names if they are unique, otherwise experiment names, otherwise experiment names with a number."""
-    algorithms = [algorithm_name(group[0]) for group in groups]
-    spelled = [METHODS[name].title if name in METHODS else name for name in algorithms]
+    """Titles of methods if they are unique, otherwise experiment names, otherwise experiment names with a number."""
+    methods = [method_name(group[0]) for group in groups]
+    spelled = [METHODS[name].title if name in METHODS else name for name in methods]
     names = [group[0].name for group in groups]
     numbered = [f"{name} ({at})" for at, name in enumerate(names, 1)]
     return next(labels for labels in (spelled, names, numbered) if len(set(labels)) == len(groups))

@@ -32,7 +32,7 @@ def render(records: Sequence[Run], title: str, labels: Sequence[str] | None = No
     """The HTML page, and the standalone picture of the memberships.
 
     `labels` names the method of each record; records with the same label are seeds of one method. Without labels,
-    records that differ in their seeds only are one method, named after its algorithm if that name is unique.
+    records that differ in their seeds only are one method, named after its `[method]` if that name is unique.
     """
     metric = common_metric(records)
     methods = rank_methods(records, metric, labels)

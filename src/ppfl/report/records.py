@@ -50,10 +50,10 @@ def number(value: object) -> float | None:
     return float(value)
 
 
-def algorithm_name(run: Run) -> str:
-    """The name of the algorithm in the experiment, otherwise the name of the run."""
-    algorithm = run.experiment.get("algorithm")
-    name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
+def method_name(run: Run) -> str:
+    """The name of the method in the experiment, otherwise the name of the run."""
+    method = run.experiment.get("method")
+    name = method.get("name") if isinstance(method, Mapping) else method
     return str(name or run.experiment.get("name") or run.name)
 
 

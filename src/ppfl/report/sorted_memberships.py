@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from ppfl.core.simplex import harden, match
 
 from .methods import MethodRuns
-from .records import Run, algorithm_name
+from .records import Run, method_name
 
 MIXED_BELOW = 0.6  # a client whose largest membership is below this is called mixed
 
@@ -99,7 +99,7 @@ def order_by_largest(c: Tensor) -> Tensor:
 
 def memberships_of_methods(methods: Sequence[MethodRuns]) -> list[SortedMemberships]:
     """Memberships of the first seed of every method that has them, PPFL first."""
-    ppfl_first = sorted(methods, key=lambda method: algorithm_name(method.first) != "ppfl")
+    ppfl_first = sorted(methods, key=lambda method: method_name(method.first) != "ppfl")
     drawn = ((sort_memberships(method.label, method.first), len(method.runs)) for method in ppfl_first)
     return [found._replace(seeds=seeds) for found, seeds in drawn if found is not None]
 

@@ -69,7 +69,7 @@ def tuned_settings(path: Path, overrides: Iterable[str], best: dict[str, dict[st
     """The file's settings with what was found for each of its methods."""
     settings = load_settings(path, overrides)
     for label, changes in best.items():
-        found = {"algorithm": nested(changes)}
+        found = {"method": nested(changes)}
         settings = merged(settings, {"methods": {label: found}} if "methods" in settings else found)
     return settings
 

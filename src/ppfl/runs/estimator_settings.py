@@ -16,7 +16,7 @@ from ..data.federation import Federation
 from ..errors import SettingError
 
 LOSSES = {"gaussian": "squared", "poisson": "poisson"}  # of the families of a regressor
-_PLACES = ("model", "population", "algorithm", "affinity")  # what it stands in the place of
+_PLACES = ("model", "population", "method", "affinity")  # what it stands in the place of
 
 
 class EstimatorSettings(Settings):
@@ -69,7 +69,7 @@ class EstimatorSettings(Settings):
                             "count_target": self.family == "poisson"},
             "model": {"name": "glm", "shared": self.shared},
             "population": {"k": self.k, "mix": self.mix, "canonical": "varying"},
-            "algorithm": {"name": "ppfl", "penalty": self.penalty},
+            "method": {"name": "ppfl", "penalty": self.penalty},
             "affinity": {"name": "uniform" if self.penalty else "none"},
             "watch": {**(given.get("watch") or {}), "objective": True},
         }  # fmt: skip

@@ -102,10 +102,10 @@ class Experiment(Settings):
     preparation: PreparationSettings | None = None  # of a table; None: it has numbers alone, which stay as they are
     model: ModelSettings
     population: PopulationSettings = PopulationSettings()
-    algorithm: Annotated[Method, MethodByName()]
+    method: Annotated[Method, MethodByName()]
     affinity: AffinitySettings = AutoAffinity()
     watch: WatchSettings = WatchSettings()
-    estimator: EstimatorSettings | None = None  # a population GLM, in the place of model, population and algorithm
+    estimator: EstimatorSettings | None = None  # a population GLM, in the place of model, population and method
     start: StartSettings | None = None  # None: from the network's own start values
 
     @model_validator(mode="before")

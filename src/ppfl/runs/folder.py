@@ -106,8 +106,8 @@ class RunFolder:
         clients: as `describe_clients` has them.
         """
         beside = RunFolder(self.path.with_name(self.path.name + PARTIAL))
-        ran = experiment.model_copy(update={"algorithm": method})
-        asked, chosen = experiment.model_dump(mode="json"), ran.model_dump(mode="json", include={"algorithm"})
+        ran = experiment.model_copy(update={"method": method})
+        asked, chosen = experiment.model_dump(mode="json"), ran.model_dump(mode="json", include={"method"})
         with writing(self.path):
             beside._remove_leftovers()
             try:
@@ -255,7 +255,7 @@ class RunFolder:
 def method_of(settings: Record, file: Path) -> Method:
     """The method of a run, from all its settings."""
     try:
-        return Experiment.model_validate(settings).algorithm
+        return Experiment.model_validate(settings).method
     except ValidationError:
         raise damaged(file, "does not hold the settings of a method") from None
 

@@ -47,7 +47,7 @@ class RunRecord:
 
     @property
     def method(self) -> str:
-        return str(self.experiment["algorithm"]["name"])
+        return str(self.experiment["method"]["name"])
 
     @property
     def rounds_done(self) -> int:

@@ -43,7 +43,7 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
             population, Roster(ids), nothing(ids), experiment.rounds, seed, float(sum(samples["train"])),
             tuple(sorted(samples)), device,
         )  # fmt: skip
-        method = experiment.algorithm
+        method = experiment.method
         restored, rows = restore_states(folder.result_file, method, problem, ids, tensors)
         state = ServerState(about["round"], 0, restored)
     except (KeyError, TypeError, ValidationError) as error:

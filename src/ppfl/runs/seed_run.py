@@ -108,14 +108,14 @@ class SeedRun:
 
     def _make_problem(self) -> Problem:
         experiment = self.experiment
-        affinity = experiment.affinity.build(self.federation, experiment.algorithm)
+        affinity = experiment.affinity.build(self.federation, experiment.method)
         return make_problem(self.population, self.transport, affinity, rounds=experiment.rounds, seed=self.seed)
 
     def _choose(self) -> Method:
         """The method, with what is left to it chosen once, before the first round."""
         if self.resumes:
             return method_of(self.ranks.decide_on_first(self.folder.read_experiment), self.folder.chosen_file)
-        return choose_lr(self.experiment.algorithm, self.problem, self.transport, self.experiment.dropout)
+        return choose_lr(self.experiment.method, self.problem, self.transport, self.experiment.dropout)
 
     def go(self, checkpoint_every: int | None, on_round_end: OnRoundEnd | None) -> None:
         """Train to the end, from the start or from the checkpoint."""

@@ -49,7 +49,7 @@ def tune(
     for label, experiment in experiments.items():
         federation = without_test(experiment.build_data(base)).to(experiment.device)
         trials = []
-        for changes in candidates(experiment.algorithm, budget, experiment.seeds[0]):
+        for changes in candidates(experiment.method, budget, experiment.seeds[0]):
             trial = attempt(experiment, federation, changes, rounds or experiment.rounds, base)
             trials.append(trial)
             if on_trial is not None:
@@ -77,7 +77,7 @@ def attempt(
     experiment: Experiment, federation: Federation, changes: dict[str, Any], rounds: int, base: Path | None = None
 ) -> Trial:
     """Train with these settings, and score the personal models on the clients' validation samples."""
-    method = experiment.algorithm.changed(changes)
+    method = experiment.method.changed(changes)
     seed = experiment.seeds[0]
     population = experiment.build_population(federation, seed, base)
     if (start := load_start(experiment.for_seed(seed), base)) is not None:
