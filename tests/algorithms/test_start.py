@@ -3,9 +3,11 @@
 import itertools
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
 
 import ppfl
 from kit.local_work import backend_for, local_data, shapes_in
@@ -13,7 +15,6 @@ from kit.problems import make_federation, make_net
 from kit.training import Recording, assert_same, run
 from ppfl.algorithms.contract import participants
 from ppfl.algorithms.local import start, survey
-from ppfl.algorithms.local.kmeans import kmeans
 from ppfl.algorithms.local.start import PrivateStart, nearest_cells
 from ppfl.algorithms.local.survey import Survey
 from ppfl.core import simplex
@@ -61,30 +62,72 @@ def test_the_sketch_is_of_the_gradient_of_a_clients_whole_loss(kind, canonical):
         torch.testing.assert_close((found[i], losses[i]), (gradient, loss.detach()))
 
 
+def spread(points, p, centres):
+    """What k-means makes small."""
+    return float(p @ torch.cdist(points, centres).square().amin(1))
+
+
+def least_spread(points, p, k):
+    """By trying every way to put the points into k groups."""
+    ways = torch.tensor(list(itertools.product(range(k), repeat=len(points))))
+    members = torch.nn.functional.one_hot(ways, k).double() * p[:, None]  # (W, N, K)
+    weight = members.sum(1)
+    means = members.transpose(1, 2) @ points / weight.clamp_min(1e-300)[..., None]
+    return float(p @ points.square().sum(1)) - float((weight * means.square().sum(-1)).sum(1).max())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("noise", [0.1, 0.5])
+def test_corners_of_few_clients_are_the_best_there_are(seed, noise):
+    for k, count in ((2, 9), (3, 6), (3, 8)):
+        points, p = mixtures(seed, count, k, k - 1, noise)[0], 0.2 + drawn(count, seed=seed + 300).sigmoid()
+        assert spread(points, p, start.find_corners(points, p, k, seed=0)) <= 1.001 * least_spread(points, p, k)
+
+
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("count", "k", "noise"), [(60, 3, 0.1), (400, 8, 0.2), (400, 8, 2.0), (2000, 16, 0.3)])
-def test_the_spread_is_that_of_scikit_learn_to_one_percent(seed, count, k, noise):
-    (points, _), p = mixtures(seed, count, k, k - 1, noise, sharp=3), drawn(count, seed=seed).softmax(0)
-    best = KMeans(k, n_init=20, random_state=0).fit(points.numpy(), sample_weight=p.numpy()).cluster_centers_
-    found, _ = kmeans(points, p, k, seed=0)
-    ours, theirs = (p @ torch.cdist(points, centres).square().amin(1) for centres in (found, torch.from_numpy(best)))
-    assert ours <= 1.01 * theirs
+@pytest.mark.parametrize(
+    ("count", "k", "noise", "worse"), [(40, 4, 0.3, 0.001), (60, 3, 0.1, 0.001), (400, 8, 2.0, 0.015)]
+)
+def test_corners_of_many_clients_are_as_good_as_those_of_many_more_runs(seed, count, k, noise, worse):
+    points, p = mixtures(seed, count, k, k - 1, noise, sharp=3)[0], drawn(count, seed=seed).softmax(0)
+    best = KMeans(k, n_init=300, init="random", random_state=0).fit(points.numpy(), sample_weight=p.numpy())
+    found = spread(points, p, start.find_corners(points, p, k, seed=0))
+    assert found <= (1 + worse) * spread(points, p, torch.from_numpy(best.cluster_centers_))
 
 
-def test_centres_are_means_of_what_is_nearest_and_come_by_weight_and_by_the_seed_alone():
+def test_corners_are_means_of_what_is_nearest_and_come_by_weight_and_by_the_seed_alone():
     points, p = mixtures(0, 300, 5, 4, 0.5)[0], drawn(300).softmax(0)
-    centres, cells = kmeans(points, p, 5, seed=4)
-    torch.manual_seed(2)
-    assert kmeans(points, p, 5, seed=4)[0].equal(centres)
-    assert float((torch.cdist(points, centres).argmin(1) == cells).double().mean()) > 0.98  # one step more, at most
+    corners = start.find_corners(points, p, 5, seed=4)
+    torch.manual_seed(2), np.random.seed(2)
+    assert start.find_corners(points, p, 5, seed=4).equal(corners)
+    cells = torch.cdist(points, corners).argmin(1)
     for k in range(5):
-        torch.testing.assert_close(centres[k], p[cells == k] @ points[cells == k] / p[cells == k].sum())
+        torch.testing.assert_close(corners[k], p[cells == k] @ points[cells == k] / p[cells == k].sum())
     assert (torch.bincount(cells, weights=p, minlength=5).diff() <= 0).all()
-    for k in (1, 2, 5):  # points that are all alike, and as many centres as points
+    for k in (1, 2, 5):  # points that are all alike, and as many corners as points
         alike, apart = torch.ones(5, 3, dtype=torch.float64), torch.eye(k, dtype=torch.float64)
-        torch.testing.assert_close(kmeans(alike, torch.ones(5), k, seed=0)[0], alike[:k])
-        centres, cells = kmeans(apart, torch.ones(k), k, seed=0)
-        torch.testing.assert_close(centres[cells], apart)
+        torch.testing.assert_close(start.find_corners(alike, torch.ones(5), k, seed=0), alike[:k])
+        torch.testing.assert_close(start.find_corners(apart, torch.ones(k), k, seed=0), apart)
+
+
+def test_corners_of_groups_of_equal_weight_come_by_their_first_client():
+    """By no last bits of sums or distances: two runs would give canonical models other numbers."""
+    centres = 5 * torch.eye(4, dtype=torch.float64)
+    group = torch.arange(40) % 4
+    p = torch.full((40,), 1 / 40, dtype=torch.float64)
+    for noise in (0.0, 1e-13, 0.3):
+        for seed in range(5):
+            points = centres[group] + noise * drawn(40, 4, seed=seed)
+            found = start.find_corners(points, p * (1 + 1e-14 * drawn(40, seed=seed)), 4, seed)
+            assert torch.cdist(points, found).argmin(1).equal(group)
+
+
+def test_corners_have_the_same_bits_on_any_number_of_threads():
+    (points, _), p, found = mixtures(1, 3000, 4, 3, 2.0), drawn(3000).softmax(0), []
+    for threads in (1, 2, 2):
+        with threadpool_limits(threads, user_api="openmp"):
+            found.append(start.find_corners(points, p, 4, seed=0))
+    assert found[0].equal(found[1]) and found[1].equal(found[2])
 
 
 def from_rows(sketches, weights, k, order=None):

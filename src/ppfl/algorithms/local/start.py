@@ -10,6 +10,7 @@ clients (`PrivateStart`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,11 +23,11 @@ from ...core.draws import hashed, name_keys, uniform
 from ...core.simplex import inside, nearest_mixtures
 from ...core.trees import Params, first_clients
 from .batches import LocalData
-from .kmeans import kmeans
 
 WIDTH = 256  # numbers in a sketch; distances between gradients are kept to about 10 %
 TRUST = 0.9  # the rest is spread evenly: a start that no later step could leave would be lock-in again
 MOST_POINTS = 20_000  # clients among whom corners are looked for, enough for K means, and rows in a block
+RUNS = 20  # of k-means, of which the best one counts
 RESTARTS = 64  # k-means runs side by side, where each step is a message
 STEPS = 8  # of k-means: with one message before them and one after them that makes ten
 
@@ -133,8 +134,27 @@ def principal_points(rows: Tensor, p: Tensor, order: Tensor, count: int) -> tupl
 
 
 def find_corners(points: Tensor, p: Tensor, k: int, seed: int) -> Tensor:
-    """(K, d): the centres of k-means with weights p, the largest group first."""
-    return kmeans(points, p, k, seed)[0]
+    """(K, d): the centres of k-means on points (N, d) with weights p (N,), the heaviest group first.
+
+    On one thread: with more of them scikit-learn adds up in any order, and no two runs would have the same bits.
+
+    >>> two = torch.tensor([[0.0], [0.2], [5.0]], dtype=torch.float64)
+    >>> find_corners(two, torch.ones(3), k=2, seed=0).flatten().tolist()
+    [0.1, 5.0]
+    """
+    from sklearn.cluster import KMeans  # takes a second, and most processes have no survey
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
+    runs = KMeans(k, n_init=RUNS, tol=0, random_state=int(hashed(seed, "k-means")) % 2**32)
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer than K different points have equal corners
+        found = runs.fit(points.numpy(), sample_weight=p.numpy())
+    groups = found.labels_.tolist()
+    weight = torch.bincount(torch.tensor(groups), weights=p / p.sum(), minlength=k).tolist()
+    by_first_client = [*dict.fromkeys([*groups, *range(k)])]  # the order of groups whose weights are equal
+    order = sorted(by_first_client, key=lambda group: -round(weight[group], 9))
+    return torch.from_numpy(found.cluster_centers_)[order]
 
 
 # ---------------------------------------------------------------------- sketches that stay with the clients
