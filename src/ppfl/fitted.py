@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .algorithms.contract import Method, Problem
 from .core.adapters import adapted_layers
 from .core.backends import Backend
-from .core.client_names import ClientIds, positions_of
+from .core.ids import ClientIds, positions_of
 from .core.losses import Loss
 from .core.population import Mixture, Models, Population
 from .core.settings import usable_device

@@ -41,7 +41,7 @@ class Endless(Dataset):
 
 REFUSED = {
     "only test rows": (lambda: arrays(is_test=[0, 0, 0, 1, 1, 1]), "'b' have no training sample"),
-    "duplicate ids": (lambda: Federation(("a", "a"), samples()), "'a' occur twice"),
+    "duplicate ids": (lambda: Federation(("a", "a"), samples()), "'a' is listed more than once"),
     "no rows": (lambda: arrays(np.zeros((0, 2)), [], []), "no client"),
     "unknown client": (lambda: arrays().select(["c7"]), "no client 'c7' among the 2"),
     "missing client": (lambda: arrays(clients=["a", None, "b"] * 2), "clients has 2 missing"),

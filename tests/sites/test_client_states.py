@@ -91,7 +91,7 @@ class States(RuleBasedStateMachine):
         self.setup = Setup(MAIN, self.method, population.initial_network(), 1, float(sum(SIZES)), 0.0)
         self.site.answer(self.setup)
         stranger = Train(MAIN, 0, 1, 0, ("stranger",), 0, {}, {})
-        assert_refused(lambda: self.site.answer(stranger), DataError, "'site'", "'stranger'")
+        assert_refused(lambda: self.site.answer(stranger), DataError, "'stranger'")
         self.first = self.method.init_client(None)
         self.now: Everything = ({}, {})
         self.kept = self.now
@@ -248,7 +248,7 @@ def test_rows_belong_to_the_clients_that_a_request_names_in_any_order_and_once()
     expected = {client: int(key) for client, key in zip(IDS, name_keys(IDS), strict=True)}
     for who in (IDS, IDS[::-1], (*IDS[1:], IDS[0]), IDS[2:4]):
         assert keys(*who) == {client: expected[client] for client in who}
-    assert_refused(lambda: keys(*IDS, IDS[2]), DataError, "'site'", "'client-2' twice", "once")
+    assert_refused(lambda: keys(*IDS, IDS[2]), DataError, "'client-2' is named twice", "once")
 
 
 def test_clients_of_a_method_without_states_are_restored_by_name_and_stay_unsaved():

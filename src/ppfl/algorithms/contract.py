@@ -17,15 +17,15 @@ from torch import Tensor
 
 from ..core.affinity import Affinity
 from ..core.backends import Backend
+from ..core.ids import Roster
 from ..core.population import Models, Population
 from ..core.trees import Params, Tree
 from .local.batches import LocalData
-from .roster import Roster, drawn_ids, drawn_positions
 from .uploads import Rows, Sum, Total, Upload, Who, Work
 
 __all__ = [
     "NEWCOMER_ROUNDS", "Method", "MethodDefaults", "Plan", "Problem", "Roster", "Rows", "Sum",
-    "Total", "Upload", "Who", "Work", "participant_positions", "participants",
+    "Total", "Upload", "Who", "Work", "participants",
 ]  # fmt: skip
 
 NEWCOMER_ROUNDS = 5  # rounds of their own that newcomers take: memberships that start evenly need a few
@@ -215,14 +215,4 @@ class MethodDefaults:
 def participants(problem: Problem, fraction: float, round: int, at_least: int = 1) -> Who:
     """The clients of a round, drawn without replacement by (seed, round, client id), at least so many."""
     count = max(at_least, int(fraction * problem.n_clients + 0.5))
-    if count >= problem.n_clients:
-        return None
-    return drawn_ids(problem.roster, problem.seed, round, count)
-
-
-def participant_positions(problem: Problem, fraction: float, round: int, at_least: int = 1) -> Tensor:
-    """Where the clients of a round stand in the roster, in order."""
-    count = max(at_least, int(fraction * problem.n_clients + 0.5))
-    if count >= problem.n_clients:
-        return torch.arange(problem.n_clients)
-    return drawn_positions(problem.roster, problem.seed, round, count)
+    return problem.roster.draw(problem.seed, round, count)

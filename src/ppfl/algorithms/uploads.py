@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..core.client_names import ClientIds
+from ..core.ids import ClientIds
 from ..core.trees import Tree
 from ..io.codec import message
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Self
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import AffinityError
-from .client_names import ClientIds, NumberedIds, as_ids
+from .ids import ClientIds, as_ids, check_ids
 
 
 class Affinity:
@@ -57,7 +56,7 @@ class Affinity:
 
     def select(self, ids: Iterable[str]) -> Affinity:
         """The affinity between these clients only, in this order."""
-        wanted = _check_names(ids)
+        wanted = check_ids(ids, AffinityError)
         rows = _find_rows(wanted, self.ids, "select only clients it has, or build it again with all of them")
         taken = self.matrix.index_select(0, rows.to(self.matrix.device))
         taken = taken if self.factored else taken.index_select(1, rows.to(self.matrix.device))
@@ -67,7 +66,7 @@ class Affinity:
         """This affinity with its rows in the order of a federation's client ids; it must have exactly these clients."""
         if (wanted := as_ids(ids)) == self.ids:
             return self
-        wanted = _check_names(wanted)
+        wanted = check_ids(wanted, AffinityError)
         missing, extra = sorted(set(wanted) - set(self.ids)), sorted(set(self.ids) - set(wanted))
         if missing or extra:
             remedy = "build it with affinity.from_labels(counts, ids)" if missing else "use affinity.select(ids)"
@@ -134,7 +133,7 @@ def uniform(ids: Iterable[str]) -> Affinity:
     >>> uniform(["a", "b", "c"]).degree.tolist()
     [3.0, 3.0, 3.0]
     """
-    names = _check_names(ids)
+    names = check_ids(ids, AffinityError)
     return Affinity(torch.ones(len(names), 1), names, factored=True)
 
 
@@ -144,7 +143,7 @@ def nothing(ids: Iterable[str]) -> Affinity:
     >>> nothing(["a", "b"]).degree.tolist()
     [0.0, 0.0]
     """
-    names = _check_names(ids)
+    names = check_ids(ids, AffinityError)
     return Affinity(torch.ones(len(names), 0), names, factored=True)
 
 
@@ -185,7 +184,7 @@ def from_graph(edges: Iterable[tuple[str, str] | tuple[str, str, float]], ids: I
     >>> from_graph([("a", "b"), ("b", "c", 0.5)], ["a", "b", "c"]).degree.tolist()
     [1.0, 1.5, 0.5]
     """
-    names, weight = _check_names(ids), dict[tuple[str, str], float]()
+    names, weight = check_ids(ids, AffinityError), dict[tuple[str, str], float]()
     for edge in edges:
         if len(edge) not in (2, 3):
             raise AffinityError(f"an edge is {edge!r}; expected (id, id) or (id, id, weight)")
@@ -233,19 +232,6 @@ def _from_pairs(pairs: Tensor, weights: Tensor, names: ClientIds) -> Affinity:
 # ---------------------------------------------------------------------- checks
 
 
-def _check_names(ids: Iterable[str]) -> ClientIds:
-    """The client ids, checked: at least one, all of them strings, none twice."""
-    if isinstance(ids, NumberedIds):
-        return ids
-    names = tuple(ids)
-    if not names or not all(issubclass(kind, str) for kind in set(map(type, names))):
-        raise AffinityError(f"client ids are {names[:3]}; expected at least one string: use str(id) for others")
-    if len(set(names)) < len(names):
-        twice = [name for name, times in Counter(names).items() if times > 1]
-        raise AffinityError(f"client {_listed(twice)} is listed more than once; give every client its own id")
-    return names
-
-
 def _find_rows(names: Sequence[str], known: Sequence[str], remedy: str) -> Tensor:
     """The row of each of these clients in an affinity whose rows are the known clients."""
     row = dict(zip(known, range(len(known)), strict=True))
@@ -258,7 +244,7 @@ def _find_rows(names: Sequence[str], known: Sequence[str], remedy: str) -> Tenso
 
 def _as_table(x: Tensor, ids: Iterable[str]) -> tuple[ClientIds, Tensor]:
     """The client ids and a float table with one row per client."""
-    names, x = _check_names(ids), torch.as_tensor(x)
+    names, x = check_ids(ids, AffinityError), torch.as_tensor(x)
     if x.dim() != 2 or len(x) != len(names):
         found = f"affinity has {len(x)} rows" if x.dim() == 2 else f"affinity has shape {tuple(x.shape)}"
         raise AffinityError(f"{found} but there are {len(names)} client ids; give one row per client")

@@ -1,13 +1,13 @@
 """Checks of a federation, and of the clients that are asked of it."""
 
 import difflib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ppfl.core.client_names import ClientIds, NumberedIds, positions_of
+from ppfl.core.ids import ClientIds, NumberedIds, positions_of
+from ppfl.core.ids import check_ids as check_names
 from ppfl.core.losses import IGNORED
 from ppfl.data.inputs import MappedRows
 from ppfl.data.lazy_samples import LazySamples
@@ -21,22 +21,12 @@ from ppfl.errors import DataError
 def check_ids(ids: ClientIds, splits: Mapping[str, Samples]) -> None:
     """Client ids are unique strings, one for each slice of the samples."""
     check_limit("clients", len(ids), f"there are {len(ids):,} clients")
-    if not isinstance(ids, NumberedIds):
-        _check_names(ids)
+    check_names(ids)
     for split, samples in splits.items():
         if samples.n_clients != len(ids):
             raise DataError(
                 f"{split} has {samples.n_clients} clients but there are {len(ids)} ids; give one id per client"
             )
-
-
-def _check_names(ids: tuple[str, ...]) -> None:
-    if not all(issubclass(kind, str) for kind in set(map(type, ids))):
-        raise DataError("client ids must be strings; use tuple(str(i) for i in ids)")
-    check_text(ids, "client ids")
-    if len(set(ids)) < len(ids):
-        repeated = [name for name, times in Counter(ids).items() if times > 1]
-        raise DataError(f"client ids {quoted(repeated)} occur twice; every client needs its own id")
 
 
 def check_text(names: tuple[str, ...], what: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ppfl.core.client_names import ClientIds, as_ids
+from ppfl.core.ids import ClientIds, as_ids
 from ppfl.core.settings import usable_device
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ppfl.core.client_names import NumberedIds
+from ppfl.core.ids import NumberedIds
 from ppfl.data.inputs import Inputs, MappedRows
 from ppfl.data.lazy_samples import LazySamples
 

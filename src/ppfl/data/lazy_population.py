@@ -10,8 +10,8 @@ import torch
 from scipy.special import gammaincinv
 from torch import Tensor
 
-from ppfl.core.client_names import NumberedIds
 from ppfl.core.draws import hashed, uniform
+from ppfl.core.ids import NumberedIds
 from ppfl.data.federation import Federation
 from ppfl.data.lazy_samples import LazySamples
 from ppfl.errors import DataError

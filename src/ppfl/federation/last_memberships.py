@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.contract import Rows
-from ..core.client_names import ClientIds
+from ..core.ids import ClientIds
 
 
 class LastMemberships:

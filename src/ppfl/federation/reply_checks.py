@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.client_names import ClientIds
+from ..core.ids import ClientIds
 from ..core.trees import named_leaves
 from ..sites import Reply, Request, Train
 from ..sites.filters import FEWEST, BoundedUploads, FilterMemory, Norms, remember

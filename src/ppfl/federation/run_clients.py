@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.contract import Rows
-from ..core.client_names import ClientIds, positions_of
+from ..core.ids import ClientIds, positions_of
 from ..data import Federation
 from ..errors import DataError
 from ..sites import Evaluate, Reply, Train

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..algorithms.contract import Method, Rows
 from ..core.backends import Backend
-from ..core.client_names import positions_of
+from ..core.ids import positions_of
 from ..core.population import Mixture, Models, Population
 from ..core.trees import Tree
 from ..data.inputs import scaled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.client_names import ClientIds
+from ..core.ids import ClientIds
 from ..errors import DataError
 from ..sites import Reply
 from .federation_errors import FederationError

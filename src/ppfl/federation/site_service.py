@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..algorithms.contract import Rows
-from ..core.client_names import ClientIds
+from ..core.ids import ClientIds
 from ..data import Federation
 from ..errors import CheckpointError, PPFLError, SettingError
 from ..sites import Describe, Reply, Site

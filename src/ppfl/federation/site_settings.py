@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
-from ..core.client_names import as_ids
+from ..core.ids import as_ids
 from ..core.settings import Count, Settings
 from ..data import DataSettings, Federation
 from ..data.factories import PythonName

@@ -14,7 +14,7 @@ import torch
 
 from ..algorithms.contract import Method, Problem, Rows
 from ..core.affinity import Affinity
-from ..core.client_names import ClientIds
+from ..core.ids import ClientIds
 from ..core.population import Population
 from ..core.trees import Params
 from ..data import Federation

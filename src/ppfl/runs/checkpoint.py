@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, NonNegativeInt
 
 from ..algorithms.contract import Roster, Rows
-from ..core.client_names import ClientIds, positions_of
+from ..core.ids import ClientIds, positions_of
 from ..core.trees import Tree, named_leaves, tree_map
 from ..errors import CheckpointError
 from ..server import Kept, ServerState

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..algorithms.contract import Method, Problem, Roster, Rows
 from ..core.affinity import nothing
-from ..core.client_names import ClientIds
+from ..core.ids import ClientIds
 from ..core.losses import Loss
 from ..core.population import Population
 from ..core.trees import named_leaves, tree_map

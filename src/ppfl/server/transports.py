@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.contract import Roster, Rows
-from ..core.client_names import ClientIds
+from ..core.ids import ClientIds
 from ..errors import DataError
 from ..io.codec import size_of
 from ..sites import Describe, Evaluate, Reply, Request, Site, Train

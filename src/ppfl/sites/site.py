@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ..algorithms.contract import Rows
 from ..core.backends import Backend
-from ..core.client_names import client_keys, positions_of
 from ..core.draws import uniform
+from ..core.ids import Roster
 from ..core.population import Mixture, Models, Population
 from ..core.trees import named_leaves, tree_map, with_leaves
 from ..data import Federation
-from ..errors import CheckpointError, DataError, SettingError
+from ..errors import CheckpointError, SettingError
 from .client_round import ClientRound, Session, Tally, Workplace
 from .engines import Engine
 from .evaluation import score_clients, score_sums
@@ -68,8 +68,8 @@ class Site:
         self.importance = federation.importance if importance is None else importance
         self.metrics = metrics or {}
         self.states_on_disk = states_on_disk
-        self.keys = client_keys(federation.ids)
-        self.positions = positions_of(federation.ids)
+        self.roster = Roster(federation.ids)
+        self.keys, self.positions = self.roster.keys, self.roster.position
         population, self.computed = run_frozen_layers(population, federation)
         self.backend: Backend = engine.backend(population, self.computed.train, federation.n_classes)
         self.place = Workplace(engine, self.backend, self.computed.train, self.keys)
@@ -124,7 +124,7 @@ class Site:
 
     def train(self, request: Train) -> Reply:
         session = self._session(request.session)
-        asked = torch.arange(self.federation.n_clients) if request.who is None else self._positions_of(request.who)
+        asked = torch.arange(self.federation.n_clients)[self.roster.positions(request.who)]
         here = torch.arange(len(asked))
         if session.dropout:  # lost clients got what they were sent, and nothing of theirs comes back
             luck = uniform(session.seed, "dropout", request.round, self.keys[asked])
@@ -162,18 +162,6 @@ class Site:
         values = tally.rows
         rows = Rows(came, values) if values else Rows((), {})
         return Reply(tally.totals, metrics | tally.metrics, rows, refused=names)
-
-    def _positions_of(self, clients: Sequence[str]) -> Tensor:
-        found = [self.positions.get(client) for client in clients]
-        if None in found:
-            unknown = clients[found.index(None)]
-            raise DataError(
-                f"site {self.name!r} has no client {unknown!r}; its ids look like {self.federation.ids[0]!r}"
-            )
-        if len(set(found)) < len(found):
-            twice = next(client for at, client in enumerate(clients) if client in clients[:at])
-            raise DataError(f"a request to site {self.name!r} names client {twice!r} twice; name every client once")
-        return torch.tensor(found, dtype=torch.long)
 
     # ------------------------------------------------------------------ scores
 

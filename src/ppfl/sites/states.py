@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.contract import Rows
-from ..core.client_names import positions_of
+from ..core.ids import positions_of
 from ..core.trees import Tree, named_leaves, tree_leaves, tree_map, with_leaves
 from ..errors import CheckpointError, WriteError
 from .filters import FilterMemory

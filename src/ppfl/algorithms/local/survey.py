@@ -28,7 +28,6 @@ from ..contract import (
     Total,
     Upload,
     Who,
-    participant_positions,
     participants,
 )
 from .batches import LocalData
@@ -126,7 +125,8 @@ class _Arrivals:
     def _asked(self, problem: Problem, round: int) -> Tensor:
         """Positions of a round's participants."""
         at_least = SURVEYED * problem.population.k if round == self.surveyed else 1
-        return participant_positions(problem, self.participation, round, at_least)
+        who = participants(problem, self.participation, round, at_least)
+        return torch.arange(problem.n_clients)[problem.roster.positions(who)]
 
 
 @lru_cache(maxsize=8)
