@@ -147,7 +147,7 @@ def of_newcomers(name: str) -> Numbers:
     renamed = ppfl.Federation.from_arrays(*of_first, test_fraction=0, classes=new.classes)
     updated = of_clients(found.update(renamed), x, found.ids[:2])
     scores = more.evaluate(new)
-    numbers = of_clients(more, x, new.ids) | {"score": scores.score.numpy(), "loss": scores.loss.numpy()}
+    numbers = of_clients(more, x, new.ids) | {"score": scores.score.values.numpy(), "loss": scores.loss.values.numpy()}
     return numbers | {f"updated: {part}": array for part, array in updated.items()}
 
 

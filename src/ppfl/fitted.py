@@ -150,7 +150,7 @@ class Fitted:
         shared, own = self.method.send(self.problem, self.state.server, ids, None)
         asked = Evaluate(MAIN, (split,), shared, own, hard=hard, metrics=tuple(chosen))
         _, reply = transport.ask([Restore(MAIN, 0, self.clients), asked])
-        return read_evaluation(reply, (split,), transport, chosen).splits[split]
+        return read_evaluation(reply, (split,), transport, self.population.loss, chosen).splits[split]
 
     def _facts(self) -> FittedFacts:
         from .report.fitted_card import FittedFacts  # here, as only notebooks and consoles need it

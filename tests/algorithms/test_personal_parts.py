@@ -134,7 +134,9 @@ def test_a_model_that_leaves_has_its_adapters_merged_and_fits_as_before(method, 
     found = trained(method(**(tuned if method is ppfl.FineTune else SMALL)), canonical=part, k=2)
     population, own = found.problem.population, FEDERATION.train.client(0)
     assert found.transport.sites[0].backend.caches_outputs is kept
-    loss = evaluate(found.method, found.problem, found.transport, found.server, ("train",)).splits["train"].loss[0]
+    loss = (
+        evaluate(found.method, found.problem, found.transport, found.server, ("train",)).splits["train"].loss.values[0]
+    )
     merged = client_model(population, found.models().first(1))
     assert [*merged.state_dict()] == [*NET.state_dict()]
     torch.testing.assert_close(nn.functional.cross_entropy(merged(own.x), own.y), loss, atol=1e-9, rtol=1e-9)

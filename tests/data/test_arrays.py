@@ -81,7 +81,7 @@ def test_bytes_and_mapped_files_train_and_predict_as_the_floats_they_stand_for(t
         method = PPFL(lr=0.1, batch_size=batch_size)
         first, second = (fit(population, f, method, rounds=2, engine=engine) for f in (one, other))
         torch.testing.assert_close(first.memberships, second.memberships)
-        assert first.evaluate(one).pooled_loss == pytest.approx(second.evaluate(other).pooled_loss)
+        assert first.evaluate(one).loss.pooled == pytest.approx(second.evaluate(other).loss.pooled)
         torch.testing.assert_close(first.predict("a", one.train.x[:2]), second.predict("a", other.train.x[:2]))
 
 

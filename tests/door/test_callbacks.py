@@ -103,7 +103,7 @@ def test_the_best_state_is_that_of_the_best_round():
     losses = [record["validation_loss"] for record in fitted.history]
     assert len(losses) < 60, "choose a case that overfits"
     assert fitted.state.round == stopping.best_round == losses.index(min(losses)) + 1 == len(losses) - 3
-    assert fitted.evaluate(WITH_VALIDATION, "validation").pooled_loss == pytest.approx(min(losses))
+    assert fitted.evaluate(WITH_VALIDATION, "validation").loss.pooled == pytest.approx(min(losses))
     assert f"accuracy {100 * fitted.evaluate(WITH_VALIDATION).pooled:.2f}%" in repr(fitted)
     last = train(stopping, **settings)
     assert last.state.round == len(losses), "an object can be used again, and starts anew"

@@ -40,11 +40,11 @@ def test_scores_and_losses_are_counted_client_by_client_in_any_order_and_selecti
     for i, client in enumerate(FEDERATION.ids):
         own = FEDERATION.client(client)["test"]
         hits = int((fitted.predict(client, own.x).argmax(1) == own.y).sum())
-        assert float(test.score[i]) == pytest.approx(hits / len(own))
+        assert float(test.score.values[i]) == pytest.approx(hits / len(own))
         right += hits
         own = FEDERATION.client(client)["train"]
         probability = fitted.predict(client, own.x).gather(1, own.y[:, None])
-        torch.testing.assert_close(train.loss[i], -probability.log().double().mean(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(train.loss.values[i], -probability.log().double().mean(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(fitted.membership(client), fitted.memberships[i])
     assert test.pooled == fitted.history[-1]["accuracy"] == pytest.approx(right / len(FEDERATION.test))
     ids = ("client-2", "client-0")
@@ -60,7 +60,7 @@ def test_by_the_max_rule_a_client_has_one_canonical_model():
     expected = torch.func.functional_call(make_net(), one, (own.x,)).softmax(1)
     torch.testing.assert_close(fitted.predict("client-1", own.x, hard=True), expected)
     hard = fitted.evaluate(FEDERATION, hard=True)
-    assert float(hard.score[1]) == pytest.approx(float((expected.argmax(1) == own.y).double().mean()))
+    assert float(hard.score.values[1]) == pytest.approx(float((expected.argmax(1) == own.y).double().mean()))
 
 
 def test_the_history_has_every_round_and_is_reported_on_the_way():

@@ -126,7 +126,7 @@ def test_newcomers_are_clients_like_others_and_known_clients_stay_as_they_were(n
     for at, client in enumerate(ALL.ids):
         own, found = ALL.client(client)["test"], after.predict(client, X)
         hits = (after.predict(client, own.x).argmax(1) == own.y).double().mean()
-        assert float(scores.score[at]) == pytest.approx(float(hits))
+        assert float(scores.score.values[at]) == pytest.approx(float(hits))
         assert torch.equal(again.predict(client, X), found)
         with torch.no_grad():
             torch.testing.assert_close(after.model(client, predictions=True)(X), found, **CLOSE)

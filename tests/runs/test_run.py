@@ -147,7 +147,7 @@ def test_a_run_folder_scores_as_the_run_did(name, tmp_path):
     assert fitted.ids == record.ids and len(fitted.history) == experiment.rounds
     found = fitted.evaluate(experiment.build_data().select(record.ids))
     assert found.pooled == pytest.approx(record.scores[record.metric])
-    assert [round(float(s), 6) for s in found.score] == record.scores["per_client"]
+    assert [round(float(s), 6) for s in found.score.values] == record.scores["per_client"]
     if record.memberships is not None:
         assert torch.equal(fitted.memberships, record.memberships)
 

@@ -59,7 +59,7 @@ def test_no_neighbouring_step_trains_faster(method):
         problem, transport = ready(federation, population, rounds=step_size.TRIAL_ROUNDS)
         trial = method.trial(lr)
         *_, (state, _) = train(trial, problem, transport, begin(trial, problem, transport))
-        return evaluate(trial, problem, transport, state.server, ("train",)).splits["train"].weighted_loss
+        return evaluate(trial, problem, transport, state.server, ("train",)).splits["train"].loss.weighted
 
     chosen = choose_lr(method, *ready(federation, population))
     assert chosen.model_copy(update={"lr": "auto"}) == method

@@ -19,16 +19,17 @@ from ppfl import Federation, Population, Watch, fit
 from ppfl.algorithms import PPFL, FedAvg, FineTune, Local
 from ppfl.core import LOSSES
 from ppfl.data import Samples
-from ppfl.server import Evaluation, begin, evaluate, make_problem, train_and_measure
+from ppfl.server import begin, evaluate, make_problem, train_and_measure
+from ppfl.server.evaluation import Scores
 from ppfl.sites import Evaluate, PredictionMetric, Train, as_metrics
-from ppfl.sites.evaluation import ClientScores, score_sums
-from ppfl.sites.histogram import BINS
+from ppfl.sites.evaluation import BINS, SplitScores
 
 
-def sums_of(*rows) -> dict[str, torch.Tensor]:
-    """Sums over clients, of rows of losses, scores and numbers of samples."""
-    found = ClientScores(*(torch.as_tensor(row, dtype=torch.float64) for row in rows))
-    return score_sums(found, found.samples, LOSSES["squared"])
+def sums_of(values, samples) -> dict[str, torch.Tensor]:
+    """Sums over clients, of their squared errors and numbers of samples."""
+    values, samples = (torch.as_tensor(row, dtype=torch.float64) for row in (values, samples))
+    found = SplitScores({"score": values}, samples, {}).sums(samples, LOSSES["squared"])
+    return {name.removeprefix("score."): value for name, value in found.items()}
 
 
 @given(st.lists(st.tuples(st.floats(0, 1) | st.floats(0, 1e6), st.integers(0, 50)), min_size=1, max_size=40))
@@ -36,30 +37,56 @@ def test_sums_say_what_rows_say(clients):
     """Clients without samples do not count, and the sums of two sites are those of all their clients."""
     score, n = torch.tensor(clients, dtype=torch.float64).T
     assume(bool(n.any()))
-    rows = Evaluation(sums_of(score, score, n), score, score, n)
-    first, second = (sums_of(score[part], score[part], n[part]) for part in (slice(2), slice(2, None)))
-    sums = Evaluation({name: value + second[name] for name, value in first.items()}, None, None, None)
+    score[n == 0] = math.nan
+    first, second = (sums_of(score[part], n[part]) for part in (slice(2), slice(2, None)))
+    sums = Scores({name: value + second[name] for name, value in first.items()}, None)
+    rows = Scores(sums_of(score, n), score)
     score, n = score[n > 0], n[n > 0]
     assert sums.pooled == pytest.approx(float((score * n).sum() / n.sum()), rel=1e-9, abs=1e-12)
     assert sums.mean == pytest.approx(float(score.mean()), rel=1e-9, abs=1e-12)
+    assert sums.weighted == pytest.approx(sums.pooled)  # importance is the number of samples here
     metric = score.sqrt()  # squared error becomes its root
     near = max(1e-150, 1e-5 * float(metric.max()))  # smaller squares lose precision
-    assert sums.metric_sd() == pytest.approx(float(metric.std(correction=0)), rel=1e-5, abs=near)
+    assert sums.sd == pytest.approx(float(metric.std(correction=0)), rel=1e-5, abs=near)
     for higher_is_better in (True, False):
         worst = score.sort(descending=not higher_is_better).values[: max(1, len(score) // 10)]
-        exact, last = rows.worst_tenth(higher_is_better), float(worst[-1])
+        by_rows, by_sums = (one._replace(higher_is_better=higher_is_better) for one in (rows, sums))
+        exact, last = by_rows.worst_tenth, float(worst[-1])
         assert exact == pytest.approx(float(worst.mean()))
         bin_width = 1 / (BINS // 2 - 1) if last <= 1 else last * (2**0.25 - 1)
-        assert sums.worst_tenth(higher_is_better) == pytest.approx(exact, rel=1e-9, abs=bin_width)
+        assert by_sums.worst_tenth == pytest.approx(exact, rel=1e-9, abs=bin_width)
 
 
 def test_a_client_whose_loss_is_not_finite_is_counted_and_does_not_poison_the_sums():
-    others = sums_of([0.1, 0.3], [0.5, 1.0], [4, 6])
+    others = sums_of([0.1, 0.3], [4, 6])
     assert float(others.pop("not_finite")) == 0
-    for loss, score in ((math.nan, 0.25), (math.inf, 0.25), (0.4, math.nan), (0.4, math.inf)):
-        found = sums_of([0.1, loss, 0.3], [0.5, score, 1.0], [4, 5, 6])
-        assert float(found.pop("not_finite")) == 1
+    for loss in (math.nan, math.inf):
+        found = sums_of([0.1, loss, 0.3, math.nan], [4, 5, 6, 0])
+        assert float(found.pop("not_finite")) == 1  # who has no samples is not counted
         assert all(found[name].equal(value) for name, value in others.items())
+
+
+class Times(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+def test_a_client_whose_loss_is_not_finite_has_no_score():
+    """Its accuracy would be one of outputs that are not finite."""
+    x = FEDERATION.test.x.clone()
+    x[0] = torch.finfo(x.dtype).max  # of the first client; outputs overflow
+    population = Population(nn.Sequential(make_linear(), Times(1e3)), k=1)
+    federations = replace(FEDERATION, test=replace(FEDERATION.test, x=x)), FEDERATION
+    runs = [run(FedAvg(lr=1e-6), population, federation, rounds=1) for federation in federations]
+    spoilt, found = (evaluated(ended).splits["test"] for ended in runs)
+    for name in ("loss", "score"):
+        one, other = getattr(spoilt, name), getattr(found, name)
+        assert math.isnan(one.values[0]) and one.values[1:].equal(other.values[1:])
+        assert one.sums["not_finite"] == 1 and one.mean == pytest.approx(float(other.values[1:].mean()))
 
 
 FEDERATION = make_federation((17, 12, 30, 9, 14), test_fraction=0.3)
@@ -82,10 +109,11 @@ def test_a_server_that_sees_sums_alone_reads_the_same_scores(method):
     assert sums.memberships is None and (rows.memberships is not None) == (method.name == "ppfl")
     for split, size in (("test", lengths), ("train", federation.train.sizes)):
         one, other = rows.splits[split], sums.splits[split]
-        assert other.score is other.loss is other.samples is None
-        assert one.samples.tolist() == pytest.approx(size.tolist())
-        for name in ("pooled", "pooled_loss", "weighted_loss", "mean"):
-            assert getattr(one, name) == pytest.approx(getattr(other, name)), name
+        for name in ("loss", "score"):
+            by_rows, by_sums = getattr(one, name), getattr(other, name)
+            assert by_sums.values is None and by_rows.values.isfinite().equal(size > 0)
+            for figure in ("pooled", "weighted", "mean", "sd"):
+                assert getattr(by_rows, figure) == pytest.approx(getattr(by_sums, figure)), (name, figure)
 
 
 def test_without_reports_of_clients_no_reply_has_rows():
@@ -121,19 +149,26 @@ def test_memberships_are_not_reported_once_some_clients_have_models_of_their_own
 
     method = Losing(method=PPFL(lr=0.3, batch_size=4))
     found = evaluated(run(method, Population(make_linear(), k=2), FEDERATION, rounds=3, sites=2))
-    assert found.memberships is None and bool((found.splits["test"].samples > 0).all())
+    assert found.memberships is None and bool(found.splits["test"].score.values.isfinite().all())
 
 
 def test_a_share_of_the_clients_is_evaluated_the_same_ones_every_time_and_without_rows():
     federation = make_federation((5,) * 60, test_fraction=0.4)
     ended = run(PPFL(lr=0.3, participation=0.5), Population(make_net(), k=2), federation, rounds=1)
     whole, some, again = (evaluated(ended, share=share) for share in (1.0, 0.4, 0.4))
-    rows, found = whole.splits["test"], some.splits["test"]
+    rows, found = whole.splits["test"].score, some.splits["test"].score
     drawn = luck(ended.problem.seed, "evaluated", federation.ids) < 0.4
-    assert some.memberships is None and found.score is None and 0 < int(drawn.sum()) < 60
+    assert some.memberships is None and found.values is None and 0 < int(drawn.sum()) < 60
     assert float(found.sums["clients"]) == int(drawn.sum())
-    assert found.mean == pytest.approx(float(rows.score[drawn].mean()))
-    assert all(again.splits["test"].sums[name].equal(value) for name, value in found.sums.items())
+    assert found.mean == pytest.approx(float(rows.values[drawn].mean()))
+    assert all(again.splits["test"].score.sums[name].equal(value) for name, value in found.sums.items())
+
+
+def test_sites_of_which_no_client_is_drawn_add_nothing():
+    ended = run(FedAvg(lr=0.3), Population(make_net(), k=1), FEDERATION, rounds=1, sites=5)
+    whole, some = (evaluated(ended, share=share).splits["test"].score for share in (1.0, 0.5))
+    drawn = luck(ended.problem.seed, "evaluated", FEDERATION.ids) < 0.5
+    assert 0 < int(drawn.sum()) < 5 and some.mean == pytest.approx(float(whole.values[drawn].mean()))
 
 
 def f1(prediction, target):

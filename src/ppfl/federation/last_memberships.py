@@ -29,7 +29,6 @@ class LastMemberships:
             if name == "membership":
                 even = torch.full_like(leaf[0], 1 / leaf.shape[1])
                 return torch.cat([leaf, torch.stack([self._memberships.get(client, even) for client in absent])])
-            nothing = 0 if name.endswith(".samples") or not leaf.is_floating_point() else float("nan")
-            return torch.cat([leaf, leaf.new_full((len(absent), *leaf.shape[1:]), nothing)])
+            return torch.cat([leaf, leaf.new_full((len(absent), *leaf.shape[1:]), float("nan"))])
 
         return Rows((*ids, *absent), {name: filled(name, leaf) for name, leaf in rows.values.items()})

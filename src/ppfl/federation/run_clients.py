@@ -93,7 +93,7 @@ def _nothing(name: str, leaf: Tensor) -> Tensor:
     """What a client without samples has in a row of scores."""
     if name == MEMBERSHIP:
         return even(leaf)
-    return torch.full_like(leaf[0], 0 if name.endswith(".samples") or not leaf.is_floating_point() else float("nan"))
+    return torch.full_like(leaf[0], float("nan"))
 
 
 def _more_rows(rows: Rows, ids: Sequence[str], row: dict[str, Tensor]) -> Rows:

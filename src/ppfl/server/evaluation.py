@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,24 +14,25 @@ from ..core.losses import Loss
 from ..core.trees import Tree
 from ..errors import SettingError
 from ..sites import Evaluate, PredictionMetric, Reply
-from ..sites.histogram import worst_tenth
 from .loop import MAIN, in_roster_order
 from .transports import Transport
 
 
-class MetricScores(NamedTuple):
-    """One metric of predictions on one split. A client it is not defined for is left out; nan where there is no other.
+class Scores(NamedTuple):
+    """The loss, its score or one metric of predictions on one split. A client that has none is left out; nan where
+    nobody has one.
 
-    `pooled` is the metric on all samples of a site together; several sites are weighted by their numbers of samples.
+    `pooled` is the mean over all samples; of a metric, its value on all samples of a site together, where several sites
+    are weighted by their numbers of samples.
     """
 
-    sums: dict[str, Tensor]  # as `sites.metrics.metric_sums` has them
-    values: Tensor | None  # (M,), nan where it is not defined; None: not reported client by client
-    higher_is_better: bool
+    sums: dict[str, Tensor]  # as `sites.evaluation.SplitScores.sums` has them
+    values: Tensor | None  # (M,), one per client, nan where it has none; None: not reported client by client
+    higher_is_better: bool = False
 
     @property
     def pooled(self) -> float:
-        return float(self.sums["pooled"] / self.sums["samples"])
+        return float(self.sums["total"] / self.sums["samples"])
 
     @property
     def mean(self) -> float:
@@ -40,72 +41,51 @@ class MetricScores(NamedTuple):
 
     @property
     def sd(self) -> float:
-        """Over clients."""
-        mean = self.sums["sum"] / self.sums["clients"]
-        return float((self.sums["squared"] / self.sums["clients"] - mean.square()).clamp_min(0).sqrt())
+        """Over clients, of what a record shows: the root of a squared error, and otherwise the values."""
+        mean = self.sums["shown"] / self.sums["clients"]
+        return float((self.sums["shown_squared"] / self.sums["clients"] - mean.square()).clamp_min(0).sqrt())
+
+    @property
+    def weighted(self) -> float:
+        """Mean over clients by their importance; for the loss, sum_i p_i f_i."""
+        return float(self.sums["weighted"] / self.sums["importance"])
 
     @property
     def worst_tenth(self) -> float:
-        """Mean over the tenth of the clients that fares worst: exact, or from a histogram."""
-        if not self.sums["clients"]:
-            return math.nan
-        if self.values is None:
-            return worst_tenth(self.sums["histogram"], self.higher_is_better)
-        return _worst_tenth_of(self.values[self.values.isfinite()], self.higher_is_better)
+        """Mean over the tenth of the clients that fares worst, at least of one: exact, or from a histogram."""
+        if self.values is not None:
+            ordered = self.values[self.values.isfinite()].sort(descending=not self.higher_is_better).values
+            return float(ordered[: max(1, len(ordered) // 10)].mean())
+        counts, totals = self.sums["histogram"] if self.higher_is_better else self.sums["histogram"].flip(1)
+        worst = (counts.sum() // 10).clamp_min(1)
+        taken = torch.minimum(counts.cumsum(0), worst).diff(prepend=counts.new_zeros(1))
+        return float((taken * totals / counts.clamp_min(1)).sum() / taken.sum())
+
+    def figures(self, name: str, metric: Callable[[Tensor], Tensor] = torch.clone) -> dict[str, float]:
+        """The figures of a record by name; metric: what it shows of a mean."""
+        means = {"": self.pooled, "_mean": self.mean, "_worst_tenth": self.worst_tenth}
+        shown = {key: float(metric(torch.tensor(mean, dtype=torch.float64))) for key, mean in means.items()}
+        return {f"{name}{key}": value for key, value in (shown | {"_sd": self.sd}).items()}
 
 
 class Evaluation(NamedTuple):
-    """Scores on one split. Without rows, `loss`, `score` and `samples` are None."""
+    """Scores of every client's own model on its own data, on one split."""
 
-    sums: dict[str, Tensor]  # as `sites.evaluation.score_sums` has them
-    loss: Tensor | None  # (M,), mean over samples
-    score: Tensor | None  # (M,), mean over samples: accuracy for classifiers
-    samples: Tensor | None  # (M,)
-    metrics: dict[str, MetricScores] = {}  # those that were asked for, by name
+    loss: Scores
+    score: Scores  # what the loss's metric is the mean of: accuracy for classifiers
+    metrics: dict[str, Scores] = {}  # those that were asked for, by name
 
     def __repr__(self) -> str:
-        samples, clients = (int(self.sums[name]) for name in ("samples", "clients"))
+        samples, clients = (int(self.score.sums[name]) for name in ("samples", "clients"))
         return (
             f"<Evaluation of {clients} clients with {samples} samples: score {self.pooled:.4g} "
-            f"(mean over clients {self.mean:.4g}), loss {self.pooled_loss:.4g}>"
+            f"(mean over clients {self.score.mean:.4g}), loss {self.loss.pooled:.4g}>"
         )
 
     @property
     def pooled(self) -> float:
-        """Mean score over samples: every client's own model on its own data, as in the paper."""
-        return float(self.sums["score"] / self.sums["samples"])
-
-    @property
-    def pooled_loss(self) -> float:
-        """Mean loss over samples."""
-        return float(self.sums["loss"] / self.sums["samples"])
-
-    @property
-    def weighted_loss(self) -> float:
-        """sum_i p_i f_i."""
-        return float(self.sums["importance_loss"] / self.sums["importance"])
-
-    @property
-    def per_client(self) -> Tensor | None:
-        """Scores of the clients that have samples."""
-        return None if self.score is None or self.samples is None else self.score[self.samples > 0]
-
-    @property
-    def mean(self) -> float:
-        """Mean score over clients, all alike."""
-        return float(self.sums["client_score"] / self.sums["clients"])
-
-    def metric_sd(self) -> float:
-        """Standard deviation of the metric over clients."""
-        mean = self.sums["metric"] / self.sums["clients"]
-        return float((self.sums["metric_squared"] / self.sums["clients"] - mean.square()).clamp_min(0).sqrt())
-
-    def worst_tenth(self, higher_is_better: bool = True) -> float:
-        """Mean score over the tenth of the clients that fares worst: exact, or from a histogram."""
-        scores = self.per_client
-        if scores is None:
-            return worst_tenth(self.sums["histogram"], higher_is_better)
-        return _worst_tenth_of(scores, higher_is_better)
+        """Mean score over all samples, as in the paper."""
+        return self.score.pooled
 
 
 class Measured(NamedTuple):
@@ -130,63 +110,50 @@ def evaluate(
     share: float = 1.0,
 ) -> Measured:
     """Every client's personal model on its own data. hard: by the max rule. metrics: those that the sites have.
-    without: clients that are not part of the sums. share: of the clients that are evaluated; below 1 there are sums
-    alone."""
+    without: clients that are not evaluated. share: of the clients that are evaluated. Where some are left out there are
+    sums alone."""
     shared, own = method.send(problem, server, None, None)
     asked = Evaluate(session, splits, shared, own, per_client, hard, tuple(metrics or ()), without, share)
     (reply,) = transport.ask([asked])
-    return read_evaluation(reply, splits, transport, metrics)
+    return read_evaluation(reply, splits, transport, problem.population.loss, metrics)
 
 
 def read_evaluation(
-    reply: Reply, splits: tuple[str, ...], transport: Transport, metrics: Mapping[str, PredictionMetric] | None = None
+    reply: Reply,
+    splits: tuple[str, ...],
+    transport: Transport,
+    loss: Loss,
+    metrics: Mapping[str, PredictionMetric] | None = None,
 ) -> Measured:
     """What a reply to `Evaluate` says."""
     rows: dict[str, Any] = in_roster_order(reply.rows, transport).values if reply.rows.values else {}
 
-    def of_split(split: str) -> Evaluation:
-        prefix = f"{split}."
-        sums = {name.removeprefix(prefix): v.cpu() for name, v in reply.metrics.items() if name.startswith(prefix)}
-        found = {
-            name: MetricScores(_fields_of(sums, name), rows.get(f"{split}.{name}.values"), metric.higher_is_better)
-            for name, metric in (metrics or {}).items()
-        }
-        loss, score, samples = (rows.get(f"{split}.{name}") for name in ("loss", "score", "samples"))
-        return Evaluation(sums, loss, score, samples, found)
+    def scores(split: str, name: str, higher_is_better: bool) -> Scores:
+        prefix = f"{split}.{name}."
+        sums = {key.removeprefix(prefix): v.cpu() for key, v in reply.metrics.items() if key.startswith(prefix)}
+        return Scores(sums, rows.get(f"{split}.{name}"), higher_is_better)
 
-    return Measured({split: of_split(split) for split in splits}, rows.get("membership"))
+    found = {
+        split: Evaluation(
+            scores(split, "loss", higher_is_better=False),
+            scores(split, "score", higher_is_better=loss.metric_name == "accuracy"),
+            {name: scores(split, name, metric.higher_is_better) for name, metric in (metrics or {}).items()},
+        )
+        for split in splits
+    }
+    return Measured(found, rows.get("membership"))
 
 
 def summary(evaluation: Evaluation, split: str, loss: Loss) -> dict[str, Any]:
     """The figures of a split, as a record has them."""
     prefix = "" if split == "test" else f"{split}_"
-
-    def metric(score: float) -> float:
-        return float(loss.metric(torch.tensor(score, dtype=torch.float64)))
-
-    found: dict[str, Any] = {
-        f"{prefix}{loss.metric_name}": metric(evaluation.pooled),
-        f"{prefix}{loss.metric_name}_mean": metric(evaluation.mean),
-        f"{prefix}{loss.metric_name}_sd": evaluation.metric_sd(),
-        f"{prefix}{loss.metric_name}_worst_tenth": metric(evaluation.worst_tenth(loss.metric_name == "accuracy")),
-        f"{split}_loss": evaluation.pooled_loss,
-    }
+    found: dict[str, Any] = evaluation.score.figures(f"{prefix}{loss.metric_name}", loss.metric)
+    found[f"{split}_loss"] = evaluation.loss.pooled
     for name, scores in evaluation.metrics.items():
-        figures = {"": scores.pooled, "_mean": scores.mean, "_sd": scores.sd, "_worst_tenth": scores.worst_tenth}
         if f"{prefix}{name}" in found:
             raise SettingError(f"a metric is named {name!r}, as the loss's own is; give it another name")
-        found |= {f"{prefix}{name}{figure}": value for figure, value in figures.items()}
-    if evaluation.score is not None and evaluation.samples is not None:
-        each = zip(loss.metric(evaluation.score).tolist(), evaluation.samples.tolist(), strict=True)
-        found[f"{prefix}per_client"] = [round(value, 6) if samples > 0 else None for value, samples in each]
+        found |= scores.figures(f"{prefix}{name}")
+    if evaluation.score.values is not None:
+        shown = loss.metric(evaluation.score.values).tolist()
+        found[f"{prefix}per_client"] = [None if math.isnan(value) else round(value, 6) for value in shown]
     return found
-
-
-def _fields_of(sums: dict[str, Tensor], metric: str) -> dict[str, Tensor]:
-    prefix = f"{metric}."
-    return {name.removeprefix(prefix): value for name, value in sums.items() if name.startswith(prefix)}
-
-
-def _worst_tenth_of(scores: Tensor, higher_is_better: bool) -> float:
-    ordered = scores.sort(descending=not higher_is_better).values
-    return float(ordered[: max(1, len(ordered) // 10)].mean())

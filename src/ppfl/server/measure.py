@@ -111,7 +111,7 @@ def measure(method: Method, problem: Problem, transport: Transport, state: Serve
         record |= summary(found.splits[split], split, problem.population.loss)
     if needs_objective:
         # F of Eq. (9)
-        record["objective"] = found.splits["train"].weighted_loss + method.penalty_value(problem, state.server)
+        record["objective"] = found.splits["train"].loss.weighted + method.penalty_value(problem, state.server)
     if watch.stationarity and (task := method.measure_task(problem, state.server)) is not None:
         plan = Plan(None, task)
         request = make_request(method, problem, state.server, plan, state.round, state.exchange, keep_states=False)

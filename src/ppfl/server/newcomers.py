@@ -51,7 +51,7 @@ def score_newcomers(method: Method, problem: Problem, server: Tree, newcomers: T
     def score() -> Evaluation:
         shared, own = method.send(problem, server, ids, None)
         (reply,) = newcomers.ask([Evaluate(MAIN, ("test",), shared, own)])
-        return read_evaluation(reply, ("test",), newcomers).splits["test"]
+        return read_evaluation(reply, ("test",), newcomers, problem.population.loss).splits["test"]
 
     method = _setup_newcomers(method, problem, newcomers)
     before = score()

@@ -78,7 +78,5 @@ def _training_loss(
         method, problem, transport, server, ("train",),
         session=TRIAL, per_client=False, without=without, share=min(1.0, TRIAL_CLIENTS / problem.n_clients),
     )  # fmt: skip
-    sums = found.splits["train"].sums
-    if float(sums["not_finite"]) > float(sums["clients"]):
-        return math.nan
-    return found.splits["train"].weighted_loss
+    loss = found.splits["train"].loss
+    return math.nan if loss.sums["not_finite"] > loss.sums["clients"] else loss.weighted

@@ -2,6 +2,7 @@
 client at a time, the reference; `stacked`, many in one tensor operation), filters look at every upload."""
 
 from .engines import ENGINES, Engine, Loop, Stacked, engine_by_name
+from .evaluation import Metrics, PredictionMetric, as_metrics
 from .filters import BoundedUploads, Filter, FiniteUploads, default_filters
 from .messages import (
     Close,
@@ -17,7 +18,6 @@ from .messages import (
     Setup,
     Train,
 )
-from .metrics import Metrics, PredictionMetric, as_metrics
 from .site import Site
 
 __all__ = [

@@ -67,11 +67,11 @@ class Evaluate(NamedTuple):
     splits: tuple[str, ...]
     shared: Tree
     own: dict[str, Tensor]  # one row for each client of the site
-    per_client: bool = True  # whether each client's scores are reported, as rows
+    per_client: bool = True  # whether each client's scores are reported, as rows; not where some are left out
     hard: bool = False  # by the max rule
     metrics: tuple[str, ...] = ()  # names of metrics that the site knows, besides the loss and its score
-    without: tuple[str, ...] = ()  # clients whose scores are not part of the sums
-    share: float = 1.0  # of the clients: each with this probability, the same ones every time; no rows below 1
+    without: tuple[str, ...] = ()  # clients that are not evaluated
+    share: float = 1.0  # of the clients: each with this probability, the same ones every time
 
 
 @message

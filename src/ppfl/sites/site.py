@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from ..algorithms.contract import Rows
+from ..algorithms.local.batches import Draws, LocalData
 from ..core.backends import Backend
 from ..core.draws import uniform
 from ..core.ids import Roster
 from ..core.population import Mixture, Models, Population
 from ..core.trees import named_leaves, tree_map, with_leaves
-from ..data import Federation
+from ..data import Federation, Samples
 from ..errors import CheckpointError, SettingError
 from .client_round import ClientRound, Session, Tally, Workplace
 from .engines import Engine
-from .evaluation import score_clients, score_sums
+from .evaluation import KeptPredictions, PredictionMetric, score_clients
 from .filters import Filter, default_filters, refusals, remember
 from .frozen_features import run_frozen_layers
 from .messages import (
@@ -39,7 +40,6 @@ from .messages import (
     Snapshot,
     Train,
 )
-from .metrics import KeptPredictions, PredictionMetric, metric_sums
 from .states import ClientStates
 
 
@@ -166,42 +166,43 @@ class Site:
     # ------------------------------------------------------------------ scores
 
     def evaluate(self, request: Evaluate) -> Reply:
-        session, loss = self._session(request.session), self.backend.loss
-        metrics: dict[str, Tensor] = {}
+        session, everyone = self._session(request.session), torch.arange(self.federation.n_clients)
+        who, metrics = self._evaluated(request, session), self._known_metrics(request.metrics)
+        names = [self.federation.ids[at] for at in who.tolist()] if metrics else []
+        per_client = request.per_client and request.share >= 1 and not request.without
+        sums: dict[str, Tensor] = {}
         rows: dict[str, Tensor] = {}
 
         def models_of(who: Tensor) -> Models:
             own = {name: leaf[who.to(leaf.device)] for name, leaf in request.own.items()}
             return session.method.model(self.backend, request.shared, own, session.states.rows(who))
 
-        among, per_client = torch.arange(self.federation.n_clients), request.per_client and request.share >= 1
-        if request.share < 1:
-            among = (uniform(session.seed, "evaluated", self.keys) < request.share).nonzero()[:, 0]
-        left_out = [self.positions[client] for client in request.without if client in self.positions]
         for split in request.splits:
             samples = self.computed.splits[split]
-            kept = KeptPredictions(self._known_metrics(request.metrics), len(among)) if request.metrics else None
-            setting = models_of, session.weight, self.keys, request.hard, among, kept
+
+            def clients_at(who: Tensor, samples: Samples = samples) -> tuple[Models, LocalData]:
+                weight = session.weight[who.to(session.weight.device)]
+                return models_of(who), LocalData(samples, weight, self.keys[who], who, Draws(0, 0), self.backend.space)
+
             with torch.no_grad():
-                scores = score_clients(self.backend, samples, *setting)
-            scores.samples[torch.isin(among, torch.tensor(left_out, dtype=torch.long))] = 0
-            sums = score_sums(scores, self.importance[among], loss)
-            metrics |= {f"{split}.{name}": value for name, value in sums.items()}
-            if per_client:
-                rows |= {f"{split}.{name}": value for name, value in scores._asdict().items()}
-            ids = self.federation.ids
-            names = ids if request.share >= 1 else [ids[at] for at in among.tolist()]
-            values, pooled = kept.values(names) if kept is not None else ({}, {})
-            for name, of_clients in values.items():
-                sums = metric_sums(of_clients, pooled[name], int(samples.cpu_sizes[among].sum()))
-                metrics |= {f"{split}.{name}.{field}": value for field, value in sums.items()}
-                if per_client:
-                    rows[f"{split}.{name}.values"] = of_clients
-        if per_client and isinstance(models_of(torch.zeros(1, dtype=torch.long)), Mixture):
-            everyone = models_of(torch.arange(self.federation.n_clients))
-            if isinstance(everyone, Mixture):  # some clients may have a model of their own by now
-                rows["membership"] = everyone.memberships
-        return Reply(metrics=metrics, rows=Rows(None, rows) if rows else Rows((), {}))
+                predictions = KeptPredictions(metrics, names)
+                scores = score_clients(self.backend, samples, who, clients_at, predictions, request.hard)
+            found = scores.sums(self.importance[who], self.backend.loss)
+            sums |= {f"{split}.{name}": value for name, value in found.items()}
+            rows |= {f"{split}.{name}": values for name, values in scores.values.items()} if per_client else {}
+        if per_client and isinstance(models_of(everyone[:1]), Mixture):
+            models = models_of(everyone)
+            if isinstance(models, Mixture):  # some clients may have a model of their own by now
+                rows["membership"] = models.memberships
+        return Reply(metrics=sums, rows=Rows(None, rows) if rows else Rows((), {}))
+
+    def _evaluated(self, request: Evaluate, session: Session) -> Tensor:
+        """Positions of the clients that are evaluated."""
+        counted = torch.ones(self.federation.n_clients, dtype=torch.bool)
+        if request.share < 1:
+            counted = uniform(session.seed, "evaluated", self.keys) < request.share
+        counted[[self.positions[client] for client in request.without if client in self.positions]] = False
+        return counted.nonzero()[:, 0]
 
     def _known_metrics(self, names: Sequence[str]) -> dict[str, PredictionMetric]:
         if unknown := [name for name in names if name not in self.metrics]:

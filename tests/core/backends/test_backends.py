@@ -215,7 +215,7 @@ def test_one_full_step_of_fedavg_is_torchs_own(name):
         fitted = fit(problem.population(), problem.federation, method, rounds=1, engine=engine)
         # weights of clients are in single precision
         torch.testing.assert_close(fitted.models(["c0"]).values, expected, rtol=1e-6, atol=1e-7)
-        assert fitted.evaluate(problem.federation, "train").pooled_loss == pytest.approx(after, rel=1e-5)
+        assert fitted.evaluate(problem.federation, "train").loss.pooled == pytest.approx(after, rel=1e-5)
         assert fitted.problem.population.loss.metric_name == problem.metric
 
 

@@ -101,7 +101,7 @@ def test_every_sum_of_a_run_is_the_open_one_to_within_the_rounding(name):
     state = rounds[-1][0]
     assert len(rounds) == 3 and all(report.participants >= 2 for _, report in rounds)
     scores = evaluate(method, problem, transport, state.server, ("train", "test"), per_client=False)
-    assert scores.splits["test"].sums["clients"] == 9
+    assert scores.splits["test"].score.sums["clients"] == 9
     assert transport.compared > 200
     for replies in transport.secure.transport.heard:
         assert all(not value.is_floating_point() for reply in replies for value in reply.metrics.values())

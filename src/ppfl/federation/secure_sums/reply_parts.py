@@ -49,7 +49,7 @@ def clients_counted(request: Request, reply: Reply) -> list[int]:
     if isinstance(request, Train):
         names = ["participants"]
     elif isinstance(request, Evaluate):
-        names = [f"{split}.clients" for split in request.splits]
+        names = [name for name in reply.metrics if name.endswith(".clients")]
     elif isinstance(request, Describe | SumColumns):
         names = ["clients"]
     return [int(reply.metrics[name]) for name in names]
