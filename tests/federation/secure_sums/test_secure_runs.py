@@ -1,6 +1,7 @@
 """Whole runs with secure sums: every sum that the server reads is the open one to within the rounding."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from ppfl.federation.secure_sums.secure_settings import METRIC_STEP
 from ppfl.federation.site_service import SiteService
 from ppfl.runs import run
 from ppfl.server import begin, choose_lr, evaluate, make_problem, train
-from ppfl.sites import Site, Stacked
+from ppfl.sites import Site, Stacked, as_metrics
 
 SMALL = {"lr": 0.3, "batch_size": 4}
 FLOAT32 = 2.0**-23
@@ -39,9 +40,10 @@ FEDERATION = make_federation((7, 12, 20, 5, 9, 6, 8, 11, 10), test_fraction=0.3)
 class Listening(BytesTransport):
     """Three sites; it keeps what each of them answered to the last message."""
 
-    def __init__(self, population, secure=None):
+    def __init__(self, population, secure=None, metrics=None):
         self.heard, parts = [], [FEDERATION.select(FEDERATION.ids[at::3]) for at in range(3)]
-        sites = [Site(part, population, Stacked(), name=name) for name, part in zip(SITES, parts, strict=True)]
+        settings = {"metrics": metrics, "engine": Stacked()}
+        sites = [Site(part, population, name=name, **settings) for name, part in zip(SITES, parts, strict=True)]
         behind_masks = sites if secure is None else [masked(site, secure, SITES) for site in sites]
         super().__init__(*behind_masks, order=FEDERATION.ids)
 
@@ -54,9 +56,9 @@ class Listening(BytesTransport):
         return self.heard[-1]
 
 
-def secure_sums(population, **settings):
+def secure_sums(population, metrics=None, **settings):
     asked, keys = SecureSettings(**settings), {name: PUBLIC_KEYS[name] for name in SITES}
-    return SecureSums(Listening(population, asked), asked, keys, "run")
+    return SecureSums(Listening(population, asked, metrics), asked, keys, "run")
 
 
 class Compared:
@@ -107,6 +109,23 @@ def test_every_sum_of_a_run_is_the_open_one_to_within_the_rounding(name):
         assert all(not value.is_floating_point() for reply in replies for value in reply.metrics.values())
     _, plain = trained(method, population, Listening(population))
     assert_same(state.server, plain[-1][0].server, atol=1e-5, rtol=1e-5)  # parity that all transports are held to
+
+
+def test_a_metric_that_is_defined_for_few_clients_is_not_opened():
+    """Its sum over clients would be the value of one of them."""
+    population, method = Population(make_net(), k=1), FedAvg(**SMALL)
+    largest = max(len(FEDERATION.client(client)["test"]) for client in FEDERATION.ids)
+    metrics = as_metrics({"of_one": lambda p, y: 1.0 if len(y) == largest else math.nan, "of_all": lambda p, y: 1.0})
+    transport = secure_sums(population, metrics, min_clients=4)
+    problem = make_problem(population, transport, rounds=1, seed=1)
+    server = begin(method, problem, transport).server
+
+    def scores(name):
+        asked = {name: metrics[name]}
+        return evaluate(method, problem, transport, server, per_client=False, metrics=asked).splits["test"]
+
+    assert scores("of_all").metrics["of_all"].mean == pytest.approx(1.0)
+    assert_refused(lambda: scores("of_one"), FederationError, "a total over 1 clients", "min_clients is 4")
 
 
 def test_a_coarse_step_shows():
