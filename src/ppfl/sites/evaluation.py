@@ -90,8 +90,8 @@ class SplitScores(NamedTuple):
             shown = loss.metric(values) if name == "score" else values
             total, samples = (values * n).sum(), n.sum()
             if name in self.pooled:
-                samples = self.samples.sum() * math.isfinite(self.pooled[name])
-                total = samples * self.pooled[name] if samples else samples
+                known, pooled = math.isfinite(self.pooled[name]), self.pooled[name]
+                total, samples = self.samples.sum() * (pooled if known else 0), self.samples.sum() * known
             sums = {
                 "total": total,
                 "samples": samples,
