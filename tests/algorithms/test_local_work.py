@@ -144,7 +144,7 @@ PASSES = {
     "steps": lambda backend, models, c, data: [g(c) for g in MembershipSteps(backend, models, data, None).steps(2)],
     "best": lambda backend, models, c, data: MembershipSteps(backend, models, data, None).best(c, 2),
     "losses of models": lambda backend, models, c, data: list(losses_of_models(backend, models, data)),
-    "sketch": lambda backend, models, c, data: gradient_sketch(backend, models, data, 0),
+    "sketch": lambda backend, models, c, data: gradient_sketch(backend, models, data),
     "measure": lambda backend, models, c, data: stationarity_upload(backend, MEASURE, models, {}, c, data, 0.0),
 }
 

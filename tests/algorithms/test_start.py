@@ -53,7 +53,7 @@ def test_a_sketch_keeps_inner_products_on_average_and_distances_to_about_a_tenth
 def test_the_sketch_is_of_the_gradient_of_a_clients_whole_loss(kind, canonical):
     population, who = ppfl.Population(NET, k=3, canonical=canonical), [2, 1, 4, 0]
     backend, models = backend_for(FEDERATION, population, kind), population.initial_models(0)
-    found, losses = start.gradient_sketch(backend, models, local_data(FEDERATION, who), seed=0)
+    found, losses = start.gradient_sketch(backend, models, local_data(FEDERATION, who))
     for i, client in enumerate(who):
         own = FEDERATION.train.client(client)
         loss = torch.nn.functional.cross_entropy(NET(own.x), own.y)
@@ -181,9 +181,7 @@ def _three_per_model():
     """A survey asks three clients per canonical model, so that not all of thirty are asked."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(survey, "SURVEYED", 3)
-        survey._arrivals.cache_clear()
         yield
-    survey._arrivals.cache_clear()
 
 
 def trained(k, federation=FEDERATION, net=NET, share=True, method=None, **settings):
@@ -250,25 +248,42 @@ def test_a_private_survey_that_all_clients_leave_in_the_middle_begins_again():
 
 
 @both_ways
-def test_a_survey_asks_its_rounds_clients_and_every_other_one_when_it_first_comes(share):
+def test_a_survey_asks_its_rounds_clients_and_every_other_one_places_itself_when_it_first_comes(share):
     found, model = trained_on_many(2, share=share), 8 * sum(p.numel() for p in NET.parameters())
     seen = set()
     for round, report in enumerate(found.reports):
         in_round = set(participants(found.problem, 0.2, round))
         requests = [request for request, _ in found.transport.exchanges(round)]
         asked = [(set(request.who), isinstance(request.task, Survey)) for request in requests]
-        late = [(in_round - seen, True)] if in_round - seen else []
         if round == 0:
             assert len(in_round) == 3 * 2 and asked == [(in_round, True)] * len(asked)
             # one network goes to each client whatever K is; a sketch comes back, which here is the gradient, and a loss
             assert not share or (report.bytes_down, report.bytes_up) == (6 * model, 6 * (model + 8))
         else:
-            assert asked == [*late, (in_round, False)] and report.participants == len(in_round)
+            assert asked == [(in_round, False)] and report.participants == len(in_round)
         seen |= in_round
         moved = (found.models(round + 1).memberships != 1 / 2).any(1)
         assert {found.problem.roster.ids[i] for i in moved.nonzero().flatten()} == seen
     (request, _), *_ = trained_on_many(4, share=share, rounds=2).transport.exchanges(0)
     assert len(request.who) == 3 * 4 > len(participants(found.problem, 0.2, 0))  # more models need more clients
+
+
+@both_ways
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_whenever_a_client_comes_its_start_is_the_nearest_mixture_of_the_surveys_corners(share, dropout):
+    """By the gradient of its whole loss at the network that all models start from, also if it was lost before."""
+    method = {"participation": 0.3, "membership_steps": 0, "warmup": 0, "lr": 1.0}
+    found = trained(3, MANY, share=share, method=method, dropout=dropout)
+    mean, directions, corners = found.server.placement.start
+    came = (found.memberships != 1 / 3).any(1)
+    assert 10 < int(came.sum()) < 30 and len(found.memberships[came].unique(dim=0)) > 5
+    for i in range(30):
+        own = MANY.train.client(i)
+        loss = torch.nn.functional.cross_entropy(NET(own.x), own.y)
+        parts = [p for _, p in sorted(NET.named_parameters())]
+        sketch = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parts)])
+        expected = start.start_memberships(((sketch - mean) @ directions)[None], corners)[0]
+        torch.testing.assert_close(found.memberships[i], expected if came[i] else torch.full_like(expected, 1 / 3))
 
 
 def test_groups_are_found_whichever_way_clients_are_asked_and_whenever_they_come():
@@ -291,17 +306,8 @@ def test_a_run_with_late_clients_is_the_same_resumed_and_on_every_engine(share):
     again = partial(trained_on_many, 2, share=share, dropout=0.5, seed=3)
     whole = again()
     for until in (1, 3):
-        half = again(until=until)
-        survey._arrivals.cache_clear()  # as in another process
-        assert_same(again(resume=half).everything(), whole.everything(), atol=0, rtol=0)
+        assert_same(again(resume=again(until=until)).everything(), whole.everything(), atol=0, rtol=0)
     assert_same(again(engine="loop").everything(), whole.everything(), atol=1e-10, rtol=1e-9)
-
-
-def test_a_round_goes_on_when_all_its_newcomers_are_lost():
-    found = trained_on_many(2, kind=losing(lambda request: getattr(request.task, "stage", "") == "late"))
-    assert {report.participants for report in found.reports} == {6}
-    models = [found.models(at).models["0.weight"] for at in range(ROUNDS + 1)]
-    assert [not a.equal(b) for a, b in itertools.pairwise(models)] == [False, *[True] * (ROUNDS - 1)]
 
 
 def seen_by_the_server(clients, **method):

@@ -54,7 +54,6 @@ class Plan(NamedTuple):
     who: Who
     task: Any  # a number or a message: which block, which steps
     ends_round: bool = True  # False: another exchange of the same round follows
-    needs_answers: bool = True  # False: the server merges and goes on even if no client answers
 
 
 class Method(Protocol):
@@ -114,8 +113,7 @@ class Method(Protocol):
         """
 
     def merge(self, problem: Problem, server: Tree, task: Any, totals: dict[str, Total], rows: Rows) -> Tree:
-        """The next server state, from those who came back: at least one, unless the plan needs no answers. Rows carry
-        their ids."""
+        """The next server state, from those who came back, at least one. Rows carry their ids."""
 
     def global_network(self, server: Tree) -> Params | None:
         """The one network that all clients use; None where clients have models of their own."""

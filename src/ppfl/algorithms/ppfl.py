@@ -19,8 +19,9 @@ With share_memberships = true also two rows: its membership, because neighbours 
 round, with the "gradients" start, a short sketch of its first gradient with its importance p_i. With
 share_memberships = false there are no rows: memberships stay with their clients, the server keeps nothing per client,
 and the start is found from sums in ten messages. The start asks everyone, or where participation is below 1 the clients
-of its round (at least ten per canonical model), and again until K clients or more have answered in one round; those who
-first come later are placed by a sketch of their own then. Clients lost in that start evenly, as newcomers do.
+of its round (at least ten per canonical model), and again until K clients or more have answered in one round. Where it
+did not ask everyone, clients place themselves when they first work, by a sketch that stays with them; else those who
+were lost in it start evenly, as newcomers do.
 """
 
 from __future__ import annotations
@@ -52,7 +53,15 @@ from .local.memberships import MembershipSteps
 from .local.schedules import factor
 from .local.sgd import LEARNING_RATES, TrainingLoss
 from .local.stationarity import Stationarity, stationarity_upload
-from .local.survey import LAST_STAGES, Placement, Survey, answer_survey, late_clients, next_stage, surveyed_clients
+from .local.survey import (
+    LAST_STAGES,
+    Placement,
+    Survey,
+    answer_survey,
+    next_stage,
+    place_newcomers,
+    surveyed_clients,
+)
 from .ppfl_blocks import mean_change, move_memberships, move_theta
 from .ppfl_settings import MembershipTask, PPFLClient, PPFLServer, PPFLSettings, PPFLTask
 from .ppfl_survey import merge_answers, one_network, send_survey
@@ -120,9 +129,7 @@ class PPFL(MethodDefaults, PPFLSettings):
         if not bool(server.started):
             stage = next_stage(server.survey, private=not self.share_memberships)
             who = surveyed_clients(problem, self.participation, round)
-            return Plan(who, Survey(stage, problem.seed, round), ends_round=stage in LAST_STAGES)
-        if late := late_clients(problem, server.placement, self.participation, round):
-            return Plan(late, Survey("late", problem.seed, round), ends_round=False, needs_answers=False)
+            return Plan(who, Survey(stage), ends_round=stage in LAST_STAGES)
         warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
         both = self.order == "alternating"
         theta = both or warming_up or float(draw(problem.seed, "block", round)) < self.block_probability
@@ -141,7 +148,9 @@ class PPFL(MethodDefaults, PPFLSettings):
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         shared: dict[str, Any] = {"models": server.shared}
         if isinstance(task, Survey):
-            return send_survey(problem, server, task, private=not self.share_memberships), {}
+            return send_survey(problem, server), {}
+        if isinstance(task, PPFLTask) and server.placement:
+            shared["placement"] = server.placement
         if not self.share_memberships:
             return shared, {}
         rows, own = problem.roster.rows, {}
@@ -209,7 +218,8 @@ class PPFL(MethodDefaults, PPFLSettings):
     ) -> Work:
         if isinstance(task, Survey):
             found = answer_survey(backend, task, shared, client.membership, client.point, data)
-            return Work(PPFLClient(found.membership, client.placed, found.point), found.upload)
+            placed = torch.full_like(client.placed, task.stage == "place")
+            return Work(PPFLClient(found.membership, placed, found.point), found.upload)
         c = self._membership(own, client)
         if isinstance(task, MembershipTask):
             c, losses = MembershipSteps(backend, shared["models"], data, None).best(c, task.most_steps)
@@ -217,6 +227,8 @@ class PPFL(MethodDefaults, PPFLSettings):
             return Work(PPFLClient(c, torch.ones_like(client.placed), client.point), Upload(metrics=loss.metrics()))
         if isinstance(task, Stationarity):
             return Work(client, stationarity_upload(backend, task, shared["models"], own, c, data, self.penalty))
+        if "placement" in shared:
+            c = place_newcomers(backend, shared["placement"], c, client.placed, data)
         loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
         sums: dict[str, Sum] = {}
         if task.memberships:
@@ -230,6 +242,5 @@ class PPFL(MethodDefaults, PPFLSettings):
         return Mixture(shared["models"], self._membership(own, client))
 
     def _membership(self, own: dict[str, Tensor], client: PPFLClient) -> Tensor:
-        if not self.share_memberships:
-            return client.membership
-        return torch.where(client.placed[:, None] > 0, client.membership, own["membership"])
+        sent = own.get("membership", client.membership)
+        return torch.where(client.placed[:, None] > 0, client.membership, sent)

@@ -37,13 +37,13 @@ class PPFLServer(NamedTuple):
     memberships: Tensor  # (M, K), as last reported; (0, K) where they stay with the clients
     started: Tensor  # (), bool: whether these have their start; until then rounds are surveys
     survey: Any = {}  # a PrivateStart between the messages of a survey
-    placement: Any = {}  # a Placement, where clients come after the survey
+    placement: Any = {}  # a Placement, where clients come after the survey, to place themselves
     optimizer: Any = {}  # the state of the server's optimizer
 
 
 class PPFLClient(NamedTuple):
     membership: Tensor  # (C, K)
-    placed: Tensor  # (C,), 1 once it has taken part in a round; until then it takes the membership that it is sent
+    placed: Tensor  # (C,), 1 once it has a membership of its own; until then it takes the one that it is sent
     point: Tensor  # (C, d), its sketch along the main directions of all, for the private start
 
 

@@ -18,12 +18,8 @@ def one_network(problem: Problem, models: Params) -> Params:
     return {name: leaf[:1] if name in canonical else leaf for name, leaf in models.items()}
 
 
-def send_survey(problem: Problem, server: PPFLServer, task: Survey, *, private: bool) -> dict[str, Any]:
+def send_survey(problem: Problem, server: PPFLServer) -> dict[str, Any]:
     """One network, since all canonical models start equal, and what the private start has found so far."""
-    if task.stage == "late":
-        mean, directions, corners = server.placement.start
-        found = {"mean": mean, "directions": directions, "centres": corners[None]}
-        return {"models": server.placement.network} | (found if private else {})
     so_far = ("mean", "directions", "centres") if server.survey else ()
     return {"models": one_network(problem, server.shared)} | {n: getattr(server.survey, n) for n in so_far}
 
@@ -32,19 +28,14 @@ def merge_answers(
     problem: Problem, server: PPFLServer, task: Survey, totals: dict[str, Total], rows: Rows
 ) -> PPFLServer:
     """The server after a message of the survey."""
-    memberships, placement = server.memberships.clone(), server.placement
-    if task.stage == "late":
-        if rows.values:
-            memberships[problem.roster.positions(rows.ids)] = placement.start.memberships(rows.values["sketch"])
-        asked = torch.full_like(placement.placed, task.round)
-        return server._replace(memberships=memberships, placement=placement._replace(placed=asked))
     found = merge_survey(problem, task, server.survey, totals, rows)
     if found.start is None and not found.survey:
         return server
+    memberships, placement = server.memberships.clone(), server.placement
     if found.memberships is not None:
         memberships[problem.roster.positions(rows.ids)] = found.memberships
     if found.start is not None and placement:
         start = tree_map(lambda new, old: new.to(old), found.start, placement.start)
-        placement = placement._replace(start=start, surveyed=torch.full_like(placement.surveyed, task.round))
+        placement = placement._replace(start=start)
     started = torch.full_like(server.started, found.start is not None)
     return PPFLServer(server.shared, memberships, started, found.survey, placement, server.optimizer)

@@ -117,7 +117,7 @@ def train(
             exchange += 1
             reply = ask_clients(transport, make_request(method, problem, server, plan, state.round, exchange, session))
             tally.add(reply)
-            if number(reply, "participants") or not plan.needs_answers:
+            if number(reply, "participants"):
                 server = method.merge(problem, server, plan.task, reply.totals, reply.rows)
             else:  # nothing came back: the round is over, and as if it had never been
                 server = state.server

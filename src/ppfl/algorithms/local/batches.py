@@ -68,11 +68,17 @@ class LocalData:
 
     def groups(self) -> list[tuple[slice, LocalData]]:
         """The clients in groups of similar size, for passes over all samples with little padding."""
-        return [
-            (which, LocalData(self.samples, self.weight[which], self.keys[which], self._clients[which], *rest))
-            for rest in [(self._draws, self.space)]
-            for which in similar_sizes(self.sizes)
-        ]
+        return [(which, self.select(which)) for which in similar_sizes(self.sizes)]
+
+    def select(self, which: slice | Tensor) -> LocalData:
+        """Some of the clients, at these positions in the chunk, in order."""
+        weight, keys, clients = self.weight[which], self.keys[which], self._clients[which]
+        return LocalData(self.samples, weight, keys, clients, self._draws, self.space)
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self._draws.seed
 
     def count_steps(self, batch_size: int | None, epochs: int | None, steps: int | None = None) -> Tensor:
         """How many steps each client takes, (C,): so many epochs, or so many steps."""

@@ -22,6 +22,7 @@ from ...core.backends import Backend
 from ...core.draws import hashed, name_keys, uniform
 from ...core.simplex import inside, nearest_mixtures
 from ...core.trees import Params, first_clients
+from ...io.codec import message
 from .batches import LocalData
 
 WIDTH = 256  # numbers in a sketch; distances between gradients are kept to about 10 %
@@ -32,7 +33,7 @@ RESTARTS = 64  # k-means runs side by side, where each step is a message
 STEPS = 8  # of k-means: with one message before them and one after them that makes ten
 
 
-def gradient_sketch(backend: Backend, models: Params, data: LocalData, seed: int) -> tuple[Tensor, Tensor]:
+def gradient_sketch(backend: Backend, models: Params, data: LocalData) -> tuple[Tensor, Tensor]:
     """(C, s): the gradient of each client's mean loss for one canonical model, hashed to s = WIDTH numbers; and that
     loss (C,)."""
     clients, canonical = len(data.weight), backend.population.canonical_names
@@ -46,7 +47,7 @@ def gradient_sketch(backend: Backend, models: Params, data: LocalData, seed: int
         loss = backend.add_gradients(first_clients(networks, n), G, 0.0, batch, only=canonical)
         share = batch.real / data.sizes[:n].to(batch.real)
         rows = torch.cat([G[name].flatten(1) for name in sorted(canonical)], dim=1)
-        sketch = share[:, None] * count_sketch(rows, seed)
+        sketch = share[:, None] * count_sketch(rows, data.seed)
         sketches = sketch.new_zeros(clients, sketch.shape[1]) if sketches is None else sketches
         sketches[:n] += sketch
         losses[:n] += share * loss
@@ -70,6 +71,7 @@ def count_sketch(rows: Tensor, seed: int, width: int = WIDTH) -> Tensor:
 # ---------------------------------------------------------------------- sketches that the server sees
 
 
+@message
 class Start(NamedTuple):
     """What places a client: where its sketch is along the main directions of all, and the corners there."""
 
