@@ -25,6 +25,7 @@ from ..errors import SettingError
 
 SMALL_MODEL = 64 * 2**10  # bytes; below, operations are short, and threads would wait for each other's Python
 WORKING_SET = 48 * 2**20  # bytes a chunk may touch in one step: about what the caches of a small machine hold
+BATCH_INPUTS = 8 * 2**20  # bytes of inputs in it: they are read twice at once after they were gathered
 
 Result = TypeVar("Result")
 ChunkWork = Callable[[Sequence[Tensor]], Result]  # chunks of positions, one after the other
@@ -125,7 +126,8 @@ def fitting_chunk(backend: Backend, samples: Samples, batch: int, largest: int) 
     outputs = backend.output_bytes * (population.k if backend.caches_outputs else 1)
     step = 2 * population.bytes_of_local_run + (samples.bytes_per_sample + outputs) * batch
     kept = outputs * largest if backend.keeps_outputs else 0
-    return max(1, min(WORKING_SET // step, KEPT_OUTPUTS // max(1, kept)))
+    inputs = samples.bytes_per_sample * batch
+    return max(1, min(WORKING_SET // step, BATCH_INPUTS // max(1, inputs), KEPT_OUTPUTS // max(1, kept)))
 
 
 def even_chunk(clients: int, threads: int, most: int) -> int:
