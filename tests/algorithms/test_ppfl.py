@@ -139,7 +139,7 @@ def test_by_the_max_rule_a_clients_loss_is_that_of_its_first_choice_alone(mix):
     found = trained(2, mix, rounds=3, lr=0.2, batch_size=4, start="gradients")
     shared, best = found.models().models, found.memberships.argmax(1)
     hard = evaluate(found.method, found.problem, found.transport, found.server, ("train",), hard=True)
-    for i, loss in enumerate(hard.splits["train"].loss):
+    for i, loss in enumerate(hard.splits["train"].loss.values):
         own = FEDERATION.train.client(i)
         output = functional_call(NET, {name: theta[best[i]] for name, theta in shared.items()}, (own.x,))
         torch.testing.assert_close(loss, nn.functional.cross_entropy(output, own.y).detach(), atol=1e-9, rtol=1e-9)
