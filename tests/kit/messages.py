@@ -2,8 +2,9 @@
 
 from ppfl.core.trees import named_leaves, tree_map
 from ppfl.federation.envelope import REPLIES, REQUESTS, seal, unseal
+from ppfl.federation.secure_sums.messages import AcceptKeys, KeyOffer, Masked, OfferKey, Unmask
 from ppfl.io.codec import size_of
-from ppfl.sites.messages import AcceptKeys, KeyOffer, Masked, OfferKey, Unmask, decode, encode
+from ppfl.sites.messages import decode, encode
 
 __all__ = ["AcceptKeys", "KeyOffer", "Masked", "OfferKey", "Unmask", "encode", "named_leaves", "size_of", "tree_map"]
 

@@ -15,9 +15,9 @@ import torch
 
 from ..algorithms.contract import Roster
 from ..errors import DataError
-from ..server.transports import make_roster, named_rows, route
+from ..server.transports import make_roster, named_rows
 from ..sites import Close, Evaluate, Keep, Reply, Request, Setup, Train
-from ..sites.messages import combine
+from ..sites.messages import combine, part_for
 from .federation_errors import FederationError
 from .last_memberships import LastMemberships
 from .reply_checks import ReplyChecks
@@ -190,12 +190,15 @@ class FlowerTransport:
         by_request = [{name: replies[at] for name, replies in found.items()} for at in range(len(requests))]
         return [self._combined(request, replies) for request, replies in zip(requests, by_request, strict=True)]
 
-    def _routed(self, request: Request, site: SiteRecord) -> Request:
-        mine = route(request, self.roster, site.ids, site.name)
-        if isinstance(mine, Train) and mine.keep_states:
-            merged = min(mine.merged, site.merged.get(mine.session, 0))
-            mine = mine._replace(merged=merged, saved=self.saved.get(mine.session, 0))
-        return mine
+    def _routed(self, request: Any, site: SiteRecord) -> Any:
+        return self._in_step(part_for(request, site.ids, self.roster, site.name), site)
+
+    def _in_step(self, request: Any, site: SiteRecord) -> Any:
+        """A training request that says which exchange of this site was merged last, and which one is saved."""
+        if isinstance(request, Train) and request.keep_states:
+            merged = min(request.merged, site.merged.get(request.session, 0))
+            return request._replace(merged=merged, saved=self.saved.get(request.session, 0))
+        return request
 
     def _opening(self, name: str) -> list[Any]:
         """What a site is sent first that does not know the run: its clients begin afresh."""

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from ..algorithms.contract import Roster
-from ..sites import Reply, Request, Train
-from ..sites.messages import Masked, MaskedNote
+from ..sites import Reply, Train
 from .flower_transport import FlowerTransport
 from .provisioning import SecureSumsFile
 from .secure_sums import SecureSums
+from .secure_sums.messages import Masked, MaskedNote
 from .site_mail import SiteMail
 from .site_records import SiteRecord
 
@@ -43,11 +43,10 @@ class SecureFlowerTransport(FlowerTransport):
                     self.sites[name].merged[work.session] = work.exchange
         return replies
 
-    def _routed(self, request: Request, site: SiteRecord) -> Request:
-        mine = super()._routed(request, site)
-        if isinstance(mine, Masked) and isinstance(mine.request, Train):
-            return mine._replace(request=super()._routed(mine.request, site))
-        return mine
+    def _in_step(self, request: Any, site: SiteRecord) -> Any:
+        if isinstance(request, Masked):
+            return request._replace(request=super()._in_step(request.request, site))
+        return super()._in_step(request, site)
 
 
 class _MaskedExchange:

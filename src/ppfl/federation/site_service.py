@@ -20,7 +20,7 @@ from ..data import Federation
 from ..errors import CheckpointError, PPFLError, SettingError
 from ..sites import Describe, Reply, Site
 from ..sites.client_round import Session
-from ..sites.messages import AcceptKeys, Masked, OfferKey, Unmask, decode, encode
+from ..sites.messages import decode, encode
 from .column_agreement import center_from_json, plan_from_json
 from .envelope import ERROR, REPLIES, REQUESTS, Envelope, seal, unseal
 from .federation_errors import FederationError
@@ -29,6 +29,7 @@ from .opened_run import experiment_of
 from .provisioning import load_secure_sums
 from .run_clients import RunClients
 from .secure_sums import MaskedSite
+from .secure_sums.messages import AcceptKeys, Masked, OfferKey, Unmask
 from .site_data import SiteData
 from .site_requests import ClientTable, DescribeData, OpenRun, SumColumns
 from .site_sessions import NOT_OPEN, SiteSessions

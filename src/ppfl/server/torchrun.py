@@ -26,8 +26,8 @@ from ..errors import PPFLError, RankError
 from ..io.codec import join, specs_of, split
 from ..parent_process import end_with_parent
 from ..sites import Describe, Reply, Request, Site
-from ..sites.messages import combine
-from .transports import make_roster, named_rows, route
+from ..sites.messages import combine, part_for
+from .transports import make_roster, named_rows
 
 Answer = TypeVar("Answer")
 
@@ -136,7 +136,8 @@ class TorchRun:
 
     def _ask(self, request: Request) -> Reply:
         ids, device = self._ids[self.ranks.rank], self.ranks.device
-        text, tensors = split(named_rows(self.site.answer(route(request, self.roster, ids)), ids, self.roster))
+        answer = self.site.answer(part_for(request, ids, self.roster, self.site.name))
+        text, tensors = split(named_rows(answer, ids, self.roster))
         replies = []
         for rank, other in enumerate(self.ranks.gather_texts(text)):
             here = [tensor.to(device) for tensor in tensors] if rank == self.ranks.rank else None

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from ..algorithms.contract import Roster, Rows
 from ..core.ids import ClientIds
 from ..errors import DataError
 from ..io.codec import size_of
-from ..sites import Describe, Evaluate, Reply, Request, Site, Train
-from ..sites.messages import Masked, Unmask, combine
+from ..sites import Describe, Reply, Request, Site
+from ..sites.messages import combine, part_for
 
 
 class Transport(Protocol):
@@ -51,7 +50,7 @@ class InProcess:
 
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         by_site = [
-            self.deliver(site, [route(request, self.roster, ids, site.name) for request in requests])
+            self.deliver(site, [part_for(request, ids, self.roster, site.name) for request in requests])
             for site, ids in zip(self.sites, self._ids, strict=True)
         ]
         names = [site.name for site in self.sites]
@@ -78,30 +77,6 @@ def make_roster(ids_of_sites: Sequence[ClientIds], order: Sequence[str] | None) 
     if order is not None and sorted(order) != sorted(together):
         raise DataError(f"the sites have {len(together)} clients, the order names {len(order)}; name each of them once")
     return Roster(together if order is None else order)
-
-
-def route(request: Request, roster: Roster, ids: ClientIds, site: str | None = None) -> Request:
-    """The part of a request that is for the site with these clients and, where it is known, this name."""
-    if isinstance(request, Masked):
-        return request._replace(request=route(request.request, roster, ids))
-    if isinstance(request, Unmask) and site is not None:  # packets for others are many where sites are
-        packets = {
-            name: {to: text for to, text in sent.items() if to == site} for name, sent in request.packets.items()
-        }
-        return request._replace(packets=packets)
-    if not isinstance(request, Train | Evaluate) or ids == roster.ids:
-        return request
-    if isinstance(request, Evaluate) or request.who is None:
-        at = roster.positions(ids)
-        return request._replace(own=_rows_at(request.own, at))
-    mine = set(ids)
-    here = [at for at, client in enumerate(request.who) if client in mine]
-    who = tuple(request.who[at] for at in here)
-    return request._replace(who=who, own=_rows_at(request.own, torch.tensor(here, dtype=torch.long)))
-
-
-def _rows_at(own: dict[str, Tensor], at: Tensor | slice) -> dict[str, Tensor]:
-    return {name: leaf[at.to(leaf.device) if isinstance(at, Tensor) else at] for name, leaf in own.items()}
 
 
 def _ids_of(description: Reply) -> ClientIds:

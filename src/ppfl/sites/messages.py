@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..algorithms.contract import Method, Rows, Total, Who
+from ..core.ids import ClientIds, Positions, Roster
 from ..core.trees import Params, Tree, tree_map
 from ..errors import DataError
 from ..io.codec import dump, load, message
@@ -58,6 +59,17 @@ class Train(NamedTuple):
     keep_states: bool = True  # False: client states stay as they are, a measurement
     saved: int = 0  # the exchange of the server's last checkpoint: states before it are not needed any more
 
+    def part_for(self, ids: ClientIds, roster: Roster, site: str) -> Train:
+        """The same for those of the site's clients that take part."""
+        if ids == roster.ids:
+            return self
+        if self.who is None:
+            return self._replace(own=_rows_at(self.own, roster.positions(ids)))
+        mine = set(ids)
+        here = [at for at, client in enumerate(self.who) if client in mine]
+        who = tuple(self.who[at] for at in here)
+        return self._replace(who=who, own=_rows_at(self.own, torch.tensor(here, dtype=torch.long)))
+
 
 @message
 class Evaluate(NamedTuple):
@@ -72,6 +84,10 @@ class Evaluate(NamedTuple):
     metrics: tuple[str, ...] = ()  # names of metrics that the site knows, besides the loss and its score
     without: tuple[str, ...] = ()  # clients that are not evaluated
     share: float = 1.0  # of the clients: each with this probability, the same ones every time
+
+    def part_for(self, ids: ClientIds, roster: Roster, site: str) -> Evaluate:
+        """The same for the site's clients."""
+        return self if ids == roster.ids else self._replace(own=_rows_at(self.own, roster.positions(ids)))
 
 
 @message
@@ -119,42 +135,24 @@ class Close(NamedTuple):
     session: str
 
 
-@message
-class OfferKey(NamedTuple):
-    """Make a key for the secure sums of a run, and offer its public half to the other sites."""
-
-    run: str
+Request = Describe | Setup | Train | Evaluate | Keep | Save | Restore | Close
 
 
-@message
-class AcceptKeys(NamedTuple):
-    """What the sites that take part have offered."""
+@runtime_checkable
+class Divided(Protocol):
+    """A request of which every site gets a part of its own; any other goes to all sites as it is."""
 
-    run: str
-    offers: dict[str, KeyOffer]  # by site
-
-
-@message
-class Masked(NamedTuple):
-    """A request whose sums are masked: only their total over all sites can be read."""
-
-    run: str
-    keys: str  # which keys: the name of what the sites have accepted
-    number: int  # of the request, counted from 1 for these keys
-    request: Any  # Describe, Train or Evaluate
+    def part_for(self, ids: ClientIds, roster: Roster, site: str) -> Any:
+        """The part for the site with these clients and this name."""
 
 
-@message
-class Unmask(NamedTuple):
-    """What is needed to read the total of a masked request, from the sites that answered it."""
-
-    run: str
-    keys: str
-    number: int
-    packets: dict[str, dict[str, str]]  # by the site that answered, and the site it is for
+def part_for(request: Any, ids: ClientIds, roster: Roster, site: str) -> Any:
+    """The part of any request for the site with these of all clients and this name."""
+    return request.part_for(ids, roster, site) if isinstance(request, Divided) else request
 
 
-Request = Describe | Setup | Train | Evaluate | Keep | Save | Restore | Close | OfferKey | AcceptKeys | Masked | Unmask
+def _rows_at(own: dict[str, Tensor], at: Positions) -> dict[str, Tensor]:
+    return {name: leaf[at.to(leaf.device) if isinstance(at, Tensor) else at] for name, leaf in own.items()}
 
 
 @message
@@ -163,40 +161,6 @@ class Refusal(NamedTuple):
 
     client: str
     reason: str
-
-
-@message
-class KeyOffer(NamedTuple):
-    """A site's public key for one run, signed with the key by which the other sites know it. All in hexadecimal."""
-
-    key: str
-    settings: str  # of secure sums, as JSON
-    signature: str
-
-
-@message
-class MaskedNote(NamedTuple):
-    """What goes with the masked sums of a site."""
-
-    packets: dict[str, str]  # for each site, shares of this site's masks that only it can read
-    layouts: dict[str, str]  # names, types and shapes of what each part of the sums holds
-    absent: dict[
-        str, dict[str, str]
-    ]  # by part that this site has not: the masks that others have put on it for this site
-
-
-@message
-class Shares(NamedTuple):
-    """Shares that open the masks of one request, in hexadecimal; or why a site does not give them."""
-
-    own: dict[str, str]  # by site that answered
-    pairs: dict[str, dict[str, str]]  # by site that answered, and site that did not
-    refused: str = ""
-
-
-@message
-class NoKeys(NamedTuple):
-    """A site that has not the keys that a request speaks of, as it has been started again."""
 
 
 @message

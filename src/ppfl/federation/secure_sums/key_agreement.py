@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from ...sites.messages import KeyOffer
 from ..federation_errors import FederationError
 from .mask_streams import KEY_BYTES, PROTOCOL, derive_key
+from .messages import KeyOffer
 from .secure_settings import SecureSettings
 from .shamir import RandomBytes
 

@@ -27,10 +27,11 @@ from ...core.draws import name_key, uniform
 from ...data import Federation
 from ...sites import Describe, Refusal, Reply, Request, Site, Train
 from ...sites.client_round import Session
-from ...sites.messages import AcceptKeys, Masked, MaskedNote, NoKeys, OfferKey, Save, Shares, Unmask, encode
+from ...sites.messages import Save, encode
 from ..federation_errors import FederationError
 from .key_agreement import PairKeys, PublicKeys, SiteIdentity, check_offers, new_private_key
 from .mask_streams import KEY_BYTES, add_mask, pair_sign, part_key
+from .messages import AcceptKeys, Masked, MaskedNote, NoKeys, OfferKey, Shares, Unmask
 from .reply_parts import CLIPPED, COUNTS, PARTS, SUMS, ReplyPart, clients_counted, split_sums
 from .secure_settings import SecureSettings
 from .shamir import RandomBytes, split_secret
@@ -86,7 +87,7 @@ class MaskedSite:
     def federation(self) -> Federation:
         return cast(Site, self.site).federation  # where sites are in one process with the server
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: Any) -> Reply:
         """Do what a request asks for."""
         if type(request) in self._kinds:
             return self._kinds[type(request)](request)

@@ -17,10 +17,11 @@ from ...algorithms.contract import Roster
 from ...errors import SettingError
 from ...server import DivergedError, Transport
 from ...sites import Evaluate, Reply, Request, Setup
-from ...sites.messages import AcceptKeys, KeyOffer, Masked, MaskedNote, OfferKey, Shares, Unmask, number
+from ...sites.messages import number
 from ..federation_errors import FederationError
 from .key_agreement import PublicKeys, check_offers, name_of_keys
 from .mask_streams import Integers, add_mask, pair_sign, part_key
+from .messages import AcceptKeys, KeyOffer, Masked, MaskedNote, OfferKey, Shares, Unmask
 from .reply_parts import CLIPPED, PARTS, SUMS, ReplyPart, join_sums
 from .secure_settings import SecureSettings
 from .shamir import join_shares
@@ -61,21 +62,25 @@ class SecureSums:
         if masked and not self.sites:
             self._agree_on_keys()
         sent = [self._masked(request) if at in masked else request for at, request in enumerate(requests)]
-        replies = self.transport.ask(sent)
+        replies = self._carry(sent)
         questions = [self._unmask(sent[at], replies[at]) for at in masked]
-        answers = self.transport.ask(questions) if questions else []
+        answers = self._carry(questions) if questions else []
         for at, question, answer in zip(masked, questions, answers, strict=True):
             replies[at] = self._open(question, replies[at], answer)
         if any({*_notes(replies[at])} != {*self.sites} | {*replies[at].by_site} for at in masked):
             self.sites = ()  # one was missing, or has no keys: agree on new ones before the next sum
         return [reply._replace(by_site={}) for reply in replies]
 
+    def _carry(self, requests: Sequence[Any]) -> list[Reply]:
+        """Requests that only masked sites know go the same way as others."""
+        return self.transport.ask(requests)
+
     def _agree_on_keys(self) -> None:
-        (offered,) = self.transport.ask([OfferKey(self.run)])
+        (offered,) = self._carry([OfferKey(self.run)])
         offers = {name: offer for name, offer in offered.by_site.items() if isinstance(offer, KeyOffer)}
         check_offers(self.run, offers, self.public_keys, self.settings)
         self.settings.needed(len(offers))
-        self.transport.ask([AcceptKeys(self.run, offers)])
+        self._carry([AcceptKeys(self.run, offers)])
         self.sites, self._keys, self._number = tuple(sorted(offers)), name_of_keys(self.run, offers), 0
 
     def _masked(self, request: Any) -> Masked:
