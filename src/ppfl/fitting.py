@@ -7,6 +7,7 @@ from .algorithms.contract import Method
 from .callback_list import OnRound, running, show_frozen_layers
 from .core.affinity import Affinity
 from .core.population import Population
+from .core.registry import Imports
 from .data import Federation
 from .data.sample_kind import SampleKind
 from .errors import SettingError
@@ -99,9 +100,7 @@ def fit(
 def method_of(method: Method | type[Method] | str | None) -> Method | None:
     """The method that an object, a class or a name stands for, with default settings for the last two."""
     if isinstance(method, str):
-        if method not in METHODS:
-            raise SettingError(f"there is no method {method!r}; use one of {', '.join(map(repr, sorted(METHODS)))}")
-        method = METHODS[method]
+        method = METHODS.find(method, Imports())
     if isinstance(method, type):
         method = method()
     if method is not None and not (hasattr(method, "work") and hasattr(method, "merge")):

@@ -1,4 +1,4 @@
-"""Networks and data that an experiment file takes from Python functions."""
+"""Networks, data and methods that an experiment file takes from Python."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from ppfl.runs import Experiment, load_experiment, load_run
 MODULE = """
 import torch
 from torch import nn
-from ppfl import Federation
+from ppfl import FedAvg, Federation
 
 def make(width, sample_shape, n_classes, depth=1):
     return nn.Sequential(nn.Linear(*sample_shape, width), nn.Tanh(), nn.Linear(width, n_classes))
@@ -22,6 +22,9 @@ def load(clients, seed=0, folder=None, shapes=(1,)):
     assert folder is not None
     x = torch.randn(20 * clients, 3, generator=torch.Generator().manual_seed(seed))
     return Federation.from_arrays(x, (x[:, 0] > 0).long(), [f"c{i % clients}" for i in range(len(x))])
+
+class OwnAverage(FedAvg):
+    factor: float = 0.5
 
 def number(**settings): return 3
 def broken(): return 1 / 0
@@ -57,7 +60,12 @@ def test_what_functions_give_is_run_resumed_and_compared_from_any_folder(ppfl, e
     assert "width" in ppfl(*run, "--resume", "--set", "model.width=5").err
     methods = "[methods.PPFL]\n[methods.FedAvg]\nmethod.name = 'fedavg'\npopulation.k = 1\n"
     experiment.write_text(experiment.read_text() + methods)
-    assert ppfl("compare", experiment, "--out", here / "both", "--jobs", 1).code == 0
+    own = f"[methods.Own]\nmethod.name = '{experiment.stem}:OwnAverage'\npopulation.k = 1\n"
+    experiment.write_text(experiment.read_text() + own)
+    for jobs in (1, 2):  # in this process, and in others, which import the module themselves
+        compared = ppfl("compare", experiment, "--out", here / f"jobs-{jobs}", "--jobs", jobs)
+        assert compared.code == 0, compared.err
+        assert load_run(here / f"jobs-{jobs}" / "Own" / "seed-0").experiment["method"]["factor"] == 0.5
     assert ppfl("tune", experiment, "--budget", 1, "--rounds", 1).code == 0
 
 
@@ -74,7 +82,7 @@ def test_settings_are_plain_and_initial_values_come_from_the_seed(experiment, tm
 FAULTS = {
     "model.factory=nowhere:make": ("[model]", "no module 'nowhere'"),
     "model.with=4": ("'with'", "it takes (width, sample_shape"),
-    "model={{factory='{module}:broken'}}": ("ZeroDivisionError", "{module}.py, line 15"),
+    "model={{factory='{module}:broken'}}": ("ZeroDivisionError", "{module}.py, line 18"),
     "model.width=nan": ("width is nan", "a finite number"),
     "data={{factory='{module}:number'}}": ("[data]", "returned a int", "Federation"),
 }

@@ -97,14 +97,21 @@ def test_a_metric_beside_the_experiment_file_is_recorded_and_one_that_is_not_the
 WRONG: dict[str, tuple[str, ...]] = {
     "seeds=[1, 1]": ("seeds [1, 1] repeat",),
     "engine=loop;chunk=3": ("leave chunk out",),
-    "method.name=pplf": ("method.name is 'pplf'", "did you mean 'ppfl'?"),
+    "method.name=pplf": ("[method]: there is no method 'pplf'", "did you mean 'ppfl'?", "module:Class"),
     "method.membershp_lr=1": ("unknown key 'method.membershp_lr'", "did you mean 'membership_lr'?"),
     "method.local_epochs=2;method.local_steps=2": ("[method]: local_epochs and local_steps",),
     "rouns=3": ("unknown key 'rouns' (found 3)", "did you mean 'rounds'?", "watch"),
     "model={name='cnn', channels=[6]}": ("6 channels do not split into 4 groups",),
     "data={name='csv', target='client', file='csv'}": ("data.client is missing", "under [data]"),
-    f"{NESTED};method.method.name=finetune": ("method.method.name is 'finetune'", "use one of 'local'"),
+    f"{NESTED};method.method.name=finetune": ("[method.method]: the method 'finetune'", "use one of 'local'"),
     f"{NESTED};method.method.momentm=0": ("unknown key 'method.method.momentm'", "did you mean 'momentum'?"),
+    "method={lr=0.3}": ("[method]: it has no name", "'fedavg'"),
+    "method.name=nowhere:Mine": ("[method]: there is no module 'nowhere'",),
+    "method.name=collections:OrderedDct": ("no 'OrderedDct'", "did you mean 'OrderedDict'?"),
+    "method.name=json:dumps": ("'json:dumps' is a function, not a method", "ppfl.algorithms.Method"),
+    "method.name=collections:OrderedDict": ("is the class OrderedDict, not a method",),
+    "method.name=json:": ("[method]: 'json' has no ''",),
+    f"{NESTED};method.method.name=nowhere:Mine": ("[method.method]: there is no module 'nowhere'",),
     # numbers that would overflow on the way
     "method.lr=1e300": ("method.lr", "should be"),
     "rounds=" + "9" * 4000: ("rounds is 999", "...; it should be less"),  # and not all of them

@@ -14,13 +14,15 @@ from .local_only import Local
 from .partial import FedAlt, FedPer, FedRep, FedSim, LGFedAvg
 from .pfedme import PFedMe
 from .ppfl import PPFL
+from .registry import METHODS
 from .scaffold import Scaffold
 
 _METHODS: tuple[type[Method], ...] = (
     Local, FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi, FedProx, Scaffold, FineTune, PFedMe, Ditto,
     FedEM, IFCA, CFL, LGFedAvg, FedPer, FedRep, FedAlt, FedSim, PPFL,
 )  # fmt: skip
-METHODS: dict[str, type[Method]] = {method.name: message(method) for method in _METHODS}
+for _method in _METHODS:
+    METHODS.register(_method.name, _method)
 
 __all__ = [
     "CFL",

@@ -1,44 +1,36 @@
-"""A method chosen by its name, in an experiment or within another method."""
+"""Methods by name, in an experiment file or within another method: ours, and a user's own by "module:Class"."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from ..core.registry import ByName, Registry
+from ..core.settings import Settings
+from ..errors import SettingError
+from ..io.codec import message
+from .contract import Method
+
+_CONTRACT = ("init_server", "plan", "send", "merge", "init_client", "work", "model")
 
 
-class MethodByName:
-    """A table whose `name` says which method the other keys are settings of.
+def _checked_method(name: str, found: Any) -> type[Method]:
+    """The class of a method, which from now on may be written and read."""
+    is_settings = isinstance(found, type) and issubclass(found, Settings)
+    if not is_settings or not all(hasattr(found, part) for part in _CONTRACT):
+        what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise SettingError(f"{name!r} is {what}, not a method; name a class that is a ppfl.algorithms.Method")
+    try:
+        method: type[Method] = message(found)
+    except TypeError as error:
+        raise SettingError(f"{name!r} cannot be used: {error}") from None
+    return method
 
-    The methods' settings have no key `name` themselves: it is their class.
-    """
+
+METHODS: Registry[type[Method]] = Registry("method", _checked_method)
+
+
+class MethodByName(ByName):
+    """A field with a table whose `name` says which method the other keys are settings of."""
 
     def __init__(self, *, besides: str | None = None) -> None:
-        self.besides = besides  # a method that cannot be chosen here
-
-    @property
-    def registry(self) -> dict[str, Any]:
-        """The methods to choose from."""
-        from . import METHODS  # now: some of them choose a method themselves
-
-        return {name: method for name, method in METHODS.items() if name != self.besides}
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        choices: dict[Any, CoreSchema] = {
-            name: core_schema.no_info_before_validator_function(_without_name, handler.generate_schema(method))
-            for name, method in self.registry.items()
-        }
-        dump = core_schema.plain_serializer_function_ser_schema(
-            lambda method: {"name": method.name, **method.model_dump(mode="json")}
-        )
-        return core_schema.tagged_union_schema(choices, _name_of, serialization=dump)
-
-
-def _name_of(table: Any) -> str | None:
-    name = table.get("name") if isinstance(table, dict) else getattr(table, "name", None)
-    return None if name is None else str(name)
-
-
-def _without_name(table: Any) -> Any:
-    return {key: value for key, value in table.items() if key != "name"} if isinstance(table, dict) else table
+        super().__init__(METHODS, besides=besides)

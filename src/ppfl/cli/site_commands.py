@@ -35,7 +35,7 @@ def check_command(
     from ..federation.site_settings import load_site
 
     settings, asked = load_site(file), file.parent / "experiment.toml" if experiment is None else experiment
-    found = check_site(settings, file.parent.resolve(), load_experiment(asked))
+    found = check_site(settings, file.parent.resolve(), load_experiment(asked, allow=settings.allow))
     table = Table(box=SIMPLE_HEAD, show_header=False)
     for name, value in found.facts:
         table.add_row(name, value)

@@ -9,12 +9,12 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic import ValidationError as Invalid
 from torch import Tensor
 
+from ppfl.core.registry import FactorySettings, with_factory_name
 from ppfl.core.settings import Count, Settings
 from ppfl.data.arrays import LearningTask
 from ppfl.data.by_client_settings import Femnist, Shakespeare, StackExchange
 from ppfl.data.cifar import read_cifar10
 from ppfl.data.domains import DOMAIN_SAMPLES, DOMAINS, Domain, digit_domains
-from ppfl.data.factories import FactorySettings, with_factory_name
 from ppfl.data.federation import Federation
 from ppfl.data.file_settings import HoldoutSettings, data_folder, dataset_folder, resolved
 from ppfl.data.partition_settings import LabelGroups, PartitionSettings

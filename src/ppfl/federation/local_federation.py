@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.registry import python_names
 from ..io.files import write_toml
 from ..runs.experiment import Experiment
 from ..runs.record import RunRecord
@@ -176,7 +177,7 @@ def _write_sites(
 def _part_of(experiment: Experiment, base: Path, number: int, sites: int) -> dict[str, Any]:
     """A site that has a part of the experiment's clients."""
     asked = experiment.model_dump(mode="json")
-    named = [name for name in (asked["model"].get("factory"), *experiment.watch.metrics) if name is not None]
+    named = python_names(asked)
     data, part = _absolute_paths(asked["data"], base), {"number": number, "of": sites}
     return {"name": f"site-{number}", "data": data, "part": part, "allow": named}
 

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from ..core.registry import Imports, python_names
 from ..errors import SettingError
 from ..runs.experiment import Experiment
 from .site_requests import OpenRun
 from .site_settings import SiteSettings
 
 
-def experiment_of(request: OpenRun, site: SiteSettings) -> Experiment:
-    """The experiment of a run; SettingError where the site does not allow it."""
+def experiment_of(request: OpenRun, site: SiteSettings, base: Path | None) -> Experiment:
+    """The experiment of a run; SettingError where the site does not allow it. Modules in `base` come first."""
     settings = {**request.settings, "data": site.data.model_dump(mode="json"), "device": "cpu"}
-    for name in named_functions(settings):
+    for name in python_names(settings):
         if name not in site.allow:
             raise SettingError(
-                f"the server names the function {name!r:.80}, and site {site.name!r} allows "
+                f"the server names {name!r:.80}, and site {site.name!r} allows "
                 f"{', '.join(site.allow) or 'none'}; its owner may add it to `allow` in site.toml"
             )
     try:
-        return Experiment.model_validate(settings)
+        return Experiment.model_validate(settings, context=Imports(base, site.allow))
     except ValueError as error:
         raise SettingError(f"the server's experiment cannot be used here ({' '.join(str(error).split())})") from None
-
-
-def named_functions(settings: dict[str, object]) -> list[str]:
-    """Functions that the settings of an experiment name, for networks and metrics."""
-    model, watch = settings.get("model"), settings.get("watch")
-    factory = model.get("factory") if isinstance(model, dict) else None
-    metrics = watch.get("metrics", ()) if isinstance(watch, dict) else ()
-    return [str(name) for name in (factory, *metrics) if name is not None]

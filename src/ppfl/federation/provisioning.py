@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
+from ..core.registry import python_names
 from ..errors import SettingError
 from ..io.files import PARTIAL, same_folder_key, write_bytes, write_text, write_toml, writing
 from ..runs import load_experiment
@@ -193,7 +194,7 @@ def _write_site(out: Path, name: str, experiment: Experiment, superlink: str) ->
 
 def _site_toml(name: str, experiment: Experiment, superlink: str) -> str:
     asked = experiment.model_dump(mode="json", exclude_none=True)
-    functions = [found for found in (asked["model"].get("factory"), *asked["watch"]["metrics"]) if found]
+    functions = python_names(asked)
     named = f"  # the experiment names {', '.join(functions)}" if functions else ""
     return _SITE_TOML.format(name=name, superlink=superlink, named=named, data=tomli_w.dumps({"data": asked["data"]}))
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from ..core.registry import find_function, python_names
 from ..data import Federation
-from ..data.factories import find_function
 from ..data.file_settings import resolved
 from ..data.table_readers import read_frame
 from ..errors import PPFLError, SettingError
@@ -19,7 +19,7 @@ from ..runs.experiment import Experiment
 from ..server import InProcess, begin, evaluate, make_problem, train
 from ..server.step_size import FIRST
 from ..sites import Site
-from .opened_run import experiment_of, named_functions
+from .opened_run import experiment_of
 from .provisioning import load_secure_sums
 from .site_data import SiteData
 from .site_requests import OpenRun
@@ -84,7 +84,7 @@ def _check_functions(settings: SiteSettings, base: Path, experiment: Experiment,
     for name in settings.allow:
         with found.noting("allow"):
             find_function(name, base, "allow")
-    for name in named_functions(experiment.model_dump(mode="json")):
+    for name in python_names(experiment.model_dump(mode="json")):
         if name not in settings.allow:
             found.problems.append(
                 f"allow: the experiment names {name!r}; read its code, install it, and add it to allow in site.toml"
@@ -190,8 +190,8 @@ def _one_step(federation: Federation, settings: SiteSettings, base: Path, experi
     seed = experiment.seeds[0]
     asked = experiment.model_dump(mode="json", exclude={"data"})
     # functions that are not allowed have been noted; the step shows whether the rest fits
-    allowed = settings.model_copy(update={"allow": (*settings.allow, *named_functions(asked))})
-    taken = experiment_of(OpenRun(asked, seed), allowed)
+    allowed = settings.model_copy(update={"allow": (*settings.allow, *python_names(asked))})
+    taken = experiment_of(OpenRun(asked, seed), allowed, base)
     population = taken.build_population(federation, seed, base)
     metrics = taken.watch.build(base).known_metrics
     at = int(federation.train.sizes.argmin())

@@ -28,6 +28,7 @@ from ..sites.messages import decode
 from ..sites.states import states_of
 from .forgetting import full_name
 from .opened_run import experiment_of
+from .site_requests import OpenRun
 from .site_settings import SiteSettings
 from .state_store import StateStore
 
@@ -106,11 +107,13 @@ def _read_models(store: StateStore, settings: SiteSettings, base: Path, run: str
     setup = store.sessions(run).get(MAIN)
     if found is None or described is None or opened is None or setup is None:
         raise CheckpointError(f"the store has no whole model of run {run!r}: it was begun anew; wait for an evaluation")
-    asked, begun, request = decode(found.request), decode(setup), decode(opened)
+    request: OpenRun = decode(opened)
+    experiment = experiment_of(request, settings, base)  # first, as it imports the classes that are in the messages
+    asked, begun = decode(found.request), decode(setup)
     assert isinstance(asked, Evaluate)
     assert isinstance(begun, Setup)
     facts = decode(described.reply).facts["agreed"]
-    kind, experiment = SampleKind.from_json(facts), experiment_of(request, settings)
+    kind = SampleKind.from_json(facts)
     if request.preparation:
         preparation = Preparation.from_json(request.preparation)
         kind = kind._replace(shape=(len(preparation.terms),), preparation=preparation)

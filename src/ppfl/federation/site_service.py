@@ -117,6 +117,9 @@ class SiteService:
                     raise FederationError(f"the reply to message {envelope.order} was deleted with a client's state")
                 return last.reply
             raise FederationError(f"message {envelope.order} came after {last.order}; it is late, and is not done")
+        opened = self.store.opened(envelope.run)
+        if opened is not None and (self._opened is None or self._opened.run != envelope.run):
+            experiment_of(decode(opened), self.settings, self.base)  # imports the classes that a message may hold
         requests = decode(envelope.payload)
         if not isinstance(requests, list) or not all(map(self._answers, requests)):
             raise FederationError("a message with requests that this site does not answer; client states stay here")
@@ -224,7 +227,7 @@ class SiteService:
 
     def _make_site(self, opened: bytes) -> Site:
         request: OpenRun = decode(opened)
-        experiment = experiment_of(request, self.settings)
+        experiment = experiment_of(request, self.settings, self.base)
         federation, importance = self.data.prepared(request.settings.get("preparation"), request.preparation)
         population = experiment.build_population(federation, request.seed, self.base)
         metrics = experiment.watch.build(self.base).known_metrics

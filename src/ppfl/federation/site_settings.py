@@ -10,9 +10,9 @@ from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
 from ..core.ids import as_ids
+from ..core.registry import PythonName
 from ..core.settings import Count, Settings
 from ..data import DataSettings, Federation
-from ..data.factories import PythonName
 from ..errors import SettingError
 from ..runs.explain import explain
 from ..runs.load import load_settings

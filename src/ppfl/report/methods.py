@@ -112,7 +112,7 @@ def _group_seeds(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
 def _labels(groups: Sequence[tuple[Run, ...]]) -> list[str]:
     """Titles of methods if they are unique, otherwise experiment names, otherwise experiment names with a number."""
     methods = [method_name(group[0]) for group in groups]
-    spelled = [METHODS[name].title if name in METHODS else name for name in methods]
+    spelled = [METHODS[name].title if name in METHODS else name.rpartition(":")[2] for name in methods]
     names = [group[0].name for group in groups]
     numbered = [f"{name} ({at})" for at, name in enumerate(names, 1)]
     return next(labels for labels in (spelled, names, numbered) if len(set(labels)) == len(groups))

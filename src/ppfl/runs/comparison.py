@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import ValidationError
 
+from ..core.registry import Imports
 from ..data import DataSettings, Federation
 from ..data.dataset_settings import build_data
 from ..data.preparation_settings import PreparationSettings
@@ -45,20 +46,32 @@ class RunTask(NamedTuple):
     def run_folder(self) -> Path:
         return self.folder / f"seed-{self.seed}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process, which has to import the classes of the experiment first."""
+        return _task, (self.label, self.experiment.model_dump(mode="json"), *self[2:])
+
+
+def _task(label: str, settings: dict[str, Any], base: Path | None, *folders: Any) -> RunTask:
+    return RunTask(label, Experiment.model_validate(settings, context=Imports(base)), base, *folders)
+
 
 def load_comparison(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Experiment]:
     """The experiments of a comparison file by the names of their methods; of an experiment file, that one."""
-    return experiments_of(load_settings(Path(path), overrides), str(path))
+    return experiments_of(load_settings(Path(path), overrides), str(path), Path(path).parent)
 
 
-def experiments_of(settings: dict[str, Any], where: str) -> dict[str, Experiment]:
-    """The experiments that a comparison's settings describe; errors name `where` the settings were found."""
+def experiments_of(settings: dict[str, Any], where: str, base: Path | None = None) -> dict[str, Experiment]:
+    """The experiments that a comparison's settings describe; errors name `where` the settings were found.
+
+    base: the folder in which modules of methods are looked for first.
+    """
     common = {key: value for key, value in settings.items() if key != "methods"}
     methods = settings["methods"] if "methods" in settings else {checked_name(settings.get("name"), where): {}}
     if not isinstance(methods, dict) or not methods or not all(isinstance(own, dict) for own in methods.values()):
         raise SettingError(f"{where}: methods is {methods!r}; write one table [methods.<name>] for each")
     found = {
-        label: _experiment(where, label, _with_start(label, merged(common, own))) for label, own in methods.items()
+        label: _experiment(where, label, _with_start(label, merged(common, own)), base)
+        for label, own in methods.items()
     }
     for label, experiment in found.items():
         _refuse_unknown_start(where, label, experiment, found)
@@ -123,9 +136,9 @@ def with_starts(experiments: dict[str, Experiment], labels: Collection[str]) -> 
     return {label: experiment for label, experiment in experiments.items() if label in wanted}
 
 
-def _experiment(where: str, label: str, settings: dict[str, Any]) -> Experiment:
+def _experiment(where: str, label: str, settings: dict[str, Any], base: Path | None) -> Experiment:
     try:
-        return Experiment.model_validate(settings)
+        return Experiment.model_validate(settings, context=Imports(base))
     except ValidationError as error:
         raise SettingError(f"{where}, method {label!r}: {explain(error, settings)}") from None
 

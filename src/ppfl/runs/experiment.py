@@ -14,10 +14,10 @@ from ..core.losses import LOSSES
 from ..core.mixing import MIXES
 from ..core.parts import freeze
 from ..core.population import Population
+from ..core.registry import PythonName
 from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
 from ..data import DataSettings, Federation
 from ..data.dataset_settings import build_data
-from ..data.factories import PythonName
 from ..data.preparation_settings import PreparationSettings
 from ..io.files import FolderName
 from ..server import OutputRule, Watch

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from ..algorithms.registry import MethodByName
+from ..core.registry import ByName, did_you_mean
+from ..errors import SettingError
 from .experiment import Experiment
 
 Location = Sequence[int | str]
+Variants = list[type[BaseModel]]
 _LONGEST = 200  # characters of a value that are shown
 
 
@@ -23,7 +25,8 @@ def explain(error: ValidationError, found: Mapping[str, Any]) -> str:
     first = faults[0]
     key, value = _locate(first["loc"], found)
     if first["type"] in _EXPLANATIONS:
-        return _EXPLANATIONS[first["type"]](key, value, first["loc"], first)
+        here = _settings_at(first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"], found)
+        return _EXPLANATIONS[first["type"]](key, value, first, here)
     alternatives = [fault for fault in faults if _locate(fault["loc"], found)[0] == key]
     return _wrong(key, value, [_expectation(fault) for fault in alternatives])
 
@@ -44,32 +47,33 @@ def _locate(location: Location, found: Any) -> tuple[str, Any]:
     return ".".join(parts), found
 
 
-def _unknown(key: str, value: Any, location: Location, fault: Any) -> str:
-    allowed = _keys_at(location[:-1])
-    near = _near(str(location[-1]), allowed)
+def _unknown(key: str, value: Any, fault: Any, here: Variants) -> str:
+    named = ["name"] if any(_name(s) for s in here) else []
+    allowed = list(dict.fromkeys([*named, *(key for s in here for key in s.model_fields)]))
+    near = did_you_mean(str(fault["loc"][-1]), allowed)
     return f"unknown key {_shown(key)} (found {_shown(value)}); {near}keys here are {', '.join(allowed)}"
 
 
-def _missing(key: str, value: Any, location: Location, fault: Any) -> str:
-    if isinstance(location[-1], int):
-        return f"{key.rpartition('.')[0]} has {location[-1]} values, too few; give one more"
-    if len(location) == 1 and _variants(Experiment.model_fields[str(location[0])]):
-        names = ", ".join(map(repr, _names_at(location)))
+def _missing(key: str, value: Any, fault: Any, here: Variants) -> str:
+    last = fault["loc"][-1]
+    if isinstance(last, int):
+        return f"{key.rpartition('.')[0]} has {last} values, too few; give one more"
+    if len(fault["loc"]) == 1 and here:
+        names = ", ".join(map(repr, filter(None, map(_name, here))))
         return f"table [{key}] is missing; add it, with name = one of {names}"
     return f"{key} is missing; add {key.rpartition('.')[2]} = ... " + (
         f"under [{key.rpartition('.')[0]}]" if "." in key else "at the top"
     )
 
 
-def _unnamed(key: str, value: Any, location: Location, fault: Any) -> str:
-    return (
-        f"[{key}] has no name (found {_shown(value)}); set name to one of {', '.join(map(repr, _names_at(location)))}"
-    )
+def _unnamed(key: str, value: Any, fault: Any, here: Variants) -> str:
+    names = ", ".join(map(repr, filter(None, map(_name, here))))
+    return f"[{key}] has no name (found {_shown(value)}); set name to one of {names}"
 
 
-def _misnamed(key: str, value: Any, location: Location, fault: Any) -> str:
-    names, tag = _names_at(location), str(fault["ctx"]["tag"])
-    return f"{key}.name is {_shown(tag)}; {_near(tag, names)}use one of {', '.join(map(repr, names))}"
+def _misnamed(key: str, value: Any, fault: Any, here: Variants) -> str:
+    names, tag = [name for s in here if (name := _name(s)) is not None], str(fault["ctx"]["tag"])
+    return f"{key}.name is {_shown(tag)}; {did_you_mean(tag, names)}use one of {', '.join(map(repr, names))}"
 
 
 def _wrong(key: str, value: Any, expectations: Iterable[str]) -> str:
@@ -105,36 +109,31 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
-
-
-def _keys_at(location: Location) -> list[str]:
-    settings = _settings_at(location)
-    named = ["name"] if any(_name(s) for s in settings) else []
-    return list(dict.fromkeys([*named, *(key for s in settings for key in s.model_fields)]))
-
-
-def _names_at(location: Location) -> list[str]:
-    return [name for s in _settings_at(location) if (name := _name(s)) is not None]
-
-
-def _settings_at(location: Location) -> list[type[BaseModel]]:
+def _settings_at(location: Location, found: Any) -> Variants:
     """The settings that may stand at a location."""
-    here: list[type[BaseModel]] = [Experiment]
+    here: Variants = [Experiment]
     for part in location:
         field = next((s.model_fields[part] for s in here if part in s.model_fields), None)
-        here = _variants(field) if field else [s for s in here if _name(s) == part] or here
+        if field is None:
+            here = [s for s in here if _name(s) == part] or here
+        else:
+            found = found.get(part) if isinstance(found, Mapping) else None
+            here = _variants(field, found)
     return here
 
 
-def _variants(field: FieldInfo) -> list[type[BaseModel]]:
-    choice = next((hint for hint in field.metadata if isinstance(hint, MethodByName)), None)
-    return _models(field.annotation) if choice is None else list(choice.registry.values())
+def _variants(field: FieldInfo, found: Any) -> Variants:
+    """The settings that a field may have; the one that `found` names, where it names one of a registry."""
+    choice = next((hint for hint in field.metadata if isinstance(hint, ByName)), None)
+    if choice is None:
+        return _models(field.annotation)
+    if isinstance(found, Mapping) and "name" in found:
+        with suppress(SettingError):
+            return [choice.registry.find(str(found["name"]), None)]
+    return [choice.registry[name] for name in choice.names]
 
 
-def _models(hint: Any) -> list[type[BaseModel]]:
+def _models(hint: Any) -> Variants:
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return [hint]
     return [model for part in get_args(hint) for model in _models(part)]

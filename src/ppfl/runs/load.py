@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ..core.registry import Imports
 from ..data.streams import one_line
 from ..errors import SettingError
 from .estimator_settings import refuse_both
@@ -22,15 +23,20 @@ _DEEPEST = 32  # tables or lists within each other
 _LONGEST_KEY = 100  # dots
 
 
-def load_experiment(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
-    """The experiment of a TOML file; each override is "key.sub=value". Without a name, the file's is taken."""
+def load_experiment(
+    path: str | Path, overrides: Iterable[str] = (), allow: tuple[str, ...] | None = None
+) -> Experiment:
+    """The experiment of a TOML file; each override is "key.sub=value". Without a name, the file's is taken.
+
+    allow: "module:Class" of the methods that may be imported; None: all.
+    """
     path = Path(path)
     settings = load_settings(path, overrides)
     if "methods" in settings:
         raise SettingError(f"{path} compares methods; run it with ppfl compare")
     refuse_both(settings)
     try:
-        return Experiment.model_validate(settings)
+        return Experiment.model_validate(settings, context=Imports(path.parent, allow))
     except ValidationError as error:
         raise SettingError(f"{path}: {explain(error, settings)}") from None
 

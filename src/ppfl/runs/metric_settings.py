@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data.factories import find_function
+from ..core.registry import find_function
 from ..errors import SettingError
 
 

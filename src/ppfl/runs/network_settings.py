@@ -17,7 +17,7 @@ from torch import nn
 
 from ..core.adapters import Lora
 from ..core.losses import Loss
-from ..data.factories import FactorySettings, with_factory_name
+from ..core.registry import FactorySettings, with_factory_name
 from ..data.federation import Federation
 from ..errors import ModelError
 from .glm_network import Glm

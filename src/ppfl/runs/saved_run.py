@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from ..algorithms.contract import Problem, Roster
 from ..core.affinity import nothing
+from ..core.registry import Imports
 from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError
 from ..io.files import damaged, read_json
@@ -32,7 +33,7 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
     tensors, about = folder.read_result()
     metrics = folder.log.read_metrics(about["logs"], finished=True)
     try:
-        experiment = Experiment.model_validate(settings)
+        experiment = Experiment.model_validate(settings, context=Imports(base))
         ids = tuple(clients["ids"])
         kind = SampleKind.from_json(clients["kind"])
         (seed,), samples = experiment.seeds, clients["samples"]
