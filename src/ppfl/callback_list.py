@@ -36,8 +36,8 @@ class CallbackList:
             problem.n_clients,
             problem.rounds,
             problem.population.k,
-            method.step_size(0, problem.rounds),
-            " (found by trials)" if self.setting.method.needs_lr else "",
+            method.local.step_size(0, problem.rounds),
+            " (found by trials)" if self.setting.method.local.lr == "auto" else "",
         )
 
     def end_training(self, end: RoundEnd) -> bool:
@@ -97,7 +97,7 @@ def _progress(progress: bool | None, setting: FitSetting, stack: ExitStack) -> l
         return []
     from .report.progress_bar import show_rounds  # here, as rich takes time to import and scripts may not need it
 
-    search = "set lr to skip this" if setting.method.needs_lr else None
+    search = "set lr to skip this" if setting.method.local.lr == "auto" else None
     show = stack.enter_context(show_rounds(setting.problem.rounds, search=search, lines=progress is True))
     title = setting.method.title
     return [] if show is None else [lambda record: show(title, record)]

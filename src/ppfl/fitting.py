@@ -88,7 +88,7 @@ def fit(
             history.append(end.record)
             if callbacks.end_training(end):
                 break
-    warn_if_diverged([record["loss"] for record in history], method.step_size(0, 1))
+    warn_if_diverged([record["loss"] for record in history], method.local.step_size(0, 1))
     clients = client_states(transport, end.state, "now" if watch.output == "last" else "kept")
     ids = federation.ids
     if start is not None:  # clients that had no part in it stay as they were

@@ -50,7 +50,7 @@ def test_every_epoch_visits_every_sample_once_and_steps_are_as_many_for_all(batc
 
 def test_batches_and_masks_change_with_seed_round_and_purpose_and_not_with_the_chunk():
     def order_and_keys(seed=0, round=0, purpose="theta", clients=(2, 1, 4)):
-        data = local_data(FEDERATION, list(clients), seed, round, masks=True)
+        data = local_data(FEDERATION, list(clients), seed=seed, round=round, masks=True)
         batches = list(data.steps(4, epochs=2, purpose=purpose))
         return str(rows_seen(batches, 0)), [batch.keys.tolist() for batch in batches]
 
@@ -99,8 +99,8 @@ def test_full_gradients_are_those_of_all_data_of_clients_of_any_size(kind, mix, 
     population = ppfl.Population(NET, k=3, mix=mix, canonical=canonical)
     backend, models = backend_for(FEDERATION, population, kind), population.initial_models(1, distinct=True)
     c = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(1)
-    data = local_data(FEDERATION, LARGEST_FIRST)
-    for gradient in MembershipSteps(backend, models, data, batch_size=None).steps(2):
+    data = local_data(FEDERATION, LARGEST_FIRST, backend)
+    for gradient in MembershipSteps(models, data, batch_size=None).steps(2):
         slopes, losses = gradient(c)
         for row, client in enumerate(LARGEST_FIRST):
             expected = slope_and_loss(backend, models, c[row], FEDERATION.train.client(client))
@@ -136,16 +136,17 @@ def of_two_clients(mix, *shape):
     population = ppfl.Population(with_seed(lambda: nn.Linear(4, WORDS)), k=K, mix=mix)
     c = torch.tensor([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]], dtype=torch.float64)
     models = population.initial_models(1, distinct=True)
-    return backend_for(federation, population), models, c, local_data(federation, [0, 1])
+    backend = backend_for(federation, population)
+    return backend, models, c, local_data(federation, [0, 1], backend)
 
 
 MEASURE = Stationarity(0.1)
 PASSES = {
-    "steps": lambda backend, models, c, data: [g(c) for g in MembershipSteps(backend, models, data, None).steps(2)],
-    "best": lambda backend, models, c, data: MembershipSteps(backend, models, data, None).best(c, 2),
-    "losses of models": lambda backend, models, c, data: list(losses_of_models(backend, models, data)),
-    "sketch": lambda backend, models, c, data: gradient_sketch(backend, models, data),
-    "measure": lambda backend, models, c, data: stationarity_upload(backend, MEASURE, models, {}, c, data, 0.0),
+    "steps": lambda models, c, data: [g(c) for g in MembershipSteps(models, data, None).steps(2)],
+    "best": lambda models, c, data: MembershipSteps(models, data, None).best(c, 2),
+    "losses of models": lambda models, c, data: list(losses_of_models(models, data)),
+    "sketch": lambda models, c, data: gradient_sketch(models, data),
+    "measure": lambda models, c, data: stationarity_upload(MEASURE, models, {}, c, data, 0.0),
 }
 
 
@@ -153,7 +154,7 @@ PASSES = {
 @pytest.mark.parametrize("name", PASSES)
 def test_passes_over_all_data_never_hold_more_outputs_than_a_block_has(name, mix, monkeypatch):
     limit_outputs(monkeypatch, block=SMALL_BLOCK, kept=0)
-    setting = of_two_clients(mix)
+    _, *setting = of_two_clients(mix)
     with torch.no_grad(), LargestTensor() as seen:
         PASSES[name](*setting)
     assert SMALL_BLOCK // 4 < seen.bytes <= SMALL_BLOCK
@@ -170,7 +171,7 @@ def test_no_more_outputs_are_kept_than_the_budget_allows(monkeypatch):
         return found
 
     monkeypatch.setattr(backend, "outputs", outputs)
-    gradients = list(MembershipSteps(backend, models, data, None).steps(2))
+    gradients = list(MembershipSteps(models, data, None).steps(2))
     kept = sum(made)
     assert SMALL_KEPT - SMALL_BLOCK <= kept <= SMALL_KEPT
     for gradient in gradients:
@@ -183,7 +184,7 @@ def test_no_more_outputs_are_kept_than_the_budget_allows(monkeypatch):
 def test_mixed_predictions_of_labels_keep_likelihoods_alone(shape, monkeypatch):
     limit_outputs(monkeypatch, block=2**25, kept=0)
     backend, models, c, data = of_two_clients("predictions", *shape)
-    gradient, _ = MembershipSteps(backend, models, data, None).steps(2)
+    gradient, _ = MembershipSteps(models, data, None).steps(2)
     monkeypatch.setattr(backend, "outputs", None)  # what was kept is enough
     slopes, losses = gradient(c)
     for i in range(2):

@@ -94,7 +94,7 @@ def test_constants_are_neither_sent_nor_kept_nor_changed(name):
 def test_a_client_lost_in_the_last_round_keeps_the_inner_methods_model(method, population):
     found = trained(ppfl.FineTune(method=method, steps=2), **population, rounds=5, seed=3, dropout=0.5)
     last = found.reports[-1]
-    assert found.method.visible_rows == method.visible_rows
+    assert found.method.shows == method.shows
     assert 0 < last.participants < 4 and last.bytes_up == 0
     same = torch.isclose(losses_of_clients(found, at=-2), losses_of_clients(found), atol=1e-9, rtol=1e-9)
     assert int((~same).sum()) == last.participants
@@ -104,7 +104,7 @@ def test_a_step_left_open_is_found_for_the_inner_method():
     problem = trained(ppfl.FedAvg(**SMALL), rounds=10, until=1).problem
     transport, inner = connect(FEDERATION, problem.population, "stacked"), ppfl.FedAvg(batch_size=4)
     alone, tuned = (choose_lr(one, problem, transport) for one in (inner, ppfl.FineTune(method=inner, steps=1)))
-    assert not alone.needs_lr and tuned == ppfl.FineTune(method=alone, steps=1)
+    assert alone.lr != "auto" and tuned == ppfl.FineTune(method=alone, steps=1)
     assert tuned.plan(problem, tuned.init_server(problem), 9).task.lr == alone.lr
 
 

@@ -53,7 +53,7 @@ def test_a_sketch_keeps_inner_products_on_average_and_distances_to_about_a_tenth
 def test_the_sketch_is_of_the_gradient_of_a_clients_whole_loss(kind, canonical):
     population, who = ppfl.Population(NET, k=3, canonical=canonical), [2, 1, 4, 0]
     backend, models = backend_for(FEDERATION, population, kind), population.initial_models(0)
-    found, losses = start.gradient_sketch(backend, models, local_data(FEDERATION, who))
+    found, losses = start.gradient_sketch(models, local_data(FEDERATION, who, backend))
     for i, client in enumerate(who):
         own = FEDERATION.train.client(client)
         loss = torch.nn.functional.cross_entropy(NET(own.x), own.y)
@@ -314,7 +314,7 @@ def seen_by_the_server(clients, **method):
     """Names and shapes of all that the server sends, receives and holds; no client uploads a row."""
     federation = make_federation(SIZES * (clients // 6), dtype=torch.float64)
     found = trained(3, federation, rounds=2, share=False, method=method)
-    assert found.method.visible_rows == ()
+    assert found.method.shows == ()
     seen = [shape for state in found.states for shape in shapes_in(state.server)]
     for request, reply in found.transport.exchanges():
         assert request.own == {} and reply.rows.values == {} and not reply.rows.ids

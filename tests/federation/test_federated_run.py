@@ -48,7 +48,7 @@ def test_three_sites_train_as_one_process_does(case, tmp_path):
     sent = [field for name in SITES for field in sent_fields(sites.folder / "sites" / name)]
     assert sent and sorted(server, key=str) == sorted(sent, key=str)
     about_clients = re.findall("member|label|feature|[.]x", " ".join(name for _, _, name, _ in sent))
-    assert bool(about_clients) == bool(experiment.method.visible_rows)
+    assert bool(about_clients) == bool(experiment.method.shows)
     for site in () if changes else SITES:  # a round is one message, with the scores of the round before
         messages = [payload_of(message) for to, message in sites.pushed if to == site]
         kinds = [[type(request).__name__ for request in requests] for requests in messages]

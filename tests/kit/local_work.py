@@ -1,6 +1,7 @@
 """What a client computes with, for tests of local work: its data and draws, a backend, gradients of whole losses."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,14 +17,20 @@ from ppfl.core.workspace import Workspace
 from ppfl.data import Federation, Samples
 
 
-def local_data(federation: Federation, clients, seed=0, round=0, *, masks=False, used_memory=False) -> LocalData:
-    """A chunk of clients, by position and largest first, in a round; in memory that held NaN before, if asked for."""
-    at, space = torch.as_tensor(clients), Workspace()
+def local_data(
+    federation: Federation, clients, backend=None, *, seed=0, round=0, masks=False, used_memory=False
+) -> LocalData:
+    """A chunk of clients, by position and largest first, in a round; in memory that held NaN before, if asked for.
+
+    Without a backend it is good for batches alone.
+    """
+    at, runs = torch.as_tensor(clients), backend or SimpleNamespace(space=Workspace())
+    space = runs.space
     if used_memory:
         with space.frame():
             space.empty((1000,), federation.train.x).fill_(torch.nan)
     weight = federation.weights.to(federation.train.x.dtype)[at]
-    return LocalData(federation.train, weight, name_keys(federation.ids)[at], at, Draws(seed, round, masks), space)
+    return LocalData(federation.train, weight, name_keys(federation.ids)[at], at, Draws(seed, round, masks), runs)
 
 
 def backend_for(federation: Federation, population: Population, kind: str = "fastest"):

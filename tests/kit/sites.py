@@ -175,7 +175,7 @@ def assert_same_run(here: RunRecord, there: RunRecord, experiment: Experiment) -
         assert other.get("accuracy") == pytest.approx(one.get("accuracy"), abs=1e-5)
         assert other["bytes_up"] == one["bytes_up"]
     alone, federated = server_of(here), server_of(there)
-    if not experiment.method.visible_rows:  # in one process they are seen, over sites they stay at home
+    if not experiment.method.shows:  # in one process they are seen, over sites they stay at home
         assert alone.pop("memberships", None) is None or "memberships" not in federated
     order = [there.ids.index(client) for client in here.ids]
     for name, leaf in alone.items():

@@ -148,7 +148,7 @@ def test_fit_begins_with_the_network_of_any_method_that_has_one_for_all(name):
     federation = federation.select(federation.ids[:4])
     x = torch.rand(4, 64, generator=torch.Generator().manual_seed(0))
     one, three = (Population(make_net(64, 4, 10), k=k, mix="predictions") for k in (1, 3))
-    found = fit(one, federation, METHODS[name]().with_lr(0.1), rounds=2)
+    found = fit(one, federation, METHODS[name]().with_local(lr=0.1), rounds=2)
     first, *others = (found.predict(client, x) for client in found.ids)
     population, method = (one, "fedavg") if name == "ppfl" else (three, "ppfl")
     frozen = {"rounds": 2, "method": METHODS[method](**FROZEN), "start": found}

@@ -191,7 +191,7 @@ PAIRS = [(network, name) for network, (_, names) in NETWORKS.items() for name in
 @pytest.mark.parametrize(("network", "name"), PAIRS)
 def test_other_networks_give_the_reference_too(network: str, name: str) -> None:
     (make, _), (method, k, mix) = NETWORKS[network], CASES[name]
-    Compared((method.with_lr(0.05), k, mix), with_seed(make), rounds=3).check()
+    Compared((method.with_local(lr=0.05), k, mix), with_seed(make), rounds=3).check()
 
 
 # ---------------------------------------------------------------------- clients that are lost

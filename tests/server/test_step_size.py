@@ -57,7 +57,7 @@ def test_no_neighbouring_step_trains_faster(method):
 
     def loss_after(lr: float) -> float:
         problem, transport = ready(federation, population, rounds=step_size.TRIAL_ROUNDS)
-        trial = method.trial(lr)
+        trial = method.for_trial(lr)
         *_, (state, _) = train(trial, problem, transport, begin(trial, problem, transport))
         return evaluate(trial, problem, transport, state.server, ("train",)).splits["train"].loss.weighted
 

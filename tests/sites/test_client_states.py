@@ -42,8 +42,8 @@ class Arithmetic(Local):
         model = torch.tensor([-0.0, 0.0, 0.5], dtype=torch.float64)  # -0.0 is not 0.0
         return {"model": model, "count": torch.tensor(3), "seen": torch.tensor(False), "empty": torch.zeros(0)}
 
-    def work(self, backend, task, shared, own, client, data):
-        new = {name: after(leaf, task) for name, leaf in client.items()}
+    def work(self, task, shared, own, state, data):
+        new = {name: after(leaf, task) for name, leaf in state.items()}
         with INTERRUPT.lock:
             INTERRUPT.chunks += 1
             if INTERRUPT.chunks == INTERRUPT.at:
@@ -229,11 +229,11 @@ class ShowsKeys(Local):
     """A method whose clients show who they are."""
 
     @property
-    def visible_rows(self):
+    def shows(self):
         return ("key",)
 
-    def work(self, backend, task, shared, own, client, data):
-        return Work(client, Upload(rows={"key": data.keys}))
+    def work(self, task, shared, own, state, data):
+        return Work(state, Upload(rows={"key": data.keys}))
 
 
 def test_rows_belong_to_the_clients_that_a_request_names_in_any_order_and_once():

@@ -39,8 +39,8 @@ def with_uploads_times(method, factor: float, *clients: str):
     keys = name_keys(clients)
 
     class Spoiled(type(method)):
-        def work(self, backend, task, shared, own, client, data):
-            work = super().work(backend, task, shared, own, client, data)
+        def work(self, task, shared, own, state, data):
+            work = super().work(task, shared, own, state, data)
             factors = torch.where(torch.isin(data.keys, keys), factor, 1.0)
 
             def spoil(leaf):
@@ -159,9 +159,9 @@ def test_rounds_of_few_clients_are_compared_with_the_rounds_before_also_after_a_
             plan = super().plan(problem, server, round)
             return plan._replace(task=(plan.task, 1e6 if round == 4 else 1.0, plan.who[0]))
 
-        def work(self, backend, task, *rest):
+        def work(self, task, *rest):
             lr, factor, client = task
-            return with_uploads_times(FedAvg(**SMALL), factor, client).work(backend, lr, *rest)
+            return with_uploads_times(FedAvg(**SMALL), factor, client).work(lr, *rest)
 
     method, federation = OnceTooLarge(**SMALL, participation=0.25), make_federation((9,) * 8)
     whole, half = quiet(method, federation, rounds=6), quiet(method, federation, rounds=6, until=4)
@@ -177,8 +177,8 @@ class Late(FedAvg):
         plan = super().plan(problem, server, round)
         return plan._replace(task=(plan.task, 200.0 if round == problem.rounds - 1 else 1.0))
 
-    def work(self, backend, task, *rest):
-        return with_uploads_times(FedAvg(**SMALL), task[1], BAD).work(backend, task[0], *rest)
+    def work(self, task, *rest):
+        return with_uploads_times(FedAvg(**SMALL), task[1], BAD).work(task[0], *rest)
 
 
 def test_the_bound_follows_updates_that_become_smaller():
@@ -236,4 +236,4 @@ def test_a_row_that_a_method_does_not_declare_never_leaves_a_site():
             work = super().work(*arguments)
             return work._replace(upload=work.upload._replace(rows={"secret": work.upload.metrics["loss"]}))
 
-    assert_refused(lambda: quiet(Talkative(**SMALL), FEDERATION), SettingError, "'secret'", "visible_rows")
+    assert_refused(lambda: quiet(Talkative(**SMALL), FEDERATION), SettingError, "'secret'", "shows")

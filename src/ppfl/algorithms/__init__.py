@@ -2,17 +2,14 @@
 `local/` has what methods share on a client: batches, SGD, membership steps, the start."""
 
 from ..io.codec import message
-from .clustered import CFL
-from .contract import Method, MethodDefaults, Plan, Problem, Roster, Rows, Sum, Total, Upload, Work
-from .ditto import Ditto
-from .fedavg import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi
+from .clusters import CFL, IFCA
+from .contract import Method, Plan, Problem, Roster, Rows, Sum, Total, Upload, Work
+from .fedavg import Averaging, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Local
 from .fedem import FedEM
-from .fedprox import FedProx
-from .finetune import FineTune
-from .ifca import IFCA
-from .local_only import Local
+from .finetune import FineTune, Wrapper
+from .local.sgd import SGD, LocalTraining, descend
+from .own_models import Ditto, PFedMe
 from .partial import FedAlt, FedPer, FedRep, FedSim, LGFedAvg
-from .pfedme import PFedMe
 from .ppfl import PPFL
 from .registry import METHODS
 from .scaffold import Scaffold
@@ -29,6 +26,8 @@ __all__ = [
     "IFCA",
     "METHODS",
     "PPFL",
+    "SGD",
+    "Averaging",
     "Ditto",
     "FedAdagrad",
     "FedAdam",
@@ -44,8 +43,8 @@ __all__ = [
     "FineTune",
     "LGFedAvg",
     "Local",
+    "LocalTraining",
     "Method",
-    "MethodDefaults",
     "PFedMe",
     "Plan",
     "Problem",
@@ -56,5 +55,7 @@ __all__ = [
     "Total",
     "Upload",
     "Work",
+    "Wrapper",
+    "descend",
     "message",
 ]

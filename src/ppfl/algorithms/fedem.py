@@ -26,12 +26,11 @@ from ..core.settings import NonNegative
 from ..core.simplex import entropy, uniform
 from ..core.trees import Params, subtract_
 from ..errors import SettingError
-from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
-from .fedavg import NetworkServer, mean
+from .contract import Problem, Sum, Upload, Work
+from .fedavg import Averaging, NetworkServer
 from .local.batches import LocalData
 from .local.model_losses import losses_of_models
 from .local.sgd import descend
-from .server_optimizers import OptimizedTraining
 
 
 class MembershipClient(NamedTuple):
@@ -40,18 +39,10 @@ class MembershipClient(NamedTuple):
     membership: Tensor  # (C, K)
 
 
-class FedEM(MethodDefaults, OptimizedTraining):
-    """FedEM with the population's K canonical models as components.
+class FedEM(Averaging):
+    """FedEM with the population's K canonical models as components."""
 
-    >>> from torch import nn
-    >>> from ppfl import Population, fit
-    >>> from ppfl.data import digits_federation
-    >>> fit(Population(nn.Linear(64, 10), k=4, mix="predictions"), digits_federation(), FedEM(lr=0.1), rounds=2)
-    <Fitted FedEM(lr=0.1), 2 rounds, 40 clients, accuracy ...%, shares ...>
-    """
-
-    name: ClassVar[str] = "fedem"
-    title: ClassVar[str] = "FedEM"
+    several_models: ClassVar[bool] = True
 
     weight_decay: NonNegative = 5e-4  # as in the authors' code, like momentum and schedule
 
@@ -63,46 +54,38 @@ class FedEM(MethodDefaults, OptimizedTraining):
             )
 
     def init_server(self, problem: Problem) -> NetworkServer:
-        start = problem.population.initial_models(problem.seed, distinct=True)
-        return NetworkServer(start, self.optimizer_state(start))
-
-    def merge(
-        self, problem: Problem, server: NetworkServer, task: Any, totals: dict[str, Total], rows: Rows
-    ) -> NetworkServer:
-        return NetworkServer(*self.server_step(server, mean(totals["change"])))
+        return self.server_from(problem.population.initial_models(problem.seed, distinct=True))
 
     def init_client(self, population: Population) -> MembershipClient:
         return MembershipClient(uniform(1, population.k, dtype=population.dtype)[0])
 
-    def work(
-        self, backend: Backend, task: float, shared: Params, own: Any, client: MembershipClient, data: LocalData
-    ) -> Work:
-        q = Responsibilities(backend, shared, client.membership, data)
+    def work(self, task: Any, shared: Params, own: dict[str, Tensor], state: MembershipClient, data: LocalData) -> Work:
+        q = Responsibilities(shared, state.membership, data)
 
         def add_gradients(at: Params, velocity: Params, momentum: float, batch: Batch) -> Tensor:
             weights = q.of(batch).mul_(batch.share[:, None])
-            return backend.add_weighted_gradients(at, velocity, momentum, weights, batch)
+            return data.backend.add_weighted_gradients(at, velocity, momentum, weights, batch)
 
-        ends = data.space.copies(shared, len(data.weight))
-        loss = descend(add_gradients, ends, data, self, lr=task)
+        ends = data.copies(shared)
+        loss = descend(add_gradients, ends, data, self.sgd(task))
         change = Sum(None, subtract_(ends, shared))
         # the bound adds mean_n sum_k q_nk log(q_nk / pi_k), and pi is the mean of the q
         bound = loss._replace(loss=loss.loss + entropy(q.mean) - q.mean_entropy)
         return Work(MembershipClient(q.mean), Upload({"change": change}, metrics=bound.metrics()))
 
-    def model(self, backend: Backend, shared: Params, own: Any, client: MembershipClient) -> Models:
-        return Mixture(shared, client.membership)
+    def model(self, backend: Backend, shared: Params, own: dict[str, Tensor], state: MembershipClient) -> Models:
+        return Mixture(shared, state.membership)
 
 
 class Responsibilities:
     """q_i(n, k) of all samples of a chunk of clients, client after client."""
 
-    def __init__(self, backend: Backend, models: Params, pi: Tensor, data: LocalData) -> None:
-        self._q = pi.new_empty(int(data.sizes.sum()), backend.population.k)
+    def __init__(self, models: Params, pi: Tensor, data: LocalData) -> None:
+        self._q = pi.new_empty(int(data.sizes.sum()), data.backend.population.k)
         first = data.sizes.cumsum(0) - data.sizes
         self._offset = (first - data.start).to(pi.device)[:, None]  # (C, 1): from rows of the data to rows of q
         self.mean, self.mean_entropy = torch.zeros_like(pi), torch.zeros_like(pi[:, 0])
-        for block in losses_of_models(backend, models, data):
+        for block in losses_of_models(models, data):
             which, batch = block.which, block.batch
             q = (pi[which].log()[:, :, None] - block.losses).softmax(dim=1)  # (C, K, B)
             real = batch.share > 0

@@ -1,4 +1,5 @@
-"""Fine-tuning (as in Yu et al., 2020; Cheng et al., 2021): any method, and then some local steps for every client.
+"""Methods around another method, and fine-tuning (as in Yu et al., 2020; Cheng et al., 2021) as one of them: any
+method, and then some local steps for every client.
 
 W_i <- local SGD on f_i from the client's personal model, in the last round, in which everyone takes part; all rounds
 before it are the inner method's, and its schedule ends there. What is personal must be one network per client: a
@@ -10,30 +11,100 @@ What leaves a client: what the inner method sends, and in the last round nothing
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import ConfigDict, model_validator
 from torch import Tensor
 
 from ..core.backends import Backend
+from ..core.ids import Roster
 from ..core.parts import Part, parameters_of
 from ..core.population import Mixture, Models, Networks, Population
-from ..core.settings import Positive, Repeats, RepeatsOrZero, Settings
+from ..core.settings import Positive, Repeats, RepeatsOrZero
 from ..core.trees import Params, Tree, map_params
 from ..errors import SettingError
 from ..io.codec import message
-from .contract import Method, Plan, Problem, Roster, Rows, Total, Upload, Work
+from .contract import Method, Plan, Problem, Rows, Total, Upload, Work
 from .fedavg import FedAvg
 from .local.batches import LocalData
-from .local.own_model import OwnModel, as_state, models_of, no_model_yet
-from .local.sgd import (
-    LEARNING_RATES,
-    LocalTraining,
-    TrainingLoss,
-    train_networks,
-)
+from .local.sgd import LEARNING_RATES, LocalTraining, TrainingLoss, descend
+from .own_models import OwnModel
 from .registry import MethodByName
+
+
+class Wrapper(Method):
+    """Another method's answers to everything. A subclass changes what it wants, and adds a state of its own."""
+
+    model_config = ConfigDict(defer_build=True)  # until all methods are known
+
+    method: Annotated[Method, MethodByName(besides="finetune")] = FedAvg()
+
+    def inner(self, problem: Problem) -> Problem:
+        """The problem as the inner method knows it."""
+        return problem
+
+    # ------------------------------------------------------------------ server
+
+    def init_server(self, problem: Problem) -> Any:
+        return self.method.init_server(self.inner(problem))
+
+    def plan(self, problem: Problem, server: Any, round: int) -> Plan:
+        return self.method.plan(self.inner(problem), server, round)
+
+    def send(
+        self, problem: Problem, server: Any, ids: tuple[str, ...] | None, task: Any
+    ) -> tuple[Tree, dict[str, Tensor]]:
+        return self.method.send(self.inner(problem), server, ids, task)
+
+    def merge(self, problem: Problem, server: Any, task: Any, totals: dict[str, Total], rows: Rows) -> Any:
+        return self.method.merge(self.inner(problem), server, task, totals, rows)
+
+    # ------------------------------------------------------------------ client
+
+    def init_client(self, population: Population) -> Any:
+        return self.method.init_client(population)
+
+    def work(self, task: Any, shared: Any, own: dict[str, Tensor], state: Any, data: LocalData) -> Work:
+        return self.method.work(task, shared, own, state, data)
+
+    def model(self, backend: Backend, shared: Any, own: dict[str, Tensor], state: Any) -> Models:
+        return self.method.model(backend, shared, own, state)
+
+    # ------------------------------------------------------------------ the rest
+
+    @property
+    def shows(self) -> tuple[str, ...]:
+        return self.method.shows
+
+    @property
+    def uses_affinity(self) -> bool:
+        return self.method.uses_affinity
+
+    @property
+    def local(self) -> LocalTraining:
+        return self.method.local
+
+    def with_local(self, **changes: Any) -> Self:
+        return self.model_copy(update={"method": self.method.with_local(**changes)})
+
+    def check(self, problem: Problem) -> None:
+        self.method.check(self.inner(problem))
+
+    def newcomer_plans(self, problem: Problem, server: Any) -> list[Plan]:
+        return self.method.newcomer_plans(self.inner(problem), server)
+
+    def move_server(self, server: Any, before: Roster, after: Roster) -> Any:
+        return self.method.move_server(server, before, after)
+
+    def penalty_value(self, problem: Problem, server: Any) -> float:
+        return self.method.penalty_value(self.inner(problem), server)
+
+    def stationarity_task(self, problem: Problem) -> Any:
+        return self.method.stationarity_task(self.inner(problem))
+
+    def stationarity(self, totals: dict[str, Total], metrics: dict[str, float]) -> float:
+        return self.method.stationarity(totals, metrics)
 
 
 class FineTuneClient(NamedTuple):
@@ -48,7 +119,7 @@ class LastRound(NamedTuple):
     lr: float
 
 
-class FineTune(Settings):
+class FineTune(Wrapper):
     """A method, and local steps at its end: `steps` of them, or `epochs`, or one epoch where neither is set.
 
     Batches, momentum and weight decay are the inner method's.
@@ -60,13 +131,9 @@ class FineTune(Settings):
     <Fitted FineTune(method=FedAvg(lr=0.1), steps=5), 2 rounds, 40 clients, accuracy ...%>
     """
 
-    model_config = ConfigDict(defer_build=True)  # until all methods are known
-
-    name: ClassVar[str] = "finetune"
     title: ClassVar[str] = "Fine-tuned"
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES}
 
-    method: Annotated[Method, MethodByName(besides="finetune")] = FedAvg()
     lr: Positive | Literal["auto"] = "auto"  # "auto": the inner method's in its first round
     steps: RepeatsOrZero | None = None
     epochs: Repeats | None = None
@@ -78,51 +145,8 @@ class FineTune(Settings):
             raise ValueError("epochs and steps are both set; keep one of them")
         return self
 
-    # ------------------------------------------------------------------ what the inner method answers
-
-    @property
-    def batch_size(self) -> int | None:
-        return self.method.batch_size
-
-    @property
-    def visible_rows(self) -> tuple[str, ...]:
-        return self.method.visible_rows
-
-    @property
-    def membership_penalty(self) -> float:
-        return self.method.membership_penalty
-
-    def penalty_value(self, problem: Problem, server: Tree) -> float:
-        return self.method.penalty_value(_before_last(problem), server)
-
-    @property
-    def needs_lr(self) -> bool:
-        return self.method.needs_lr
-
-    def with_lr(self, lr: float) -> FineTune:
-        return self.model_copy(update={"method": self.method.with_lr(lr)})
-
-    def trial(self, lr: float) -> Any:
-        """The inner method's: the steps at the end tell nothing of its lr."""
-        return self.method.trial(lr)
-
-    def with_everyone(self) -> FineTune:
-        return self.model_copy(update={"method": self.method.with_everyone()})
-
-    def step_size(self, round: int, rounds: int) -> float:
-        return self.method.step_size(round, rounds)
-
-    @property
-    def theta_probability(self) -> float:
-        return self.method.theta_probability
-
-    def measure_task(self, problem: Problem, server: Tree) -> Any:
-        return self.method.measure_task(_before_last(problem), server)
-
-    def measured(self, totals: dict[str, Total], metrics: dict[str, float]) -> dict[str, float]:
-        return self.method.measured(totals, metrics)
-
-    # ------------------------------------------------------------------ server
+    def inner(self, problem: Problem) -> Problem:
+        return problem._replace(rounds=problem.rounds - 1)
 
     def check(self, problem: Problem) -> None:
         if problem.rounds < 2:
@@ -134,76 +158,54 @@ class FineTune(Settings):
             )
         if self.part is not None:
             parameters_of(problem.population.net, self.part, "part")
-        self.method.check(_before_last(problem))
+        super().check(problem)
 
-    def init_server(self, problem: Problem) -> Tree:
-        return self.method.init_server(_before_last(problem))
+    # ------------------------------------------------------------------ server
 
-    def plan(self, problem: Problem, server: Tree, round: int) -> Plan:
+    def plan(self, problem: Problem, server: Any, round: int) -> Plan:
         if round < problem.rounds - 1:
-            return self.method.plan(_before_last(problem), server, round)
-        return Plan(None, LastRound(self.step_size(0, problem.rounds) if self.lr == "auto" else self.lr))
+            return super().plan(problem, server, round)
+        return Plan(None, LastRound(self.local.step_size(0, problem.rounds) if self.lr == "auto" else self.lr))
 
     def send(
-        self, problem: Problem, server: Tree, ids: tuple[str, ...] | None, task: Any
+        self, problem: Problem, server: Any, ids: tuple[str, ...] | None, task: Any
     ) -> tuple[Tree, dict[str, Tensor]]:
-        inner = None if isinstance(task, LastRound) else task
-        return self.method.send(_before_last(problem), server, ids, inner)
+        return super().send(problem, server, ids, None if isinstance(task, LastRound) else task)
 
-    def merge(self, problem: Problem, server: Tree, task: Any, totals: dict[str, Total], rows: Rows) -> Tree:
-        if isinstance(task, LastRound):
-            return server
-        return self.method.merge(_before_last(problem), server, task, totals, rows)
+    def merge(self, problem: Problem, server: Any, task: Any, totals: dict[str, Total], rows: Rows) -> Any:
+        return server if isinstance(task, LastRound) else super().merge(problem, server, task, totals, rows)
 
-    def global_network(self, server: Tree) -> None:
-        """None: what clients use is their own."""
-
-    def newcomer_plans(self, problem: Problem, server: Tree) -> list[Plan]:
-        return [*self.method.newcomer_plans(_before_last(problem), server), self.plan(problem, server, problem.rounds)]
-
-    def move_server(self, server: Tree, before: Roster, after: Roster) -> Tree:
-        return self.method.move_server(server, before, after)
+    def newcomer_plans(self, problem: Problem, server: Any) -> list[Plan]:
+        return [*super().newcomer_plans(problem, server), self.plan(problem, server, problem.rounds)]
 
     # ------------------------------------------------------------------ client
 
     def init_client(self, population: Population) -> FineTuneClient:
-        return FineTuneClient(self.method.init_client(population), no_model_yet(population))
+        return FineTuneClient(super().init_client(population), OwnModel.none_yet(population))
 
-    def work(
-        self,
-        backend: Backend,
-        task: Any,
-        shared: Tree,
-        own: dict[str, Tensor],
-        client: FineTuneClient,
-        data: LocalData,
-    ) -> Work:
+    def work(self, task: Any, shared: Any, own: dict[str, Tensor], state: FineTuneClient, data: LocalData) -> Work:
         if not isinstance(task, LastRound):
-            work = self.method.work(backend, task, shared, own, client.inner, data)
-            return work._replace(client=client._replace(inner=work.client))
-        mine = network_of_each(backend, self.method.model(backend, shared, own, client.inner), len(data.weight))
+            work = super().work(task, shared, own, state.inner, data)
+            return work._replace(client=state._replace(inner=work.client))
+        backend = data.backend
+        mine = network_of_each(backend, super().model(backend, shared, own, state.inner), len(data.weight))
         loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
         if self.steps != 0:
             only = None if self.part is None else parameters_of(backend.population.net, self.part, "part")
-            loss = train_networks(backend, mine, data, self._training, task.lr, only=only)
-        return Work(client._replace(own=as_state(mine)), Upload(metrics=loss.metrics()))
+            epochs = self.epochs or (1 if self.steps is None else None)
+            sgd = self.local.sgd(task.lr)._replace(epochs=epochs, steps=self.steps)
+            loss = descend(backend.add_gradients, mine, data, sgd, only)
+        return Work(state._replace(own=OwnModel.of(mine)), Upload(metrics=loss.metrics()))
 
-    def model(self, backend: Backend, shared: Tree, own: dict[str, Tensor], client: FineTuneClient) -> Models:
-        tuned = client.own.exists > 0
-        if not bool(tuned.any()):
-            return self.method.model(backend, shared, own, client.inner)
+    def model(self, backend: Backend, shared: Any, own: dict[str, Tensor], state: FineTuneClient) -> Models:
+        tuned = state.own.exists > 0
         if bool(tuned.all()):
-            return Networks(client.own.model)
+            return Networks(state.own.model)
+        models = super().model(backend, shared, own, state.inner)
+        if not bool(tuned.any()):
+            return models
         with backend.space.frame():
-            untuned = network_of_each(backend, self.method.model(backend, shared, own, client.inner), len(tuned))
-            return models_of(client.own, untuned)
-
-    @property
-    def _training(self) -> LocalTraining:
-        """The local run at the end."""
-        assert isinstance(self.method, LocalTraining), "every method to choose from trains locally"
-        epochs = self.epochs or (1 if self.steps is None else None)
-        return self.method.model_copy(update={"local_epochs": epochs, "local_steps": self.steps})
+            return Networks(state.own.or_shared(network_of_each(backend, models, len(tuned))))
 
 
 def network_of_each(backend: Backend, models: Models, clients: int) -> Params:
@@ -213,8 +215,3 @@ def network_of_each(backend: Backend, models: Models, clients: int) -> Params:
     if isinstance(models, Networks):
         return map_params(Tensor.clone, models.values)
     return backend.space.copies(models.values, clients)
-
-
-def _before_last(problem: Problem) -> Problem:
-    """The problem as the inner method knows it."""
-    return problem._replace(rounds=problem.rounds - 1)

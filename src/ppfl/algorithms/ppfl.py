@@ -37,7 +37,6 @@ from ..core.population import Mixture, Models, Population
 from ..core.simplex import uniform
 from ..errors import SettingError
 from .contract import (
-    MethodDefaults,
     Plan,
     Problem,
     Roster,
@@ -50,7 +49,6 @@ from .contract import (
 )
 from .local.batches import LocalData
 from .local.memberships import MembershipSteps
-from .local.schedules import factor
 from .local.sgd import LEARNING_RATES, TrainingLoss
 from .local.stationarity import Stationarity, stationarity_upload
 from .local.survey import (
@@ -69,7 +67,7 @@ from .ppfl_survey import merge_answers, one_network, send_survey
 MOST_MEMBERSHIP_STEPS = 500  # of a newcomer; it ends as soon as its membership is found
 
 
-class PPFL(MethodDefaults, PPFLSettings):
+class PPFL(PPFLSettings):
     """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default).
 
     >>> from torch import nn
@@ -81,18 +79,15 @@ class PPFL(MethodDefaults, PPFLSettings):
 
     name: ClassVar[str] = "ppfl"
     title: ClassVar[str] = "PPFL"
+    several_models: ClassVar[bool] = True
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "membership_lr": (0.1, 0.3, 0.5, 1.0)}
 
     @property
-    def membership_penalty(self) -> float:
-        return self.penalty
+    def uses_affinity(self) -> bool:
+        return self.penalty > 0
 
     @property
-    def theta_probability(self) -> float:
-        return self.block_probability
-
-    @property
-    def visible_rows(self) -> tuple[str, ...]:
+    def shows(self) -> tuple[str, ...]:
         return ("membership", "sketch", "importance") if self.share_memberships else ()
 
     def penalty_value(self, problem: Problem, server: PPFLServer) -> float:
@@ -134,7 +129,7 @@ class PPFL(MethodDefaults, PPFLSettings):
         both = self.order == "alternating"
         theta = both or warming_up or float(draw(problem.seed, "block", round)) < self.block_probability
         move = self.membership_steps != 0 and not warming_up
-        slower = factor(self.schedule, round, problem.rounds) if self.membership_schedule else 1.0
+        slower = self.schedule_factor(round, problem.rounds) if self.membership_schedule else 1.0
         task = PPFLTask(
             theta=theta,
             memberships=move and (both or not theta),
@@ -167,8 +162,7 @@ class PPFL(MethodDefaults, PPFLSettings):
         if isinstance(task, Survey):
             return merge_answers(problem, server, task, totals, rows)
         if "moves" in totals:
-            shared, optimizer = self.server_step(server, mean_change(problem.population, server.shared, totals))
-            server = server._replace(shared=shared, optimizer=optimizer)
+            server = self.step(server, mean_change(problem.population, server.shared, totals))
         if not self.share_memberships:
             return server
         memberships = server.memberships.clone()
@@ -185,18 +179,18 @@ class PPFL(MethodDefaults, PPFLSettings):
         even = 1 / server.memberships.shape[1]
         return server._replace(memberships=before.rows(server.memberships, after.ids, default=even))
 
-    def trial(self, lr: float) -> PPFL:
+    def for_trial(self, lr: float) -> PPFL:
         """Memberships wait: a step that is too long must not spoil them, and lr is about theta."""
         frozen = {"membership_steps": 0, "warmup": 0, "order": "alternating"}
-        return super().trial(lr).model_copy(update=frozen)
+        return super().for_trial(lr).model_copy(update=frozen)
 
-    def measure_task(self, problem: Problem, server: PPFLServer) -> Stationarity:
+    def stationarity_task(self, problem: Problem) -> Stationarity:
         return Stationarity(self.membership_lr)
 
-    def measured(self, totals: dict[str, Total], metrics: dict[str, float]) -> dict[str, float]:
+    def stationarity(self, totals: dict[str, Total], metrics: dict[str, float]) -> float:
         """Section 3.2: |grad_theta F|^2 + (|C - C_+|_1 / eta)^2, with C_+ the mirror step on the full gradient."""
         theta = sum(float(leaf.double().square().sum()) for leaf in totals["gradient"].value.values())
-        return {"stationarity": theta + (metrics["moved"] / self.membership_lr) ** 2}
+        return theta + (metrics["moved"] / self.membership_lr) ** 2
 
     def _pulls(self, problem: Problem) -> bool:
         return self.penalty > 0 and bool(problem.affinity.degree.any())
@@ -207,39 +201,32 @@ class PPFL(MethodDefaults, PPFLSettings):
         c = uniform(1, population.k, dtype=population.dtype)[0]
         return PPFLClient(c, c.new_zeros(()), c.new_zeros(max(1, population.k - 1)))
 
-    def work(
-        self,
-        backend: Backend,
-        task: Any,
-        shared: dict[str, Any],
-        own: dict[str, Tensor],
-        client: PPFLClient,
-        data: LocalData,
-    ) -> Work:
+    def work(self, task: Any, shared: Any, own: dict[str, Tensor], state: PPFLClient, data: LocalData) -> Work:
+        client = state
         if isinstance(task, Survey):
-            found = answer_survey(backend, task, shared, client.membership, client.point, data)
+            found = answer_survey(task, shared, client.membership, client.point, data)
             placed = torch.full_like(client.placed, task.stage == "place")
             return Work(PPFLClient(found.membership, placed, found.point), found.upload)
         c = self._membership(own, client)
         if isinstance(task, MembershipTask):
-            c, losses = MembershipSteps(backend, shared["models"], data, None).best(c, task.most_steps)
+            c, losses = MembershipSteps(shared["models"], data, None).best(c, task.most_steps)
             loss = TrainingLoss(losses, data.sizes.to(losses))
             return Work(PPFLClient(c, torch.ones_like(client.placed), client.point), Upload(metrics=loss.metrics()))
         if isinstance(task, Stationarity):
-            return Work(client, stationarity_upload(backend, task, shared["models"], own, c, data, self.penalty))
+            return Work(client, stationarity_upload(task, shared["models"], own, c, data, self.penalty))
         if "placement" in shared:
-            c = place_newcomers(backend, shared["placement"], c, client.placed, data)
+            c = place_newcomers(shared["placement"], c, client.placed, data)
         loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
         sums: dict[str, Sum] = {}
         if task.memberships:
-            c, loss = move_memberships(self, backend, task, shared["models"], own, c, data)
+            c, loss = move_memberships(self, task, shared["models"], own, c, data)
         if task.theta:
-            sums, loss = move_theta(self, backend, task, shared["models"], c, data)
+            sums, loss = move_theta(self, task, shared["models"], c, data)
         rows = {"membership": c} if self.share_memberships else {}
         return Work(PPFLClient(c, torch.ones_like(client.placed), client.point), Upload(sums, rows, loss.metrics()))
 
-    def model(self, backend: Backend, shared: dict[str, Any], own: dict[str, Tensor], client: PPFLClient) -> Models:
-        return Mixture(shared["models"], self._membership(own, client))
+    def model(self, backend: Backend, shared: Any, own: dict[str, Tensor], state: PPFLClient) -> Models:
+        return Mixture(shared["models"], self._membership(own, state))
 
     def _membership(self, own: dict[str, Tensor], client: PPFLClient) -> Tensor:
         sent = own.get("membership", client.membership)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core.backends import Backend
 from ..core.population import Population
 from ..core.simplex import inside, mirror_step
 from ..core.trees import Params, per_client
@@ -21,7 +20,6 @@ LEAST_SHARE = 0.1  # of an even share: a model that hardly any client uses is no
 
 def move_memberships(
     settings: PPFLSettings,
-    backend: Backend,
     task: PPFLTask,
     models: Params,
     own: dict[str, Tensor],
@@ -33,8 +31,10 @@ def move_memberships(
     scale = 1 / weight[:, None] if settings.membership_scale == "own" else torch.ones_like(weight)[:, None]
     alone = weight[:, None] * scale  # all there is to G where no neighbour pulls
     first: Tensor | None = None
-    steps = (20 if backend.caches_outputs else 1) if settings.membership_steps is None else settings.membership_steps
-    for gradient_at in MembershipSteps(backend, models, data, settings.membership_batch).steps(steps):
+    steps = (
+        (20 if data.backend.caches_outputs else 1) if settings.membership_steps is None else settings.membership_steps
+    )
+    for gradient_at in MembershipSteps(models, data, settings.membership_batch).steps(steps):
         slope, loss = gradient_at(c)
         first = loss if first is None else first
         if "degree" in own:
@@ -48,13 +48,14 @@ def move_memberships(
 
 
 def move_theta(
-    settings: PPFLSettings, backend: Backend, task: PPFLTask, models: Params, c: Tensor, data: LocalData
+    settings: PPFLSettings, task: PPFLTask, models: Params, c: Tensor, data: LocalData
 ) -> tuple[dict[str, Sum], TrainingLoss]:
     """Local SGD on theta with c fixed; theta_k ends at what is left of it and a move, which goes into a sum."""
-    collapse = settings.collapse and backend.population.collapses
+    collapse = settings.collapse and data.backend.population.collapses
     train = train_mixed_weights if collapse else train_models
-    run = train(backend, models, c, data, settings, task.lr, own_pace=settings.averaging == "members")
-    left = part_of_start_left(data, settings, task.lr)
+    sgd = settings.sgd(task.lr)
+    run = train(models, c, data, sgd, own_pace=settings.averaging == "members")
+    left = part_of_start_left(data, sgd)
     sums = {
         "common": Sum(None, run.common),
         "left": Sum(c if settings.averaging == "members" else None, {} if left is None else left - 1),

@@ -10,10 +10,10 @@ from torch import Tensor
 from ..core.settings import Count, NonNegative, Positive, RepeatsOrZero
 from ..core.trees import Params
 from ..io.codec import message
-from .server_optimizers import OptimizedTraining
+from .fedavg import Averaging
 
 
-class PPFLSettings(OptimizedTraining):
+class PPFLSettings(Averaging):
     """The settings of PPFL beside those of local training and of the server's optimizer."""
 
     order: Literal["alternating", "random"] = "alternating"

@@ -19,8 +19,8 @@ from ..core.backends import Backend, Batch
 from ..core.population import Models, OneNetwork, Population
 from ..core.settings import Positive
 from ..core.trees import Params, map_params, per_client, subtract_
-from .contract import MethodDefaults, Problem, Rows, Sum, Total, Upload, Work
-from .fedavg import mean, one_model_only
+from .contract import Problem, Rows, Sum, Total, Upload, Work
+from .fedavg import mean
 from .local.batches import LocalData
 from .local.sgd import LocalTraining, descend
 
@@ -29,62 +29,44 @@ class ScaffoldServer(NamedTuple):
     shared: dict[str, Params]  # "model" and "control", the paper's x and c: both are sent to all
 
 
-class Scaffold(MethodDefaults, LocalTraining):
-    """FedAvg with control variates.
+class Scaffold(LocalTraining):
+    """FedAvg with control variates."""
 
-    >>> from torch import nn
-    >>> from ppfl import Population, fit
-    >>> from ppfl.data import digits_federation
-    >>> fit(Population(nn.Linear(64, 10), k=1), digits_federation(), Scaffold(lr=0.1), rounds=2)
-    <Fitted Scaffold(lr=0.1), 2 rounds, 40 clients, accuracy ...%>
-    """
-
-    name: ClassVar[str] = "scaffold"
     title: ClassVar[str] = "SCAFFOLD"
 
     momentum: Literal[0] = 0
     server_lr: Positive = 1.0
 
-    def check(self, problem: Problem) -> None:
-        one_model_only(self.name, problem)
-
     def init_server(self, problem: Problem) -> ScaffoldServer:
         start = problem.population.initial_network()
         return ScaffoldServer({"model": start, "control": map_params(torch.zeros_like, start)})
 
-    def merge(
-        self, problem: Problem, server: ScaffoldServer, task: float, totals: dict[str, Total], rows: Rows
-    ) -> ScaffoldServer:
+    def merge(self, problem: Problem, server: Any, task: Any, totals: dict[str, Total], rows: Rows) -> ScaffoldServer:
         change, control = mean(totals["change"]), totals["control"].value  # p_i sum to 1 over all clients
         model = map_params(lambda x, d: x + self.server_lr * d, server.shared["model"], change)
         return ScaffoldServer(
             {"model": model, "control": map_params(lambda c, d: c + d[0], server.shared["control"], control)}
         )
 
-    def global_network(self, server: ScaffoldServer) -> Params:
-        return server.shared["model"]
-
     def init_client(self, population: Population) -> Params:
         return map_params(torch.zeros_like, population.initial_network())
 
-    def work(
-        self, backend: Backend, task: float, shared: dict[str, Params], own: Any, client: Params, data: LocalData
-    ) -> Work:
+    def work(self, task: Any, shared: Any, own: dict[str, Tensor], state: Params, data: LocalData) -> Work:
         start, control = shared["model"], shared["control"]
-        drift = map_params(torch.sub, client, control)  # c_i - c
+        drift = map_params(torch.sub, state, control)  # c_i - c
 
         def add_corrected(at: Params, velocity: Params, momentum: float, batch: Batch) -> Tensor:
-            losses = backend.add_gradients(at, velocity, momentum, batch)
+            losses = data.backend.add_gradients(at, velocity, momentum, batch)
             map_params(lambda v, d: v.sub_(d[: len(v)]), velocity, drift)
             return losses
 
-        ends = data.space.copies(start, len(data.weight))
-        loss = descend(add_corrected, ends, data, self, lr=task)
+        ends, sgd = data.copies(start), self.sgd(task)
+        loss = descend(add_corrected, ends, data, sgd)
         change = subtract_(ends, start)
-        per_step = -1 / (task * self.count_steps(data).to(data.weight))
+        per_step = -1 / (task * sgd.count_steps(data).to(data.weight))
         mine = map_params(lambda d, moved: d + per_client(per_step, moved) * moved, drift, change)
-        sums = {"change": Sum(None, change), "control": Sum(None, map_params(torch.sub, mine, client))}
+        sums = {"change": Sum(None, change), "control": Sum(None, map_params(torch.sub, mine, state))}
         return Work(mine, Upload(sums, metrics=loss.metrics()))
 
-    def model(self, backend: Backend, shared: dict[str, Params], own: Any, client: Any) -> Models:
+    def model(self, backend: Backend, shared: Any, own: dict[str, Tensor], state: Params) -> Models:
         return OneNetwork(shared["model"])

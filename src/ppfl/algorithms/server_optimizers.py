@@ -19,15 +19,14 @@ models, such as PPFL's survey or a round of memberships alone, is no step of the
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from ..core.settings import Positive, Settings
-from ..core.trees import Params, Tree, map_params
-from .local.sgd import LocalTraining
+from ..core.trees import Params, map_params
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -129,19 +128,3 @@ class Yogi(_Adaptive):
 
 
 OptimizerByName = Annotated[Momentum | Adagrad | Adam | Yogi, Field(discriminator="name")]
-
-
-class OptimizedTraining(LocalTraining):
-    """Settings of methods whose server may have an optimizer. Their server states have `shared` and `optimizer`."""
-
-    server_optimizer: OptimizerByName | None = None  # None: the models plus their mean change
-
-    def optimizer_state(self, shared: Params) -> Tree:
-        """Its state before the first round; empty where there is none."""
-        return {} if self.server_optimizer is None else self.server_optimizer.start(shared)
-
-    def server_step(self, server: Any, change: Params) -> tuple[Params, Tree]:
-        """The next models and the next state of the optimizer, from the mean change of `server.shared`."""
-        if self.server_optimizer is None:
-            return map_params(torch.add, server.shared, change), server.optimizer
-        return self.server_optimizer.step(server.shared, change, server.optimizer)

@@ -15,6 +15,6 @@ def show_progress(experiment: Experiment, *, label: str = "", quiet: bool = Fals
     if quiet:
         yield None
         return
-    search = "set method.lr to skip this" if experiment.method.needs_lr else None
+    search = "set method.lr to skip this" if experiment.method.local.lr == "auto" else None
     with show_rounds(experiment.rounds, search=search, transient=True) as show:
         yield None if show is None else lambda seed, end: show(label or f"seed {seed}", end.record)

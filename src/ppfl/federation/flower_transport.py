@@ -206,7 +206,7 @@ class FlowerTransport:
         return ([] if self._open is None else [self._open]) + list(self._setups.values())
 
     def _check(self, name: str, requests: Sequence[Any], replies: Any) -> None:
-        shown = {session: setup.method.visible_rows for session, setup in self._setups.items()}
+        shown = {session: setup.method.shows for session, setup in self._setups.items()}
         self._checks.check_alone(requests, replies, self.sites[name].ids, shown)
 
     def _shares(self) -> dict[str, float]:

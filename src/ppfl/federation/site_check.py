@@ -158,7 +158,7 @@ def _differences(federation: Federation, expected: Any) -> list[str]:
 
 def _what_leaves(federation: Federation, experiment: Experiment, settings: SiteSettings) -> str:
     """What the server can read, in words."""
-    rows = list(experiment.method.visible_rows)
+    rows = list(experiment.method.shows)
     asked = _AskedTables(federation)
     with suppress(PPFLError):  # it is to note what is asked for
         experiment.affinity.build(cast(Federation, asked), experiment.method)
@@ -197,7 +197,7 @@ def _one_step(federation: Federation, settings: SiteSettings, base: Path, experi
     at = int(federation.train.sizes.argmin())
     copies = _copies_of(federation, at, max(2, population.k))
     transport = InProcess(Site(copies, population, taken.build_engine(), metrics=metrics))
-    method = taken.method.with_lr(FIRST) if taken.method.needs_lr else taken.method
+    method = taken.method.with_local(lr=FIRST) if taken.method.local.lr == "auto" else taken.method
     problem = make_problem(population, transport, rounds=taken.rounds, seed=seed)
     state = begin(method, problem, transport)
     state, report = next(train(method, problem, transport, state))

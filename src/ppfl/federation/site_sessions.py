@@ -73,7 +73,7 @@ class SiteSessions:
         session = site.sessions[request.session]
         if request.session == MAIN:  # so that the clients' models can be used here
             self.store.save_evaluated(run, session.states.exchange, encode(request))
-        shown = session.method.visible_rows
+        shown = session.method.shows
         if "membership" in reply.rows.values and "membership" not in shown:  # they never leave
             values = {name: leaf for name, leaf in reply.rows.values.items() if name != "membership"}
             reply = reply._replace(rows=Rows(reply.rows.ids, values))

@@ -20,7 +20,7 @@ def refuse_unsupported(experiment: Experiment, *, secure: bool) -> None:
         )
     if secure and experiment.watch.report_clients:
         raise SettingError("secure sums show no scores of single clients; set report_clients = false under [watch]")
-    if secure and (shown := experiment.method.visible_rows):
+    if secure and (shown := experiment.method.shows):
         raise SettingError(
             f"secure sums show totals alone, and {experiment.method.title} sends {', '.join(shown)} of each client; "
             f"for PPFL set share_memberships = false and penalty = 0, or use another method"

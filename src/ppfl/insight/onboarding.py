@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..algorithms.contract import Method, Problem, Rows
+from ..algorithms.contract import Method, Problem, Rows, common_network
 from ..core.affinity import Affinity
 from ..core.ids import ClientIds
 from ..core.population import Population
@@ -94,12 +94,12 @@ def method_to_continue(trained: Method, asked: Method | None) -> Method:
     """The method that goes on: the one that trained so far, or the same with other settings."""
     if asked is None:
         return trained
-    return asked.with_lr(trained.step_size(0, 1)) if asked.needs_lr else asked
+    return asked.with_local(lr=trained.local.step_size(0, 1)) if asked.local.lr == "auto" else asked
 
 
 def network_to_start_from(trained: TrainedClients, asked: Method) -> Params:
     """The one network that a method trained for all clients, for another method to begin with."""
-    network = trained.method.global_network(trained.state.server)
+    network = common_network(trained.method, trained.problem, trained.state.server)
     if network is None:
         raise SettingError(
             f"start was trained by {trained.method.title}, whose clients have models of their own, and method is "
@@ -119,10 +119,10 @@ def refuse_other_start(
     """Refuse to go on with another population, other data, or without what the method needs."""
     refuse_other_population(trained.problem.population, population)
     refuse_other_data(trained.kind, federation)
-    if method.membership_penalty and affinity is None:
+    if method.uses_affinity and affinity is None:
         raise SettingError(
-            f"penalty is {method.membership_penalty:g}, but there is no affinity between the clients now; pass "
-            f"affinity=..., or a method with penalty=0"
+            "clients with a penalty pull at each other, but there is no affinity between them now; pass affinity=..., "
+            "or a method with penalty=0"
         )
     if watch.output == "random":
         raise SettingError("output is 'random', which draws among all rounds of a run; go on with 'last' or 'best'")

@@ -157,7 +157,7 @@ def constants(experiment: Experiment, run: RunRecord) -> Constants:
     return Constants(
         L_1=largest / 4,
         L_2=float(federation.weights.max()) * largest / 4 * R**2 + 2 * method.penalty * degree,
-        sigma_1=variance(method.batch_size),
+        sigma_1=variance(method.local.batch_size),
         sigma_2=variance(method.membership_batch) * experiment.population.k * R**2,
         delta=0.0 if method.local_steps == 1 else largest,  # it stands for the drift between local steps
         gap=float(run.metrics[0]["loss"]),

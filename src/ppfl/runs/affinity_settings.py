@@ -74,7 +74,7 @@ class AutoAffinity(Settings):
 
     def build(self, federation: Federation, method: Method) -> Affinity | None:
         """As `labels` or as `none`."""
-        pulls = method.membership_penalty > 0 and federation.n_classes is not None
+        pulls = method.uses_affinity and federation.n_classes is not None
         return LabelAffinity().build(federation, method) if pulls else None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from ..algorithms.contract import common_network
 from ..core.population import Population
 from ..core.trees import map_params
 from ..errors import CheckpointError, ModelError, SettingError
@@ -45,7 +46,7 @@ def load_start(experiment: Experiment, base: Path | None, method_folder: Path | 
             f"single run and for trials set run = <the folder of its run>"
         )
     saved = load_finished_run(path, torch.device("cpu"), base)
-    network = saved.method.global_network(saved.state.server)
+    network = common_network(saved.method, saved.problem, saved.state.server)
     if network is None:
         raise SettingError(
             f"[start]: {path} is a run of {saved.method.title}, which has no single network, as clients have models of "

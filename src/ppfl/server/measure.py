@@ -112,11 +112,12 @@ def measure(method: Method, problem: Problem, transport: Transport, state: Serve
     if needs_objective:
         # F of Eq. (9)
         record["objective"] = found.splits["train"].loss.weighted + method.penalty_value(problem, state.server)
-    if watch.stationarity and (task := method.measure_task(problem, state.server)) is not None:
+    if watch.stationarity and (task := method.stationarity_task(problem)) is not None:
         plan = Plan(None, task)
         request = make_request(method, problem, state.server, plan, state.round, state.exchange, keep_states=False)
         reply = ask_clients(transport, request)
-        record |= method.measured(reply.totals, {name: float(v) for name, v in reply.metrics.items() if v.dim() == 0})
+        sums = {name: float(v) for name, v in reply.metrics.items() if v.dim() == 0}
+        record["stationarity"] = method.stationarity(reply.totals, sums)
     return Measurement(record, found.memberships)
 
 
@@ -129,5 +130,6 @@ def _criterion(record: Record) -> float:
 def _drawn_round(method: Method, problem: Problem, watch: Watch) -> int:
     if watch.output != "random":
         return problem.rounds
-    etas = [method.step_size(t, problem.rounds) for t in range(problem.rounds)]
-    return draw_output_round(output_probabilities(etas, method.theta_probability, watch.smoothness), problem.seed)
+    etas = [method.local.step_size(t, problem.rounds) for t in range(problem.rounds)]
+    rho = getattr(method.local, "block_probability", 0.5)  # of the theta block
+    return draw_output_round(output_probabilities(etas, rho, watch.smoothness), problem.seed)

@@ -75,7 +75,7 @@ def adapt_clients(
 
 def _setup_newcomers(method: Method, problem: Problem, clients: Transport) -> Method:
     """Sites that are ready for these clients, and the method with all of them in every exchange."""
-    method = method.with_everyone()
+    method = method.with_local(participation=1.0)
     (described,) = clients.ask([Describe()])
     setup_sites(method, problem._replace(importance=number(described, "importance")), clients)
     return method

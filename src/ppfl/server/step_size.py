@@ -29,14 +29,14 @@ AnyMethod = TypeVar("AnyMethod", bound=Method)
 
 def choose_lr(method: AnyMethod, problem: Problem, transport: Transport, dropout: float = 0.0) -> AnyMethod:
     """The method as it is, or with the lr that trains fastest where it says "auto"."""
-    if not method.needs_lr:
+    if method.local.lr != "auto":
         return method
     short = problem._replace(rounds=TRIAL_ROUNDS)
     losses: dict[int, float] = {}
 
     def loss_at(exponent: int) -> float:
         if exponent not in losses:
-            losses[exponent] = _loss_after_trial(method.trial(_lr(exponent)), short, transport, dropout)
+            losses[exponent] = _loss_after_trial(method.local.for_trial(_lr(exponent)), short, transport, dropout)
         return losses[exponent]
 
     best = 0
@@ -46,7 +46,7 @@ def choose_lr(method: AnyMethod, problem: Problem, transport: Transport, dropout
         while RANGE[0] <= best + direction <= RANGE[1] and loss_at(best + direction) < loss_at(best):
             best += direction
     close(transport, TRIAL)
-    return method.with_lr(_lr(best))
+    return method.with_local(lr=_lr(best))
 
 
 def _lr(exponent: int) -> float:

@@ -55,7 +55,7 @@ class ClientRound:
         if len(self.who) == 0:
             return None
         engine, backend, samples, _ = self.place
-        sizes, batch_size = samples.cpu_sizes[self.who], self.session.method.batch_size
+        sizes, batch_size = samples.cpu_sizes[self.who], self.session.method.local.batch_size
         first, *others = engine.run(self._work_on, sizes, batch_size, backend, samples)
         for other in others:
             first.join(other)
@@ -72,23 +72,23 @@ class ClientRound:
         (_, backend, samples, keys), session, request = self.place, self.session, self.request
         who, rows = self.who[chunk], self.own_rows[chunk]
         weight = session.weight[who.to(session.weight.device)]
-        data = LocalData(samples, weight, keys[who], who, self.draws, backend.space)
+        data = LocalData(samples, weight, keys[who], who, self.draws, backend)
         own = {name: leaf[rows.to(leaf.device)] for name, leaf in request.own.items()}
         before = session.states.rows(who)
-        work = session.method.work(backend, request.task, request.shared, own, before, data)
+        work = session.method.work(request.task, request.shared, own, before, data)
         refuse_undeclared_rows(session.method, work.upload)
         if request.keep_states:
             session.states.write(who, work.client)
-        batch_size = session.method.batch_size
+        batch_size = session.method.local.batch_size
         tally.add(chunk, work, weight, data.sizes if batch_size is None else data.sizes.clamp_max(batch_size))
 
 
 def refuse_undeclared_rows(method: Method, upload: Upload) -> None:
-    """What is seen client by client must be said in `visible_rows`."""
+    """What is seen client by client must be said in `shows`."""
     for name in upload.rows:
-        if not name.startswith(method.visible_rows):
+        if not name.startswith(method.shows):
             raise SettingError(
-                f"{method.name} uploads the row {name!r}, which its visible_rows {method.visible_rows} do not name; "
+                f"{method.name} uploads the row {name!r}, which its `shows` {method.shows} does not name; "
                 f"name it there, or upload a sum"
             )
 

@@ -182,7 +182,7 @@ class Site:
 
             def clients_at(who: Tensor, samples: Samples = samples) -> tuple[Models, LocalData]:
                 weight = session.weight[who.to(session.weight.device)]
-                return models_of(who), LocalData(samples, weight, self.keys[who], who, Draws(0, 0), self.backend.space)
+                return models_of(who), LocalData(samples, weight, self.keys[who], who, Draws(0, 0), self.backend)
 
             with torch.no_grad():
                 predictions = KeptPredictions(metrics, names)

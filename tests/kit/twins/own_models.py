@@ -4,7 +4,6 @@ import copy
 
 from kit.twins.one_model import descend_near, federated
 from kit.twins.plain import Given, Outcome, average, train_network, vector, with_values
-from ppfl.algorithms.partial import PersonalTraining
 
 
 def ditto(given):
@@ -91,11 +90,11 @@ def fedalt(given):
     steps = getattr(method, "personal_steps", None)
     if epochs is None and steps is None:
         epochs, steps = method.local_epochs, method.local_steps
-    first = PersonalTraining.like(method, epochs, steps)
+    first = method.model_copy(update={"local_epochs": epochs, "local_steps": steps})
 
     def train_client(model, i, t, own, shared):
-        for settings, part in ((first, own), (method, shared)):
+        for settings, part, purpose in ((first, own, "personal"), (method, shared, "theta")):
             if part:
-                train_network(model, given.federation, i, settings, given.seed, t, given.lr(t), part)
+                train_network(model, given.federation, i, settings, given.seed, t, given.lr(t), part, purpose)
 
     return partly_shared(given, train_client)

@@ -38,7 +38,7 @@ class Given:
         return found
 
     def lr(self, t):
-        return self.method.step_size(t, len(self.rounds))
+        return self.method.local.step_size(t, len(self.rounds))
 
     def taking_part(self, t):
         return positions_of(self.problem, self.method, t)
@@ -58,9 +58,11 @@ class Outcome(NamedTuple):
     memberships: Tensor | None = None  # (M, K)
 
 
-def batches_of(federation, client, settings, seed, round):
+def batches_of(federation, client, settings, seed, round, purpose="theta"):
     """The batches that one client draws in a round, as (x, y) without padding."""
-    for batch in settings.batches(local_data(federation, [client], seed, round)):
+    epochs, steps = settings.local_epochs or (None if settings.local_steps else 1), settings.local_steps
+    data = local_data(federation, [client], seed=seed, round=round)
+    for batch in data.steps(settings.batch_size, epochs, steps, purpose):
         real = batch.share[0] > 0
         yield batch.x[0][real], batch.y[0][real]
 
@@ -81,9 +83,9 @@ def descend(model, loss, batches, lr, settings, parameters=None):
     return model
 
 
-def train_network(model, federation, client, settings, seed, t, lr, parameters=None):
+def train_network(model, federation, client, settings, seed, t, lr, parameters=None, purpose="theta"):
     """One client's local round of an ordinary network, in place."""
-    batches = batches_of(federation, client, settings, seed, t)
+    batches = batches_of(federation, client, settings, seed, t, purpose)
     return descend(model, lambda x, y: cross_entropy(model(x), y), batches, lr, settings, parameters)
 
 

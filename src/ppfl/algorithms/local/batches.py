@@ -16,8 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...core.backends import Batch
+from ...core.backends import Backend, Batch
 from ...core.draws import hashed, shuffles
+from ...core.trees import Params
 from ...core.workspace import Workspace
 from ...data import Samples
 from ...data.inputs import Inputs, MappedRows, scaled
@@ -48,12 +49,14 @@ class LocalData:
         keys: Tensor,
         clients: Tensor,
         draws: Draws,
-        space: Workspace,
+        backend: Backend,
     ) -> None:
-        """`weight` and `keys` (C,) are those of the `clients` (C,), positions in `samples`."""
+        """`weight` and `keys` (C,) are those of the `clients` (C,), positions in `samples`; `backend` runs models on
+        them."""
         samples, clients = samples.in_memory(clients)
         self.weight, self.keys = weight, keys  # p_i; for draws
-        self.samples, self.space, self._clients, self._draws = samples, space, clients, draws
+        self.samples, self.backend, self.space = samples, backend, backend.space
+        self._clients, self._draws = clients, draws
         self.start = samples.starts[clients]  # (C,); indices are made on the CPU, data stay where they are
         self.sizes = samples.cpu_sizes[clients]  # (C,)
         self._starts, self._sizes = self.start.numpy(), self.sizes.numpy()
@@ -66,6 +69,10 @@ class LocalData:
         gaps = self._starts[1:] - self._starts[:-1]
         return int(self._sizes[-1]) == self._largest and bool((gaps == self._largest).all())
 
+    def copies(self, shared: Params) -> Params:
+        """The same values for each client, leaves (C, ...), to be written to; used again after `work`."""
+        return self.space.copies(shared, len(self.weight))
+
     def groups(self) -> list[tuple[slice, LocalData]]:
         """The clients in groups of similar size, for passes over all samples with little padding."""
         return [(which, self.select(which)) for which in similar_sizes(self.sizes)]
@@ -73,7 +80,7 @@ class LocalData:
     def select(self, which: slice | Tensor) -> LocalData:
         """Some of the clients, at these positions in the chunk, in order."""
         weight, keys, clients = self.weight[which], self.keys[which], self._clients[which]
-        return LocalData(self.samples, weight, keys, clients, self._draws, self.space)
+        return LocalData(self.samples, weight, keys, clients, self._draws, self.backend)
 
     @property
     def seed(self) -> int:

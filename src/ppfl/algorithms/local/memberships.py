@@ -24,8 +24,8 @@ KEPT_OUTPUTS = 256 * 2**20  # bytes, in the network's precision, of outputs that
 class MembershipSteps:
     """f_i as a function of c_i alone: on all of a client's data, or on batches of it."""
 
-    def __init__(self, backend: Backend, models: Params, data: LocalData, batch_size: int | None) -> None:
-        self.backend, self.models, self.data, self.batch_size = backend, models, data, batch_size
+    def __init__(self, models: Params, data: LocalData, batch_size: int | None) -> None:
+        self.backend, self.models, self.data, self.batch_size = data.backend, models, data, batch_size
 
     def best(self, c: Tensor, most_steps: int) -> tuple[Tensor, Tensor]:
         """The best memberships on all of the data, from c (C, K), and the losses (C,) there.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...core.backends import Backend, Batch
+from ...core.backends import Batch
 from ...core.trees import Params
 from .batches import LocalData
 
@@ -26,8 +26,9 @@ class Block(NamedTuple):
         return (values * share.reshape(len(share), *(1 for _ in values.shape[2:]), -1)).sum(-1)
 
 
-def losses_of_models(backend: Backend, models: Params, data: LocalData) -> Iterator[Block]:
+def losses_of_models(models: Params, data: LocalData) -> Iterator[Block]:
     """Every sample of every client once."""
+    backend = data.backend
     for group, own in data.groups():
         for batch in own.everything(backend.samples_per_block(len(own.weight), backend.population.k)):
             n = len(batch.x)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ...core.backends import Backend
 from ...core.draws import hashed, name_keys, uniform
 from ...core.simplex import inside, nearest_mixtures
 from ...core.trees import Params, first_clients
@@ -33,9 +32,10 @@ RESTARTS = 64  # k-means runs side by side, where each step is a message
 STEPS = 8  # of k-means: with one message before them and one after them that makes ten
 
 
-def gradient_sketch(backend: Backend, models: Params, data: LocalData) -> tuple[Tensor, Tensor]:
+def gradient_sketch(models: Params, data: LocalData) -> tuple[Tensor, Tensor]:
     """(C, s): the gradient of each client's mean loss for one canonical model, hashed to s = WIDTH numbers; and that
     loss (C,)."""
+    backend = data.backend
     clients, canonical = len(data.weight), backend.population.canonical_names
     networks = data.space.copies({name: v[0] if name in canonical else v for name, v in models.items()}, clients)
     gradient = data.space.empty_like(networks)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.backends import Backend
 from ...core.simplex import inside, mirror_step
 from ...core.trees import Params, expand, first_clients
 from ...io.codec import message
@@ -24,7 +23,6 @@ class Stationarity(NamedTuple):
 
 
 def stationarity_upload(
-    backend: Backend,
     task: Stationarity,
     models: Params,
     own: dict[str, Tensor],
@@ -33,6 +31,7 @@ def stationarity_upload(
     penalty: float,
 ) -> Upload:
     """The gradient for theta in a sum, and how far a mirror step would take each membership (C, K)."""
+    backend = data.backend
     slopes, gradient = torch.zeros_like(c), data.space.empty_like(expand(models, len(c)))
     for leaf in gradient.values():
         leaf.zero_()

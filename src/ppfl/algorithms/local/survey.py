@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.backends import Backend
 from ...core.trees import Params
 from ...io.codec import message
 from ..contract import (
@@ -121,7 +120,7 @@ class SurveyAnswer(NamedTuple):
 
 
 def answer_survey(
-    backend: Backend, task: Survey, shared: dict[str, Any], membership: Tensor, point: Tensor, data: LocalData
+    task: Survey, shared: dict[str, Any], membership: Tensor, point: Tensor, data: LocalData
 ) -> SurveyAnswer:
     """One message of a chunk of clients."""
     if task.stage == "place":
@@ -130,11 +129,11 @@ def answer_survey(
     if task.stage == "assign":
         private = PrivateStart(shared["mean"], shared["directions"], shared["centres"])
         if bool((point == 0).all(1).any()):  # the first step for some of them
-            sketch, _ = gradient_sketch(backend, shared["models"], data)
+            sketch, _ = gradient_sketch(shared["models"], data)
             point = private.points(sketch)
         values = {"point": point, "square": point.square().sum(1)}
         return SurveyAnswer(membership, point, Upload({"cells": Sum(nearest_cells(point, private.centres), values)}))
-    sketch, losses = gradient_sketch(backend, shared["models"], data)
+    sketch, losses = gradient_sketch(shared["models"], data)
     metrics = TrainingLoss(losses, data.sizes.to(losses)).metrics()
     if task.stage == "sketch":
         return SurveyAnswer(membership, point, Upload({}, {"sketch": sketch, "importance": data.weight}, metrics))
@@ -143,13 +142,11 @@ def answer_survey(
     return SurveyAnswer(membership, torch.zeros_like(point), Upload(sums, metrics=metrics))
 
 
-def place_newcomers(
-    backend: Backend, placement: Placement, membership: Tensor, placed: Tensor, data: LocalData
-) -> Tensor:
+def place_newcomers(placement: Placement, membership: Tensor, placed: Tensor, data: LocalData) -> Tensor:
     """Memberships (C, K), in which those who are not placed yet stand where a sketch of their own puts them."""
     new = (placed == 0).nonzero().flatten()
     if len(new) == 0:
         return membership
     with data.space.frame():
-        sketch, _ = gradient_sketch(backend, placement.network, data.select(new))
+        sketch, _ = gradient_sketch(placement.network, data.select(new))
     return membership.index_copy(0, new, placement.start.memberships(sketch).to(membership))

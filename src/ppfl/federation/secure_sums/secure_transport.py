@@ -162,8 +162,8 @@ class SecureSums:
 
 def refuse_rows(request: Request) -> None:
     """Refuse what would show one client, before anything is sent."""
-    if isinstance(request, Setup) and request.method.visible_rows:
-        shown = ", ".join(request.method.visible_rows)
+    if isinstance(request, Setup) and request.method.shows:
+        shown = ", ".join(request.method.shows)
         raise SettingError(
             f"secure sums are on, and {request.method.name} shows {shown} of each client to the server; use settings "
             f"without rows (ppfl: share_memberships = false, penalty = 0) or another method"

@@ -1,4 +1,18 @@
-"""CFL, clustered federated learning (Sattler, Mueller and Samek, 2020): one cluster, cut in two where it disagrees.
+"""Methods that sort clients into clusters with a model each: IFCA by which model fits best, CFL by cuts.
+
+IFCA (Ghosh, Chung, Yin and Ramchandran, 2020): K models, and every client in the cluster whose model fits it best.
+
+k_i = argmin_k f_i(theta_k) on all of a client's training data, anew in every round it takes part in; then
+theta_k <- theta_k + sum_{i in S: k_i = k} p_i (theta_i - theta_k) / sum_{i in S: k_i = k} p_i, with S the clients of
+the round and theta_i the end of a local run from theta_{k_i}: the paper's model averaging. A model that no client chose
+stays as it is. Where networks have a common part, all clients move it together: the paper's weight sharing.
+
+Equal models would leave nothing to choose, so they start from K draws, and which clients end up together depends on
+these: the paper asks for a good start, or for several.
+
+What leaves a client of IFCA: its change, ONE model's size, and its choice as K numbers, both in a sum.
+
+CFL, clustered federated learning (Sattler, Mueller and Samek, 2020): one cluster, cut in two where it disagrees.
 
 FedAvg within every cluster c, and where it has come to rest while single clients have not,
 |sum_{i in c} p_i d_i| / sum_{i in c} p_i < eps1  and  max_{i in c} |d_i| > eps2,  with d_i = theta_i - theta_c,
@@ -17,8 +31,8 @@ lengths only. So changes leave one by one in a cut's own round, which follows th
 which all clients are asked, since every member has to be on one side. One that is lost in it goes with the side that
 more clients are on, and if that was wrong, a later cut may part them again.
 
-What leaves a client: its change, in a sum, with its cluster as K numbers; the length of its change, as a row; in the
-round of a cut the change itself, as rows. What is sent: the models in use to all, of which each needs one.
+What leaves a client of CFL: its change, in a sum, with its cluster as K numbers; the length of its change, as a row; in
+the round of a cut the change itself, as rows. What is sent: the models in use to all, of which each needs one.
 """
 
 from __future__ import annotations
@@ -34,25 +48,84 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..core.backends import Backend
-from ..core.population import Mixture, Models
+from ..core.ids import Roster
+from ..core.population import Mixture, Models, Population
 from ..core.settings import NonNegative
-from ..core.trees import Params, map_params
+from ..core.trees import Params, expand, map_params, per_client, subtract_
+from ..errors import SettingError
 from ..io.codec import message
-from .contract import (
-    MethodDefaults,
-    Plan,
-    Problem,
-    Roster,
-    Rows,
-    Sum,
-    Total,
-    Upload,
-    Work,
-    participants,
-)
-from .ifca import cluster_changes, train_in_clusters
+from .contract import Plan, Problem, Rows, Sum, Total, Upload, Work, participants
+from .fedavg import Averaging, NetworkServer
+from .fedem import MembershipClient
 from .local.batches import LocalData
-from .local.sgd import LEARNING_RATES, LocalTraining
+from .local.model_losses import losses_of_models
+from .local.sgd import LEARNING_RATES, SGD, LocalTraining, TrainingLoss, descend
+
+
+class IFCA(Averaging):
+    """IFCA with as many clusters as the population has canonical models, by whichever mix."""
+
+    several_models: ClassVar[bool] = True
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # plain steps, as in the authors' code
+
+    def check(self, problem: Problem) -> None:
+        if problem.population.k > problem.n_clients:
+            raise SettingError(
+                f"k is {problem.population.k} but there are {problem.n_clients} clients; "
+                f"a cluster needs at least one client: set k <= {problem.n_clients}"
+            )
+
+    def init_server(self, problem: Problem) -> NetworkServer:
+        return self.server_from(problem.population.initial_models(problem.seed, distinct=True))
+
+    def merge(self, problem: Problem, server: Any, task: Any, totals: dict[str, Total], rows: Rows) -> Any:
+        return self.step(server, cluster_changes(problem.population, totals["change"]))
+
+    def init_client(self, population: Population) -> MembershipClient:
+        first = one_hot(torch.tensor(0), population.k)  # of a client that has made no choice
+        return MembershipClient(first.to(population.dtype))
+
+    def work(self, task: Any, shared: Params, own: dict[str, Tensor], state: MembershipClient, data: LocalData) -> Work:
+        choice = mean_losses_of_models(shared, data).argmin(dim=1)
+        loss, change = train_in_clusters(shared, choice, data, self.sgd(task))
+        membership = one_hot(choice, data.backend.population.k).to(data.weight)
+        upload = Upload({"change": Sum(membership, change)}, metrics=loss.metrics())
+        return Work(MembershipClient(membership), upload)
+
+    def model(self, backend: Backend, shared: Params, own: dict[str, Tensor], state: MembershipClient) -> Models:
+        return Mixture(shared, state.membership)
+
+
+def mean_losses_of_models(models: Params, data: LocalData) -> Tensor:
+    """f_i(theta_k) on all of each client's data, (C, K)."""
+    found = data.weight.new_zeros(len(data.weight), data.backend.population.k)
+    for block in losses_of_models(models, data):
+        found[block.which] += block.mean(block.losses)
+    return found
+
+
+def train_in_clusters(models: Params, cluster: Tensor, data: LocalData, sgd: SGD) -> tuple[TrainingLoss, Params]:
+    """A local run of the network of each client's cluster (C,), and what it changed, leaves (C, ...)."""
+    common, canonical = data.backend.population.split(models)
+    starts = expand(common, len(cluster)) | {name: theta[cluster] for name, theta in canonical.items()}
+    ends = data.space.empty_like(starts)
+    for name, start in starts.items():
+        ends[name].copy_(start)
+    loss = descend(data.backend.add_gradients, ends, data, sgd)
+    return loss, subtract_(ends, starts)
+
+
+def cluster_changes(population: Population, change: Total) -> Params:
+    """Of every model the mean change of its members, where it has any; of the common part that of all clients."""
+    members = change.weight  # (K,): sum_i p_i over each cluster's members
+    counted = torch.where(members > 0, members, 1)  # without members the sum of changes is 0
+
+    def mean_of(name: str, found: Tensor) -> Tensor:
+        canonical = name in population.canonical_names
+        return found / per_client(counted, found) if canonical else found.sum(0) / members.sum()
+
+    return {name: mean_of(name, found) for name, found in change.value.items()}
 
 
 class CFLServer(NamedTuple):
@@ -69,18 +142,10 @@ class CFLTask(NamedTuple):
     cut: bool
 
 
-class CFL(MethodDefaults, LocalTraining):
-    """Recursive bipartition into at most as many clusters as the population has canonical models.
+class CFL(LocalTraining):
+    """Recursive bipartition into at most as many clusters as the population has canonical models."""
 
-    >>> from torch import nn
-    >>> from ppfl import Population, fit
-    >>> from ppfl.data import digits_federation
-    >>> fit(Population(nn.Linear(64, 10), k=4), digits_federation(), CFL(lr=0.1, eps1=0.4), rounds=2)
-    <Fitted CFL(lr=0.1, eps1=0.4), 2 rounds, 40 clients, accuracy ...%>
-    """
-
-    name: ClassVar[str] = "cfl"
-    title: ClassVar[str] = "CFL"
+    several_models: ClassVar[bool] = True  # at most k clusters
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "eps1": (0.2, 0.4), "eps2": (0.4, 0.7)}
 
     eps1: NonNegative = 0.2  # 0: never cut
@@ -91,11 +156,8 @@ class CFL(MethodDefaults, LocalTraining):
     linkage: Literal["complete", "single"] = "complete"
 
     @property
-    def visible_rows(self) -> tuple[str, ...]:
+    def shows(self) -> tuple[str, ...]:
         return "length", "change"
-
-    def check(self, problem: Problem) -> None:
-        """Any population will do: k is a bound that need not be reached."""
 
     # ------------------------------------------------------------------ server
 
@@ -123,9 +185,7 @@ class CFL(MethodDefaults, LocalTraining):
     def move_server(self, server: CFLServer, before: Roster, after: Roster) -> CFLServer:
         return server._replace(cluster=before.rows(server.cluster, after.ids, default=0))
 
-    def merge(
-        self, problem: Problem, server: CFLServer, task: CFLTask, totals: dict[str, Total], rows: Rows
-    ) -> CFLServer:
+    def merge(self, problem: Problem, server: CFLServer, task: Any, totals: dict[str, Total], rows: Rows) -> CFLServer:
         change = totals["change"]
         moves = cluster_changes(problem.population, change)
         server = server._replace(shared=map_params(torch.add, server.shared, moves))
@@ -183,17 +243,15 @@ class CFL(MethodDefaults, LocalTraining):
 
     # ------------------------------------------------------------------ client
 
-    def work(
-        self, backend: Backend, task: CFLTask, shared: Params, own: dict[str, Tensor], client: Any, data: LocalData
-    ) -> Work:
-        loss, change = train_in_clusters(backend, shared, own["cluster"], data, self, task.lr)
+    def work(self, task: Any, shared: Params, own: dict[str, Tensor], state: Any, data: LocalData) -> Work:
+        loss, change = train_in_clusters(shared, own["cluster"], data, self.sgd(task.lr))
         rows = {f"change of {name}": leaf for name, leaf in change.items()} if task.cut else {}
-        membership = one_hot(own["cluster"], backend.population.k).to(data.weight)
+        membership = one_hot(own["cluster"], data.backend.population.k).to(data.weight)
         length = _lengths(change)
         sums = {"change": Sum(membership, change), "length": Sum(None, length)}
-        return Work(client, Upload(sums, {"length": length, **rows}, loss.metrics()))
+        return Work(state, Upload(sums, {"length": length, **rows}, loss.metrics()))
 
-    def model(self, backend: Backend, shared: Params, own: dict[str, Tensor], client: Any) -> Models:
+    def model(self, backend: Backend, shared: Params, own: dict[str, Tensor], state: Any) -> Models:
         theta = shared[next(iter(backend.population.canonical_names))]
         return Mixture(shared, one_hot(own["cluster"], len(theta)).to(theta.dtype))
 
