@@ -20,13 +20,14 @@ import ppfl
 from kit import public_names
 from kit.documents import blocks, methods_of, run_blocks
 from kit.experiments import call_ppfl
-from ppfl.algorithms import METHODS
+from ppfl.algorithms import METHODS, FedAvg, Local
 from ppfl.runs import load_experiment, run
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-METHODS_PAGE, EXTENDING, DATA, PYTHON, GLM = (
-    (ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "extending", "data", "python", "glm")
+METHODS_PAGE, ARCHITECTURE, EXTENDING, DATA, PYTHON, GLM = (
+    (ROOT / "docs" / f"{name}.md").read_text()
+    for name in ("methods", "architecture", "extending", "data", "python", "glm")
 )
 
 
@@ -74,6 +75,26 @@ def test_experiment_files_are_valid_links_lead_somewhere_and_every_method_is_des
         assert {experiment.name for experiment in experiments} == {file.stem}
     missing = [target for target in re.findall(r"\]\(([^)#:]+)\)", README) if not (ROOT / target).exists()]
     assert not missing + [name for name in METHODS if f"`{name}`" not in METHODS_PAGE]
+
+
+def test_a_method_of_ones_own_takes_40_lines_and_is_fedavg_or_local_at_its_ends(here):
+    method, door = blocks(ARCHITECTURE)
+    assert len(method.splitlines()) <= 40
+    names = run_blocks(method, door)
+    fitted, federation, blend = (names[name] for name in ("fitted", "federation", "Blend"))
+    population, start = fitted.population, {"lr": 0.1}
+    for own_share, other in ((0.0, FedAvg(**start)), (1.0, Local(**start))):
+        mine, theirs = (
+            ppfl.fit(population, federation, each, rounds=2).evaluate(federation)
+            for each in (blend(**start, own_share=own_share), other)
+        )
+        torch.testing.assert_close(mine.loss.values, theirs.loss.values)
+    (here / "blend.py").write_text(method)
+    (here / "mine.toml").write_text(*blocks(ARCHITECTURE, "toml"))
+    (record,) = run(load_experiment(here / "mine.toml"), here / "out", base=here)
+    assert record.finished and record.method == "blend:Blend" and record.experiment["method"]["own_share"] == 0.7
+    files = re.findall(r"\]\((\.\./src[^)]+)\)", ARCHITECTURE)
+    assert len(files) == 4 and all((ROOT / "docs" / file).is_file() for file in files)
 
 
 SECTIONS = re.split(r"^## ", EXTENDING, flags=re.MULTILINE)[1:]
