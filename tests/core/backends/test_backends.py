@@ -111,12 +111,12 @@ def naive_step(problem, population, models, c, x, y):
 
 def assert_steps(backend, models, batch, inverse_link, steps):
     """Losses, predictions and gradients of two clients are those of `naive_step`."""
-    mix, scale = backend.population.mix.name, torch.tensor([2.0, 0.5], dtype=torch.float64)
+    mix = backend.population.mix.name
     own = {n: torch.stack([v, v]) for n, v in models.items()}
     slopes, slope_losses = backend.membership_gradients(models, C, batch)
     empty, velocity = ({n: torch.full_like(v, f) for n, v in own.items()} for f in (torch.nan, 1.0))
     losses = backend.add_model_gradients(own, empty, 0.0, C, batch)
-    backend.add_model_gradients(own, velocity, 0.5, C, batch, scale)
+    backend.add_model_gradients(own, velocity, 0.5, C, batch)
     assert all(leaf.equal(torch.stack([models[n]] * 2)) for n, leaf in own.items())
     predictions, evaluated = backend.evaluate(Mixture(models, C), batch.x, batch.y)
     torch.testing.assert_close(backend.predict(Mixture(models, C), batch.x), predictions)
@@ -132,9 +132,8 @@ def assert_steps(backend, models, batch, inverse_link, steps):
         prediction = inverse_link(output.detach())
         torch.testing.assert_close(predictions[i, : REAL[i]].reshape(prediction.shape), prediction)
         for n, gradient in expected.items():
-            factor = scale[i] if n in backend.population.canonical_names else 1.0
             torch.testing.assert_close(empty[n][i], gradient)
-            torch.testing.assert_close(velocity[n][i], 0.5 + factor * gradient)
+            torch.testing.assert_close(velocity[n][i], 0.5 + gradient)
 
 
 @every_problem
@@ -152,7 +151,7 @@ def test_mixed_models_have_the_gradients_of_k_ordinary_networks(name):
 
 def assert_ordinary(problem):
     """Gradients and outputs of one network per client, and of K models whose losses have weights, as in an EM step."""
-    batch, scale = batch_of(problem), torch.tensor([2.0, 0.5], dtype=torch.float64)
+    batch = batch_of(problem)
     weights = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     population, before = problem.population(k=3, canonical=problem.canonical[-1]), batch.x.clone()
     models, one, names = distinct(population), population.initial_network(), population.canonical_names
@@ -160,7 +159,7 @@ def assert_ordinary(problem):
     own = {n: torch.stack([v, v]) for n, v in models.items()}
     for backend in backends_of(problem, population):
         velocity, weighted = ({n: torch.ones_like(v) for n, v in leaves.items()} for leaves in (networks, own))
-        losses = backend.add_gradients(networks, velocity, 0.5, batch, scale)
+        losses = backend.add_gradients(networks, velocity, 0.5, batch)
         weighted_losses = backend.add_weighted_gradients(own, weighted, 0.5, weights, batch)
         outputs = [backend.outputs_of(which, batch.x) for which in (OneNetwork(one), Networks(networks))]
         assert batch.x.equal(before)
@@ -172,7 +171,7 @@ def assert_ordinary(problem):
             problem.plain(net, x, y).backward()
             torch.testing.assert_close(losses[i], problem.plain(net, x, y).detach())
             for n, gradient in gradients_of(net).items():
-                torch.testing.assert_close(velocity[n][i], 0.5 + (scale[i] if n in names else 1.0) * gradient)
+                torch.testing.assert_close(velocity[n][i], 0.5 + gradient)
             each = [with_values(problem.net(), member(models, names, k)) for k in range(3)]
             samples = [(j, batch.x[i, j : j + 1], batch.y[i, j : j + 1]) for j in range(6)]
             total = sum(weights[i, k, j] * problem.plain(each[k], *one) for k in range(3) for j, *one in samples)

@@ -20,7 +20,7 @@ from ..dropout import key_names, refuse_side_effects
 from ..mixing import MembershipLoss
 from ..parts import refuse_outputs, run_and_watch, with_mixed_modules
 from ..population import Mixture, Models, Networks, OneNetwork, Population
-from ..trees import Params, accumulate_, expand, per_client, weighted_sum
+from ..trees import Params, accumulate_, expand, weighted_sum
 from ..workspace import Workspace
 from .networks import ClientMap, FunctionalNetwork
 
@@ -195,29 +195,20 @@ class Autograd:
     # ------------------------------------------------------------------ gradients for parameters
 
     def add_gradients(
-        self,
-        networks: Params,
-        velocity: Params,
-        momentum: float,
-        batch: Batch,
-        scale: Tensor | None = None,
-        only: Container[str] | None = None,
+        self, networks: Params, velocity: Params, momentum: float, batch: Batch, only: Container[str] | None = None
     ) -> Tensor:
         """velocity <- momentum velocity + gradient of one network per client, in place; returns the losses (C,).
 
-        scale (C,) multiplies the gradients of the canonical part. `only`: the parameters whose velocity is needed,
-        where not all are; that of others may then hold anything.
+        `only`: the parameters whose velocity is needed, where not all are; that of others may then hold anything.
         """
         gradient, losses = self.clients.gradients(self._network_loss, True, networks, *_rows(batch), only=only)
-        accumulate_(velocity, momentum, self._scaled(gradient, scale))
+        accumulate_(velocity, momentum, gradient)
         return losses
 
-    def add_model_gradients(
-        self, models: Params, velocity: Params, momentum: float, c: Tensor, batch: Batch, scale: Tensor | None = None
-    ) -> Tensor:
+    def add_model_gradients(self, models: Params, velocity: Params, momentum: float, c: Tensor, batch: Batch) -> Tensor:
         """The same for all K models of each client, mixed by c (C, K): canonical leaves (C, K, ...)."""
         gradient, losses = self.clients.gradients(self._mean_loss, True, models, c, *_rows(batch))
-        accumulate_(velocity, momentum, self._scaled(gradient, scale))
+        accumulate_(velocity, momentum, gradient)
         return losses
 
     def add_weighted_gradients(
@@ -244,12 +235,6 @@ class Autograd:
     ) -> Tensor:
         """f_i on a batch: sum_n share_n loss_n, where shares (B,) sum to 1 and padding has none."""
         return (self.mix.losses(self.loss, self.mix.run(self, models, c, x, key), c, y) * share).sum()
-
-    def _scaled(self, gradient: Params, scale: Tensor | None) -> Params:
-        if scale is not None:
-            for name in self.population.canonical_names & gradient.keys():
-                gradient[name].mul_(per_client(scale, gradient[name]))
-        return gradient
 
     # ------------------------------------------------------------------ gradients for memberships
 

@@ -8,7 +8,7 @@ client, which share their input, are one product, and reductions over a few outp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from ..population import Networks, OneNetwork, Population
 from ..trees import Params
-from ..workspace import Workspace
 from .autograd import SAMPLES_AT_ONCE, Autograd, Batch
 
 NUMBERS_AT_ONCE = 2**20  # more samples run together where that is few numbers
@@ -84,83 +83,6 @@ def chain_of(net: nn.Module) -> Chain | None:
     return Chain(tuple(layers), flattens) if layers else None
 
 
-Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]  # outputs (C, K, out, B) -> slopes there, losses (C,)
-
-
-def chain_outputs(chain: Chain, models: Params, x: Tensor, space: Workspace) -> Tensor:
-    """Outputs (C, K, out, B) of each client's K models, leaves (C, K, ...), on its x (C, B, ...)."""
-    last = _forward(chain, models, x.flatten(2), space)[-1]
-    return last.reshape(len(x), -1, *last.shape[1:])
-
-
-def add_chain_gradients(
-    chain: Chain,
-    models: Params,
-    velocity: Params,
-    momentum: float,
-    x: Tensor,
-    slopes: Slopes,
-    space: Workspace,
-    scales: Params | None = None,
-) -> Tensor:
-    """velocity <- momentum velocity + gradient, in place, leaves (C, K, ...); returns the losses (C,).
-
-    With momentum 0 velocity may hold anything. `scales` (C, 1, 1), for K = 1, multiply the gradients of the layers
-    whose weight they are named after.
-    """
-    x = x.flatten(2)
-    outs = _forward(chain, models, x, space)
-    slope, losses = slopes(outs[-1].view(len(x), -1, *outs[-1].shape[1:]))
-    slope = slope.flatten(0, 1)
-    scales = scales or {}
-    if scales and all(layer.weight in scales for layer in chain.layers):  # all alike: once, at the narrow end
-        slope, scales = slope * next(iter(scales.values())), {}
-    for at in reversed(range(len(chain.layers))):
-        layer = chain.layers[at]
-        if layer.activation is not None:
-            slope = layer.activation.back(slope, outs[at])
-        scaled = slope * scales[layer.weight] if layer.weight in scales else slope
-        if at == 0:
-            scaled = scaled.reshape(len(x), -1, scaled.shape[2])  # K models side by side
-        inputs = x if at == 0 else outs[at - 1].transpose(1, 2)
-        onto = _as_products(velocity[layer.weight], at)
-        torch.baddbmm(onto, scaled, inputs, beta=momentum, out=onto)
-        if layer.bias is not None:
-            onto = _as_products(velocity[layer.bias], at)
-            torch.add(scaled.sum(dim=2), onto, alpha=momentum, out=onto) if momentum else onto.copy_(scaled.sum(dim=2))
-        if at > 0:
-            weight = _as_products(models[layer.weight], at).transpose(1, 2)
-            slope = torch.bmm(weight, slope, out=_product_buffer(space, weight, slope))
-    return losses
-
-
-def _forward(chain: Chain, models: Params, x: Tensor, space: Workspace) -> list[Tensor]:
-    """Every layer's output (C K, width, B) after its activation, x (C, B, d)."""
-    outs, columns = [], x.transpose(1, 2)
-    for at, layer in enumerate(chain.layers):
-        weight = _as_products(models[layer.weight], at)
-        out = _product_buffer(space, weight, columns)
-        if layer.bias is None:
-            torch.bmm(weight, columns, out=out)
-        else:
-            torch.baddbmm(_as_products(models[layer.bias], at)[:, :, None], weight, columns, out=out)
-        if layer.activation is not None:
-            layer.activation.apply(out)
-        columns = out.view(-1, models[layer.weight].shape[2], out.shape[2])
-        outs.append(columns)
-    return outs
-
-
-def _as_products(parameter: Tensor, at: int) -> Tensor:
-    """(C, K, out, ...) for one product a client in the first layer, (C, K out, ...), for one a model in later ones."""
-    return parameter.flatten(1, 2) if at == 0 else parameter.flatten(0, 1)
-
-
-def _product_buffer(space: Workspace, a: Tensor, b: Tensor) -> Tensor:
-    """A buffer for the batched product a @ b."""
-    return space.empty((a.shape[0], a.shape[1], b.shape[2]), a)
-
-
 def _links(net: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
     if type(net) is not nn.Sequential:
         return [(prefix, net)]
@@ -173,8 +95,14 @@ def _links(net: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]]:
     ]
 
 
+Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]  # outputs (C K, out, B) -> slopes there, losses (C,)
+
+
 class Chained(Autograd):
-    """A population whose network is a chain of layers that are all trained."""
+    """A population whose network is a chain of layers that are all trained.
+
+    Parameters are those of one network per client, leaves (C, ...), or of K models per client, leaves (C, K, ...).
+    """
 
     def __init__(self, population: Population, chain: Chain, x: Tensor, y: Tensor, n_classes: int | None) -> None:
         super().__init__(population, x, y, n_classes)
@@ -191,8 +119,7 @@ class Chained(Autograd):
             together = torch.cat([self._by_hand(one, part)[0] for part in parts], dim=1).T
             return together.reshape(*x.shape[:2], -1)
         with self.space.frame():
-            each = {name: value[:, None] for name, value in models.values.items()}
-            return chain_outputs(self.chain, each, x, self.space)[:, 0].transpose(1, 2).clone()
+            return self._forward(models.values, x.flatten(2))[-1].transpose(1, 2).clone()
 
     def _samples_at_once(self, models: Params) -> int:
         if not self._models_by_hand:
@@ -206,42 +133,58 @@ class Chained(Autograd):
     def _by_hand(self, models: Params, x: Tensor) -> Tensor:
         """(K, out, B) of models (K, ...)."""
         with self.space.frame():
-            stacked = {name: theta[None] for name, theta in models.items()}
-            return chain_outputs(self.chain, stacked, x[None], self.space)[0].clone()
+            return self._forward({name: theta[None] for name, theta in models.items()}, x[None].flatten(2))[-1].clone()
 
-    # ------------------------------------------------------------------ gradients for parameters
+    def _forward(self, params: Params, x: Tensor) -> list[Tensor]:
+        """Every layer's output (C K, width, B) after its activation, x (C, B, d)."""
+        outs, columns = [], x.transpose(1, 2)
+        for layer, (weight, bias) in zip(self.chain.layers, self._products(params), strict=True):
+            out = self._product_buffer(weight, columns)
+            if bias is None:
+                torch.bmm(weight, columns, out=out)
+            else:
+                torch.baddbmm(bias.unsqueeze(2), weight, columns, out=out)
+            if layer.activation is not None:
+                layer.activation.apply(out)
+            width = params[layer.weight].shape[-2]
+            columns = out if out.shape[1] == width else out.view(-1, width, out.shape[2])
+            outs.append(columns)
+        return outs
+
+    def _products(self, params: Params) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Every layer's weight and bias for batched products: those of networks as they are, of K models one product
+        for each client in the first layer, (C, K out, ...), and one for each model in later ones, (C K, out, ...)."""
+        for at, layer in enumerate(self.chain.layers):
+            weight, bias = params[layer.weight], None if layer.bias is None else params[layer.bias]
+            if weight.dim() == 4:
+                ends = (1, 2) if at == 0 else (0, 1)
+                weight, bias = weight.flatten(*ends), None if bias is None else bias.flatten(*ends)
+            yield weight, bias
+
+    def _product_buffer(self, a: Tensor, b: Tensor) -> Tensor:
+        """A buffer for the batched product a @ b."""
+        return self.space.empty((a.shape[0], a.shape[1], b.shape[2]), a)
+
+    # ------------------------------------------------------------------ gradients
 
     def add_gradients(
-        self,
-        networks: Params,
-        velocity: Params,
-        momentum: float,
-        batch: Batch,
-        scale: Tensor | None = None,
-        only: Container[str] | None = None,
+        self, networks: Params, velocity: Params, momentum: float, batch: Batch, only: Container[str] | None = None
     ) -> Tensor:
         def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
-            slope, losses = self.loss.slopes(outputs[:, 0], batch.y)
-            return slope.mul_(batch.share[:, None])[:, None], (losses * batch.share).sum(1)
+            slope, losses = self.loss.slopes(outputs, batch.y)
+            return slope.mul_(batch.share[:, None]), (losses * batch.share).sum(1)
 
-        models, onto = ({name: leaf[:, None] for name, leaf in tree.items()} for tree in (networks, velocity))
-        scales = None if scale is None else dict.fromkeys(self.population.canonical_names, scale[:, None, None])
-        with self.space.frame():
-            return add_chain_gradients(self.chain, models, onto, momentum, batch.x, slopes, self.space, scales)
+        return self._add(networks, velocity, momentum, batch.x, slopes)
 
-    def add_model_gradients(
-        self, models: Params, velocity: Params, momentum: float, c: Tensor, batch: Batch, scale: Tensor | None = None
-    ) -> Tensor:
+    def add_model_gradients(self, models: Params, velocity: Params, momentum: float, c: Tensor, batch: Batch) -> Tensor:
         if not (self._models_by_hand and self.caches_outputs):
-            return super().add_model_gradients(models, velocity, momentum, c, batch, scale)
-        weight = batch.share if scale is None else batch.share * scale[:, None]
+            return super().add_model_gradients(models, velocity, momentum, c, batch)
 
         def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
-            slope, losses = self.mix.slopes(self.loss, outputs, c, batch.y)
-            return slope.mul_(weight[:, None, None]), (losses * batch.share).sum(1)
+            slope, losses = self.mix.slopes(self.loss, outputs.view(*c.shape, *outputs.shape[1:]), c, batch.y)
+            return slope.mul_(batch.share[:, None, None]).flatten(0, 1), (losses * batch.share).sum(1)
 
-        with self.space.frame():
-            return add_chain_gradients(self.chain, models, velocity, momentum, batch.x, slopes, self.space)
+        return self._add(models, velocity, momentum, batch.x, slopes)
 
     def add_weighted_gradients(
         self, models: Params, velocity: Params, momentum: float, weights: Tensor, batch: Batch
@@ -250,8 +193,30 @@ class Chained(Autograd):
             return super().add_weighted_gradients(models, velocity, momentum, weights, batch)
 
         def slopes(outputs: Tensor) -> tuple[Tensor, Tensor]:
-            slope, losses = self.loss.model_slopes(outputs, batch.y)
-            return slope.mul_(weights[:, :, None]), (losses * weights).sum((1, 2))
+            slope, losses = self.loss.model_slopes(outputs.view(*weights.shape[:2], *outputs.shape[1:]), batch.y)
+            return slope.mul_(weights[:, :, None]).flatten(0, 1), (losses * weights).sum((1, 2))
 
+        return self._add(models, velocity, momentum, batch.x, slopes)
+
+    def _add(self, params: Params, velocity: Params, momentum: float, x: Tensor, slopes: Slopes) -> Tensor:
+        """velocity <- momentum velocity + gradient, in place; returns the losses (C,). With momentum 0 velocity may
+        hold anything."""
         with self.space.frame():
-            return add_chain_gradients(self.chain, models, velocity, momentum, batch.x, slopes, self.space)
+            x = x.flatten(2)
+            outs = self._forward(params, x)
+            slope, losses = slopes(outs[-1])
+            layers = list(zip(self.chain.layers, self._products(params), self._products(velocity), strict=True))
+            for at, (layer, (weight, _), (onto, bias_onto)) in reversed(list(enumerate(layers))):
+                if layer.activation is not None:
+                    slope = layer.activation.back(slope, outs[at])
+                inputs = x if at == 0 else outs[at - 1].transpose(1, 2)
+                if slope.shape[:2] != onto.shape[:2]:  # in the first layer K models are side by side
+                    slope = slope.reshape(len(onto), -1, slope.shape[2])
+                torch.baddbmm(onto, slope, inputs, beta=momentum, out=onto)
+                if bias_onto is not None:
+                    total = slope.sum(dim=2)
+                    torch.add(total, bias_onto, alpha=momentum, out=bias_onto) if momentum else bias_onto.copy_(total)
+                if at > 0:
+                    back = weight.transpose(1, 2)
+                    slope = torch.bmm(back, slope, out=self._product_buffer(back, slope))
+            return losses
