@@ -15,6 +15,7 @@ from kit.local_work import backend_for, limit_outputs, local_data, slope_and_los
 from kit.problems import make_federation, make_net, with_seed
 from ppfl.algorithms.local.memberships import MembershipSteps
 from ppfl.algorithms.local.model_losses import losses_of_models
+from ppfl.algorithms.local.sgd import SGD, descend
 from ppfl.algorithms.local.start import gradient_sketch
 from ppfl.algorithms.local.stationarity import Stationarity, stationarity_upload
 
@@ -106,6 +107,34 @@ def test_full_gradients_are_those_of_all_data_of_clients_of_any_size(kind, mix, 
             expected = slope_and_loss(backend, models, c[row], FEDERATION.train.client(client))
             torch.testing.assert_close((slopes[row], losses[row]), expected)
         c = c.flip(0)  # the same outputs serve other memberships
+
+
+def test_a_factor_multiplies_the_gradients_of_canonical_leaves_and_nothing_else():
+    """With momentum and weight decay: as SGD whose gradients are multiplied before they reach the velocity."""
+    population = ppfl.Population(NET, k=2, mix="weights", canonical="2")
+    backend, canonical = backend_for(FEDERATION, population), population.canonical_names
+    data, factor = local_data(FEDERATION, LARGEST_FIRST, backend), torch.linspace(0.2, 3, 5, dtype=torch.float64)
+    sgd = SGD(lr=0.2, momentum=0.9, weight_decay=0.1, batch_size=4, epochs=2, steps=None)
+    found, expected = (population.initial_network() for _ in range(2))
+    found, expected = (
+        {name: leaf.expand(5, *leaf.shape).clone() for name, leaf in values.items()} for values in (found, expected)
+    )
+
+    def add_scaled(at, velocity, momentum, batch):
+        gradient = {name: torch.zeros_like(leaf) for name, leaf in velocity.items()}
+        losses = backend.add_gradients(at, gradient, 0.0, batch)
+        for name, leaf in velocity.items():
+            own = factor[: len(leaf)] if name in canonical else torch.ones_like(factor[: len(leaf)])
+            before = momentum * leaf if momentum else 0
+            leaf.copy_(before + torch.einsum("c,c...->c...", own, gradient[name]))
+        return losses
+
+    losses = [
+        descend(backend.add_gradients, found, data, sgd, factor=factor),
+        descend(add_scaled, expected, data, sgd),
+    ]
+    torch.testing.assert_close(found, expected, atol=1e-13, rtol=1e-12)
+    torch.testing.assert_close(losses[0].loss, losses[1].loss, atol=1e-13, rtol=1e-12)
 
 
 K, WORDS, SAMPLES = 3, 200, 300

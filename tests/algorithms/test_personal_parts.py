@@ -7,8 +7,9 @@ from torch import nn
 import ppfl
 from kit.local_work import shapes_in
 from kit.problems import make_federation, make_net
-from kit.training import Recording, connect, losses_of_clients, networks_of_clients, positions_of, run
-from ppfl.algorithms import METHODS
+from kit.training import Recording, assert_same, connect, losses_of_clients, networks_of_clients, positions_of, run
+from ppfl.algorithms import METHODS, Wrapper
+from ppfl.algorithms.contract import common_network
 from ppfl.core import lora, with_adapters
 from ppfl.data import digits
 from ppfl.insight import client_model
@@ -98,6 +99,31 @@ def test_a_client_lost_in_the_last_round_keeps_the_inner_methods_model(method, p
     assert 0 < last.participants < 4 and last.bytes_up == 0
     same = torch.isclose(losses_of_clients(found, at=-2), losses_of_clients(found), atol=1e-9, rtol=1e-9)
     assert int((~same).sum()) == last.participants
+
+
+class Unchanged(Wrapper):
+    """A method around another that changes nothing."""
+
+
+@pytest.mark.parametrize(
+    ("method", "population"),
+    [(ppfl.Ditto(**SMALL, participation=0.5), {}), (ppfl.CFL(**SMALL, eps1=10, eps2=0), {"k": 2})],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_wrapper_that_changes_nothing_is_the_inner_method(method, population):
+    found, inner = (trained(one, **population) for one in (Unchanged(method=method), method))
+    assert_same(found.everything(), inner.everything(), atol=0, rtol=0)
+    assert found.method.with_local(lr=0.5).local.lr == 0.5 and found.method.shows == method.shows
+
+
+def test_the_common_network_is_that_of_methods_with_one_network_for_all():
+    for method in (ppfl.FedAvg(**SMALL), ppfl.Scaffold(**SMALL), ppfl.FedAdam(**SMALL)):
+        found = trained(method)
+        assert_same(common_network(method, found.problem, found.server), found.models().values, atol=0, rtol=0)
+    own = [ppfl.Ditto(**SMALL), ppfl.FedPer(**SMALL), ppfl.Local(**SMALL), ppfl.FineTune(method=ppfl.FedAvg(**SMALL))]
+    for method, k in [*((one, 1) for one in own), (ppfl.PPFL(**SMALL), 2), (ppfl.CFL(**SMALL), 2)]:
+        found = trained(method, k=k)
+        assert common_network(method, found.problem, found.server) is None
 
 
 def test_a_step_left_open_is_found_for_the_inner_method():
