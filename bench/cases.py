@@ -43,6 +43,11 @@ def label(k: int, mix: str, theta: bool, steps: int) -> str:
     return f"PPFL {mix} K={k}, {blocks}"
 
 
+def local_steps(of: str) -> str:
+    """The name of the local steps of a kind of round in tables."""
+    return f"local steps alone: {of}"
+
+
 class On(NamedTuple):
     """A workload, from which cases are made."""
 
@@ -60,6 +65,13 @@ class On(NamedTuple):
 
     def fedavg(self, against: str | None = PLAIN_FEDAVG) -> Case:
         return Case(FEDAVG, *self, "fedavg", {}, against)
+
+    def fedavg_steps(self) -> Case:
+        return Case(local_steps(FEDAVG), *self, "local_steps", {})
+
+    def ppfl_steps(self, k: int, mix: str, steps: int) -> Case:
+        name = local_steps(label(k, mix, True, steps))
+        return Case(name, *self, "local_steps", {"k": k, "mix": mix, "steps": steps})
 
     def plain_ppfl(self, k: int, mix: str, steps: int) -> Case:
         name = f"plain {label(k, mix, True, steps)}"
@@ -116,9 +128,12 @@ def comparisons() -> list[Comparison]:
             [
                 small.plain_fedavg(),
                 small.plain_processes(),
+                small.fedavg_steps(),
                 small.fedavg(),
                 small.ppfl(4, "weights"),
+                small.ppfl_steps(4, "weights", steps=1),
                 small.ppfl(4, "weights", steps=1),
+                small.ppfl_steps(4, "outputs", steps=1),
                 small.ppfl(4, "outputs", steps=1),
             ],
         ),

@@ -8,6 +8,7 @@ import torch
 from convolution_limit import convolutions_alone
 from plain import PPFL_LOOPS, Descent, FedAvgLoop, clients_of
 from plain_processes import FedAvgProcesses
+from steps_alone import steps_alone
 from workloads import Workload
 
 from ppfl import PPFL, FedAvg, Population
@@ -74,6 +75,15 @@ def plain_ppfl(workload: Workload, k: int, mix: str, steps: int) -> Round:
     return PPFL_LOOPS[mix](workload.net, workload.federation, descent, start, steps, MEMBERSHIP_LR)
 
 
+def local_steps(workload: Workload, k: int = 1, mix: str = "weights", steps: int = 0) -> Round:
+    one_round = steps_alone(workload, LR, MEMBERSHIP_LR, k, mix, steps)
+
+    def without_result() -> None:
+        one_round()
+
+    return without_result
+
+
 def rounds_in_process(
     method: Method, workload: Workload, engine: Engine, k: int = 1, mix: str = "outputs"
 ) -> Iterator[tuple[ServerState, RoundReport]]:
@@ -95,7 +105,8 @@ def _rounds(method: Method, workload: Workload, k: int, mix: str) -> Round:
 
 
 ROUNDS: dict[str, Callable[..., Round]] = {
-    method.__name__: method for method in (fedavg, ppfl, plain_fedavg, plain_processes, plain_ppfl, convolutions_alone)
+    method.__name__: method
+    for method in (fedavg, ppfl, local_steps, plain_fedavg, plain_processes, plain_ppfl, convolutions_alone)
 }
 
 

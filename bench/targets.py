@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cases import FEDAVG, KS, PLAIN_PROCESSES, label
+from cases import FEDAVG, KS, PLAIN_FEDAVG, PLAIN_PROCESSES, label, local_steps
 from results import Compared, Results
 
 GIB = 2**30
@@ -100,7 +100,17 @@ def _ranks(results: Results) -> Iterator[Target]:
 def _small(results: Results) -> Iterator[Target]:
     f = results.compared.get("f")
     if f is not None:
+        ppfl = label(4, "weights", True, 1)
         yield at_least("f", "FedAvg against the plain loop on two processes", 2, _ratio(f, PLAIN_PROCESSES, FEDAVG))
+        for method, bound in ((FEDAVG, 0.25), (ppfl, 0.45)):
+            what = f"{method}, a round besides its local steps, of the plain FedAvg loop"
+            yield at_most("f", what, bound, _besides_steps(f, method), "{:.0%}")
+
+
+def _besides_steps(compared: Compared, method: str) -> float | None:
+    """Seconds of a round less those of its local steps alone, over the seconds of a round of the plain FedAvg loop."""
+    steps, whole = _ratio(compared, local_steps(method), PLAIN_FEDAVG), _ratio(compared, method, PLAIN_FEDAVG)
+    return None if steps is None or whole is None else whole - steps
 
 
 def _ratio(compared: Compared, label: str, other: str) -> float | None:

@@ -10,10 +10,12 @@ import torch
 from methods import SEED, ppfl, rounds_in_process
 from plain import PPFL_LOOPS, Descent, FedAvgLoop, clients_of
 from plain_processes import FedAvgProcesses
+from steps_alone import steps_alone
 from workloads import Workload, flops
 
 from kit.problems import make_federation, make_net
-from ppfl import PPFL, FedAvg, Population
+from ppfl import PPFL, FedAvg, Federation, Population
+from ppfl.data import Samples
 from ppfl.server import InProcess, begin, make_problem, train
 from ppfl.sites import Site, Stacked
 
@@ -92,3 +94,25 @@ def test_a_registered_client_costs_a_few_numbers(name: str) -> None:
     case = registered.CASES[name]
     few, many = (bytes_after_training(case, clients) for clients in (500, 4_500))
     assert 0 < (many - few) / 4_000 <= 60 + 2 * 4 * case.population().k
+
+
+def alike() -> Workload:
+    """Three clients with the same samples: what the server has after a round is what each of them has."""
+    x, y = FEDERATION.train.x[:6], FEDERATION.train.y[:6]
+    return Workload(NET, Federation(("a", "b", "c"), Samples(x.repeat(3, 1), y.repeat(3), 6 * torch.arange(4))), None)
+
+
+def test_local_steps_alone_are_those_of_fedavg() -> None:
+    values, _ = steps_alone(alike(), FULL.lr, membership_lr=0.5)()
+    server = next(rounds_in_process(FedAvg(**SETTINGS), alike(), Stacked()))[0].server
+    for name, value in values.items():
+        torch.testing.assert_close(value, server.shared[name].expand_as(value))
+
+
+@pytest.mark.parametrize("mix", ["weights", "outputs"])
+def test_membership_steps_alone_are_those_of_ppfl(mix: str) -> None:
+    _, c = steps_alone(alike(), FULL.lr, membership_lr=0.5, k=3, mix=mix, steps=2)()
+    method = PPFL(**SETTINGS, membership_steps=2, membership_lr=0.5, start="uniform", warmup=0)
+    server = next(rounds_in_process(method, alike(), Stacked(), 3, mix))[0].server
+    torch.testing.assert_close(c, server.memberships)
+    assert (c - 1 / 3).abs().max() > 1e-3
