@@ -52,7 +52,10 @@ def _serve() -> None:
     import torch
 
     import ppfl.cli.app
-    import ppfl.report  # noqa: F401
+    import ppfl.exports
+    import ppfl.glm.table
+    import ppfl.report.write
+    import ppfl.runs.tuning  # noqa: F401
 
     torch.set_num_threads(1)
     for line in sys.stdin:

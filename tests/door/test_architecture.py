@@ -10,7 +10,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 PACKAGE = TESTS.parent / "src" / "ppfl"
 LAYERS = (  # each part may import those before its line
-    ("errors", "parent_process"),
+    ("errors", "lazy", "parent_process"),
     ("io",),
     ("core", "data"),
     ("algorithms",),

@@ -7,33 +7,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
+from .. import __version__
 from ..errors import PPFLError, RankError, SettingError
-from ..io.files import checked_name, sibling_path, write_toml
-from ..paper import STUDIES, load_study, study_tables
-from ..runs import Interrupted, RunRecord, find_runs, load_experiment, load_run, package_version, run
-from ..runs.comparison import RunTask, load_comparison, refuse_twice, run_tasks, tasks_of, tuned_settings
-from ..runs.load import load_settings
-from ..runs.tuning import tune
-from ..server import is_first_process
-from . import demo
-from .compare import print_progress, show_tasks
-from .estimator_output import show_estimators
+from ..paper import STUDIES
 from .export_model import export_command
 from .federation_commands import federation_app
 from .glm import glm_command
-from .heatmap import membership_table
 from .program import program
-from .progress import show_progress
-from .reproduce import refuse_missing_data, tasks_of_study, terminal_table, write_study
-from .run_tables import comparison_table, metrics_table, result_table, summary_line
 from .stop_signals import announce, exit_code
 from .terminal import WIDE, PlainGroup, make_console, safe_output, say
-from .trials import print_trial, trials_table
+
+if TYPE_CHECKING:  # commands import what they need when they run: `--help` must not wait for torch
+    from ..runs import RunRecord
+    from ..runs.comparison import RunTask
 
 app = typer.Typer(
     cls=PlainGroup,
@@ -53,6 +43,8 @@ def run_command_line(arguments: Sequence[str] | None) -> None:
         try:
             app(args=None if arguments is None else list(arguments))
         except PPFLError as error:
+            from ..server import is_first_process
+
             if is_first_process() or isinstance(error, RankError):  # of many that fail alike, one says so
                 say(f"error: {' '.join(str(error).split())}", error=True)
             sys.exit(2)
@@ -67,7 +59,7 @@ def run_command_line(arguments: Sequence[str] | None) -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        say(f"ppfl {package_version('ppfl')}")
+        say(f"ppfl {__version__}")
         raise typer.Exit
 
 
@@ -93,6 +85,12 @@ def run_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Run an experiment, one folder per seed."""
+    from ..runs import load_experiment, run
+    from ..server import is_first_process
+    from .estimator_output import show_estimators
+    from .progress import show_progress
+    from .run_tables import result_table
+
     experiment = load_experiment(file, settings or ())
     quiet = quiet or not is_first_process()
     place = Path("runs") / experiment.name if out is None else out
@@ -127,7 +125,11 @@ def compare_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Compare methods on the same data, seed by seed; finished runs are not run again."""
-    from ..report import write_report  # here, as nothing else needs it
+    from ..io.files import checked_name
+    from ..report import write_report
+    from ..runs.comparison import load_comparison, refuse_twice, tasks_of
+    from ..runs.load import load_settings
+    from .run_tables import comparison_table
 
     name = checked_name(load_settings(files[0], settings or ())["name"], files[0])
     place = Path("runs") / name if out is None else out
@@ -156,6 +158,11 @@ def tune_command(
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="<FILE>-tuned.toml")] = None,
 ) -> None:
     """Find settings on validation data, with the same number of trials for every method."""
+    from ..io.files import sibling_path, write_toml
+    from ..runs.comparison import load_comparison, tuned_settings
+    from ..runs.tuning import tune
+    from .trials import print_trial, trials_table
+
     place = sibling_path(file, "-tuned.toml") if out is None else out
     if place.exists():
         raise SettingError(f"{place} exists; choose another --out, or move it away")
@@ -183,6 +190,9 @@ def reproduce_command(
 
     Data come from the folder in PPFL_DATA.
     """
+    from ..paper import load_study, study_tables
+    from .reproduce import refuse_missing_data, tasks_of_study, terminal_table, write_study
+
     study = load_study(name, settings or (), cases or (), methods or ())
     place = Path("runs") / study.runs if out is None else out
     options = {"--case": cases, "--method": methods, "--set": settings}
@@ -205,6 +215,10 @@ def show(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs.")],
 ) -> None:
     """Show how a run went, and who the clients are."""
+    from ..runs import find_runs, load_run
+    from .heatmap import membership_table
+    from .run_tables import metrics_table, summary_line
+
     folders = find_runs(path)
     record = load_run(folders[0])
     console = make_console()
@@ -222,6 +236,8 @@ def demo_command(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Compare Local, FedAvg and PPFL on handwritten digits; takes less than a minute and needs no download."""
+    from . import demo
+
     with resumable([program(), "demo", "--out", str(out), "--seed", str(seed)]):
         demo.run_demo(out, seed)
 
@@ -248,6 +264,11 @@ def _run_cases(
 
 def _run_live(tasks: list[RunTask], jobs: int | None, *, quiet: bool) -> dict[str, list[RunRecord]]:
     """Run them with a live table on a terminal, else a line for each that ends."""
+    import torch
+
+    from ..runs.comparison import run_tasks
+    from .compare import print_progress, show_tasks
+
     with show_tasks(tasks, quiet=quiet):
         silent = quiet or sys.stderr.isatty()
         return run_tasks(tasks, min(jobs or torch.get_num_threads(), len(tasks)), None if silent else print_progress)
@@ -259,6 +280,9 @@ def resumable(command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
+        from ..runs import Interrupted
+        from ..server import is_first_process
+
         if is_first_process():
             where = f" after round {stop.round} of {stop.rounds}" if isinstance(stop, Interrupted) else ""
             say(f"stopped{where}; resume with: {shlex.join(command)}", error=True)

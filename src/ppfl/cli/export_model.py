@@ -8,9 +8,6 @@ from typing import Annotated
 import typer
 
 from ..errors import SettingError
-from ..fitted import load
-from ..io.files import folder_name
-from ..runs.saved_fit import save_weights
 from .terminal import say
 
 
@@ -21,6 +18,10 @@ def export_command(
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, which gives predictions.")] = False,
 ) -> None:
     """Write one client's own model to a file: its weights, or the whole model as ONNX."""
+    from ..fitted import load
+    from ..io.files import folder_name
+    from ..runs.saved_fit import save_weights
+
     fitted = load(path)
     model = fitted.model(client)  # first: a client that is not known should leave nothing behind
     ending = ".onnx" if onnx else ".safetensors"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..federation.flower_processes import require_flower
 from ..parent_process import end_with_parent
-from ..runs import RunRecord, load_experiment
-from .estimator_output import show_estimators
 from .program import program
-from .progress import show_progress
 from .provisioning_commands import init_command, revoke_command
-from .run_tables import result_table
 from .site_commands import check_command, export_command, forget_command, predict_command
 from .status_command import status_command
 from .terminal import PlainGroup, make_console, say
+
+if TYPE_CHECKING:
+    from ..runs import RunRecord
 
 federation_app = typer.Typer(
     cls=PlainGroup, help="Run an experiment over real sites, with Flower.", no_args_is_help=True
@@ -48,10 +46,14 @@ def up_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Try a federation on this machine: SuperLink, SuperNodes and sites, with TLS and authentication."""
+    from ..federation.flower_processes import require_flower
+
     require_flower()
     from ..federation.local_federation import run_local_federation
     from ..federation.site_mail import Patience
+    from ..runs import load_experiment
     from .app import resumable
+    from .progress import show_progress
 
     experiment = load_experiment(file, settings or ())
     place = Path("runs") / experiment.name if out is None else out
@@ -80,11 +82,15 @@ def server_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Run at the server: wait for the sites, and train."""
+    from ..federation.flower_processes import require_flower
+
     require_flower()
     from ..federation.provisioning import load_secure_sums, registered_sites
     from ..federation.server_run import run_server
     from ..federation.site_mail import Patience
+    from ..runs import load_experiment
     from .app import resumable
+    from .progress import show_progress
 
     experiment, place = load_experiment(folder / "experiment.toml"), folder / "runs" if out is None else out
     names = registered_sites(folder)
@@ -105,6 +111,8 @@ def server_command(
 def _show(records: list[RunRecord], place: Path, name: str, *, quiet: bool) -> None:
     """The table and the report of runs that are done."""
     from ..report import write_report
+    from .estimator_output import show_estimators
+    from .run_tables import result_table
 
     page = write_report([record.folder for record in records], place, f"Federation: {name}")
     if not quiet:
@@ -138,6 +146,8 @@ def site_command(
     """Run at a site: hold its data and answer the server, until it is stopped."""
     if with_parent:
         end_with_parent()
+    from ..federation.flower_processes import require_flower
+
     require_flower()
     from ..federation.site_daemon import run_site
     from ..federation.site_settings import load_site

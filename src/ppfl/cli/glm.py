@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from ..data.table_readers import read_frame, stem
 from ..errors import SettingError
-from ..io.files import folder_name, make_folder, write_text
-from ..runs import package_version
 from .terminal import WIDE, make_console, printable, say
 
 if TYPE_CHECKING:  # importing scikit-learn takes a second, which other commands need not wait for
@@ -81,7 +78,9 @@ def glm_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Fit K canonical GLMs and one membership per client to a table."""
+    from ..data.table_readers import read_frame, stem
     from ..glm.table import TableSettings, fit_table
+    from ..io.files import folder_name
 
     named = TableSettings(client, target, formula=formula)  # checks them before a large file is read
     frame = read_frame(file, named.client, "\t" if sep in ("tab", "\\t") else sep, decimal)
@@ -100,6 +99,7 @@ def glm_command(
 
 
 def _print(fitted: TableFit, file: Path) -> None:
+    from ..data.table_readers import stem
     from .glm_tables import candidate_table, coefficient_table, membership_table, score_table, summary_lines
 
     console = make_console(wide=WIDE)
@@ -120,9 +120,12 @@ def _print(fitted: TableFit, file: Path) -> None:
 
 def _write(fitted: TableFit, folder: Path, file: Path, command: str) -> Path:
     """Write all files, each of them completely or not at all, and return the report."""
+    from ..data.table_readers import stem
     from ..glm.table import CLEAR, CRITERIA, file_contents
+    from ..io.files import make_folder, write_text
     from ..report import PopulationResults, render_population
     from ..report.sorted_memberships import letter
+    from ..runs import package_version
     from .glm_tables import table_notes
 
     table, k = fitted.table, fitted.best.k

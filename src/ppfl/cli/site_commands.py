@@ -10,9 +10,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..errors import PPFLError, SettingError
-from ..federation.flower_processes import require_flower
-from ..report.summary import plural
-from ..runs import load_experiment
 from .program import program
 from .status_command import show_time
 from .terminal import WIDE, make_console, say
@@ -30,9 +27,12 @@ def check_command(
     ] = None,
 ) -> None:
     """Dry-run at a site: its data and config against the experiment, and one local step; nothing is sent."""
+    from ..federation.flower_processes import require_flower
+
     require_flower()
     from ..federation.site_check import check_site
     from ..federation.site_settings import load_site
+    from ..runs import load_experiment
 
     settings, asked = load_site(file), file.parent / "experiment.toml" if experiment is None else experiment
     found = check_site(settings, file.parent.resolve(), load_experiment(asked, allow=settings.allow))
@@ -57,6 +57,8 @@ def predict_command(
     ] = None,
 ) -> None:
     """At a site: predict new rows, each with the model of its own client."""
+    from ..federation.flower_processes import require_flower
+
     require_flower()
     from ..federation.site_models import load_site_models
     from ..federation.site_predictions import predict_table
@@ -79,6 +81,8 @@ def export_command(
     onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, which gives predictions.")] = False,
 ) -> None:
     """At a site: write its clients' own models to files, and their memberships."""
+    from ..federation.flower_processes import require_flower
+
     require_flower()
     from ..federation.site_models import load_site_models
     from ..federation.site_predictions import export_models
@@ -102,10 +106,13 @@ def forget_command(
 
     In the middle of a round it waits for its end.
     """
+    from ..federation.flower_processes import require_flower
+
     require_flower()
     from ..federation.forgetting import forget_client, forget_run
     from ..federation.site_models import open_store
     from ..federation.site_settings import load_site
+    from ..report.summary import plural
 
     if (client is None) == (run is None):
         raise SettingError("name one thing to forget: a client, or a run with --run RUN")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..federation.federation_status import SiteTraffic, server_status, site_status
-from ..federation.site_settings import load_site
 from .terminal import WIDE, make_console, say
+
+if TYPE_CHECKING:
+    from ..federation.federation_status import SiteTraffic
 
 SITE_FILE = "site.toml"
 MB = 1e6
@@ -30,6 +31,8 @@ def status_command(
 
 
 def _show_server(folder: Path) -> None:
+    from ..federation.federation_status import server_status
+
     for run in server_status(folder):
         rounds = "" if run.rounds is None else f" of {run.rounds}"
         starts = f", started {run.starts} times" if run.starts > 1 else ""
@@ -41,6 +44,9 @@ def _show_server(folder: Path) -> None:
 
 
 def _show_site(file: Path) -> None:
+    from ..federation.federation_status import site_status
+    from ..federation.site_settings import load_site
+
     settings = load_site(file)
     found = site_status(settings, file.parent)
     if not found.runs:

@@ -17,21 +17,8 @@ from ..errors import SettingError
 from ..runs.comparison import experiments_of, merged, start_method, with_starts
 from ..runs.experiment import Experiment
 from ..runs.load import set_by_text
+from . import STUDIES
 
-STUDIES = (
-    "table1",
-    "table2",
-    "table3",
-    "covariate",
-    "adapters",
-    "paper-algorithms",
-    "convergence",
-    "local-steps",
-    "k-sweep",
-    "communication",
-    "membership-recovery",
-    "participation",
-)
 _OF_STUDY = ("title", "view", "cases", "of", "only")
 
 

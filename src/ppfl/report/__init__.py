@@ -11,11 +11,27 @@ on the page and in a README.
 - `residual_plots` draws the residuals of a fitted GLM.
 """
 
-from .page import render
-from .population_page import render_population
-from .population_results import PopulationResults
-from .residual_plots import plot_residuals
-from .write import write_curves, write_rates, write_report
+from typing import TYPE_CHECKING
+
+from ..lazy import exported
+
+if TYPE_CHECKING:
+    from .page import render
+    from .population_page import render_population
+    from .population_results import PopulationResults
+    from .residual_plots import plot_residuals
+    from .write import write_curves, write_rates, write_report
+
+_HOMES = {
+    "PopulationResults": "population_results",
+    "plot_residuals": "residual_plots",
+    "render": "page",
+    "render_population": "population_page",
+    "write_curves": "write",
+    "write_rates": "write",
+    "write_report": "write",
+}
+__getattr__ = exported(__name__, _HOMES)
 
 __all__ = [
     "PopulationResults",

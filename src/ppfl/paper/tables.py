@@ -11,7 +11,7 @@ from ..runs.agreement import group_agreement, told_apart
 from ..runs.record import RunRecord, mean_and_sd
 from .convergence import Series, all_series
 from .costs import Cost, mean_cost
-from .paper_results import PaperResult, paper_results
+from .published import PaperResult, paper_results
 from .studies import Case, Study
 
 NOTHING = "–"
