@@ -40,10 +40,10 @@ SECURE = SecureSumsFile(SecureSettings(), {name: PUBLIC_KEYS[name] for name in S
 SUMS_ALONE = {"watch": {"report_clients": False}}  # what an experiment needs to have secure sums
 
 
-def make_experiment(method, rounds=5, **settings):
-    asked_method, k, mix = METHODS[method]
+def make_experiment(case, rounds=5, **settings):
+    asked_method, k, mix = METHODS[case]
     digits = {"name": "digits", "partition": {"name": "label_groups", "clients": 2}}
-    asked = {"name": method, "rounds": rounds, "data": digits, "model": {"name": "linear"}}
+    asked = {"name": case, "rounds": rounds, "data": digits, "model": {"name": "linear"}}
     asked |= {"population": {"k": k, "mix": mix}, "method": {"lr": 0.3, "batch_size": 20, **asked_method}}
     return Experiment.model_validate(asked | settings)
 

@@ -19,8 +19,7 @@ from ppfl import Federation, Population, Watch, fit
 from ppfl.algorithms import PPFL, FedAvg, FineTune, Local
 from ppfl.core import LOSSES
 from ppfl.data import Samples
-from ppfl.server import begin, evaluate, make_problem, train_and_measure
-from ppfl.server.evaluation import Scores
+from ppfl.server import Scores, begin, evaluate, make_problem, train_and_measure
 from ppfl.sites import Evaluate, PredictionMetric, Train, as_metrics
 from ppfl.sites.evaluation import BINS, SplitScores
 

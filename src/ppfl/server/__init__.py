@@ -1,7 +1,7 @@
 """The server: the loop of rounds, what it measures on the way, and the transports that carry its requests to sites. It
 holds no data of clients and none of their states."""
 
-from .evaluation import Evaluation, Measured, evaluate
+from .evaluation import Evaluation, Measured, Scores, evaluate
 from .loop import (
     DivergedError,
     DivergedWarning,
@@ -37,6 +37,7 @@ __all__ = [
     "RefusedUpdateWarning",
     "RoundEnd",
     "RoundReport",
+    "Scores",
     "ServerState",
     "TorchRanks",
     "TorchRun",
