@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -12,10 +12,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from .algorithms.contract import Method, Problem
+from .algorithms.contract import Method
 from .core.adapters import adapted_layers
 from .core.backends import Backend
-from .core.ids import ClientIds, positions_of
+from .core.ids import positions_of
 from .core.losses import Loss
 from .core.population import Mixture, Models, Population
 from .core.settings import usable_device
@@ -23,21 +23,15 @@ from .core.trees import tree_map
 from .data import Federation
 from .data.federation import Split
 from .data.inputs import scaled
-from .data.sample_kind import SampleKind
 from .errors import DataError, ModelError
 from .insight import client_model, export_onnx, onboarding
 from .runs.adapter_files import save_adapter
-from .runs.saved_fit import SavedFit, load_fit, save_fit
+from .runs.saved_fit import load_fit, save_fit
 from .runs.saved_run import load_finished_run
-from .server import (
-    Evaluation,
-    InProcess,
-    Record,
-    ServerState,
-)  # fmt: skip
+from .server import Evaluation, Trained, connect
 from .server.evaluation import read_evaluation
 from .server.loop import MAIN, setup_sites
-from .sites import Engine, Evaluate, Metrics, Restore, SavedStates, Site, Stacked, as_metrics, engine_by_name
+from .sites import Evaluate, Metrics, Restore, as_metrics
 from .sites.states import states_of
 
 if TYPE_CHECKING:
@@ -47,7 +41,7 @@ ClientId = str | int
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Fitted(Trained):
     """A trained population: who the clients are, and a model for each.
 
     Clients are named by text: 7 and "7" are the same client. x may be a tensor, an array or nested lists.
@@ -67,15 +61,6 @@ class Fitted:
     >>> fitted.model("g0-c0")
     Linear(in_features=64, out_features=10, bias=True)
     """
-
-    problem: Problem
-    method: Method
-    state: ServerState
-    ids: ClientIds = field(repr=False)  # of all known clients: those that were trained with, and those that came later
-    clients: SavedStates = field(repr=False)
-    kind: SampleKind = field(repr=False)  # of the samples
-    engine: Engine = field(repr=False)
-    history: list[Record] = field(repr=False)
 
     def __repr__(self) -> str:
         return self._facts().line()
@@ -144,7 +129,7 @@ class Fitted:
         federation.split(split)
         chosen = as_metrics(metrics)
         self._refuse_unknown(federation.ids)
-        transport = InProcess(Site(federation, self.population, self.engine, metrics=chosen))
+        transport = connect(federation, self.population, self.engine, metrics=chosen)
         setup_sites(self.method, self.problem, transport)
         ids = None if federation.ids == self.problem.roster.ids else tuple(federation.ids)
         shared, own = self.method.send(self.problem, self.state.server, ids, None)
@@ -192,9 +177,7 @@ class Fitted:
 
     def save(self, path: str | Path) -> Path:
         """Write everything to one file (safetensors, with its SHA-256), which `ppfl.load` reads. Nothing is pickled."""
-        name = getattr(self.engine, "name", Stacked.name)
-        parts = self.problem, self.method, self.state, self.ids, self.clients, self.kind, name, self.history
-        save_fit(Path(path), SavedFit(*parts))
+        save_fit(Path(path), self)
         return Path(path)
 
     def onboard(self, federation: Federation) -> Fitted:
@@ -202,24 +185,20 @@ class Fitted:
 
         With PPFL that is its membership, fitted to its training samples. Known clients stay as they are.
         """
-        clients = onboarding.onboard(self._trained(), federation)
+        clients = onboarding.onboard(self, federation)
         return replace(self, ids=(*self.ids, *federation.ids), clients=clients)
 
     def update(self, federation: Federation) -> Fitted:
         """With known clients fitted to the data that `federation` has of them, the models as they are."""
-        return replace(self, clients=onboarding.update(self._trained(), federation))
-
-    def _trained(self) -> onboarding.TrainedClients:
-        return onboarding.TrainedClients(
-            self.problem, self.method, self.state, self.ids, self.clients, self.kind, self.engine
-        )  # fmt: skip
+        return replace(self, clients=onboarding.update(self, federation))
 
     @cached_property
-    def _known(self) -> Mapping[str, int]:
+    def known(self) -> Mapping[str, int]:
+        """Where every known client stands in `ids`."""
         return positions_of(self.ids)
 
     def _refuse_unknown(self, clients: Sequence[str]) -> None:
-        unknown = [client for client in clients if client not in self._known]
+        unknown = [client for client in clients if client not in self.known]
         if unknown:
             raise DataError(
                 f"there is no client {unknown[0]!r} among the {len(self.ids)} that were fitted; ids look like "
@@ -252,6 +231,5 @@ def load(
     True
     """
     path, place = Path(path), usable_device(device)
-    saved = load_finished_run(path, place) if path.is_dir() else load_fit(path, net, loss, method, place)
-    parts = saved._asdict() | {"engine": engine_by_name(saved.engine)}
-    return Fitted(**parts)
+    found = load_finished_run(path, place) if path.is_dir() else load_fit(path, net, loss, method, place)
+    return Fitted(**vars(found))

@@ -13,18 +13,8 @@ from .data.sample_kind import SampleKind
 from .errors import SettingError
 from .fitted import Fitted
 from .insight import onboarding
-from .server import (
-    InProcess,
-    Record,
-    Watch,
-    begin,
-    choose_lr,
-    client_states,
-    make_problem,
-    train_and_measure,
-    warn_if_diverged,
-)  # fmt: skip
-from .sites import Engine, Site, engine_by_name
+from .server import Training, Watch, connect, warn_if_diverged
+from .sites import Engine, engine_by_name
 
 
 def fit(
@@ -63,38 +53,30 @@ def fit(
     if not isinstance(rounds, int) or rounds < 1:
         raise SettingError(f"rounds is {rounds}; train for at least one round")
     if start is not None and asked is not None and type(asked) is not type(start.method):
-        population.start_from(onboarding.network_to_start_from(start._trained(), asked))
+        population.start_from(onboarding.network_to_start_from(start, asked))
         start = None
     if start is not None:
         method = onboarding.method_to_continue(start.method, asked)
-        onboarding.refuse_other_start(start._trained(), population, federation, method, affinity, watch)
+        onboarding.refuse_other_start(start, population, federation, method, affinity, watch)
         population = start.population
     else:
         method = PPFL() if asked is None else asked
     with show_frozen_layers(progress):
-        site = Site(federation, population, engine, metrics=watch.known_metrics)
-    transport = InProcess(site)
-    problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
-    history: list[Record] = []
+        transport = connect(federation, population, engine, metrics=watch.known_metrics)
+    training = Training(transport, population, method, rounds=rounds, seed=seed, affinity=affinity, watch=watch)
     if start is not None:
-        problem, first = onboarding.continue_training(start._trained(), federation, method, problem, transport)
-        history += start.history
-    with running(on_round, progress, problem, method, watch) as callbacks:
+        if new := [client for client in federation.ids if client not in start.known]:
+            start = start.onboard(federation.select(new))
+        training.go_on(start)
+    with running(on_round, progress, training.problem, method, watch) as callbacks:
         if start is None:
-            method = choose_lr(method, problem, transport)
-            first = begin(method, problem, transport)
-        callbacks.log_start(method)
-        for end in train_and_measure(method, problem, transport, watch, first):
-            history.append(end.record)
+            training.begin()
+        callbacks.log_start(training.method)
+        for end in training.rounds():
             if callbacks.end_training(end):
                 break
-    warn_if_diverged([record["loss"] for record in history], method.local.step_size(0, 1))
-    clients = client_states(transport, end.state, "now" if watch.output == "last" else "kept")
-    ids = federation.ids
-    if start is not None:  # clients that had no part in it stay as they were
-        ids = (*ids, *(client for client in start.ids if client not in problem.roster.position))
-        clients = clients._replace(rows=onboarding.replace_rows(start.clients.rows, federation.ids, clients.rows))
-    return Fitted(problem, method, end.kept.state, ids, clients, SampleKind.of(federation), engine, history)
+    warn_if_diverged([record["loss"] for record in training.history], training.method.local.step_size(0, 1))
+    return Fitted(**vars(training.trained(SampleKind.of(federation), engine)))
 
 
 def method_of(method: Method | type[Method] | str | None) -> Method | None:

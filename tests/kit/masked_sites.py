@@ -46,6 +46,8 @@ def masked(site, settings, names, seed="seed"):
 class LossyTransport:
     """Every message as bytes; the sites that `down` names for a kind of request are not reached by it."""
 
+    durable = False
+
     def __init__(self, *sites):
         self.sites, self.down, self.replies = [*sites], {}, []
         self.roster, self.device, self.bytes_carried = Roster(("x",)), torch.device("cpu"), 0

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from kit.experiments import PLACES, Place, StopError, interrupt_at, small_experiment, stop_after
-from ppfl.runs import Interrupted, load_run, run, seed_run
+from ppfl.runs import Interrupted, load_run, run
 from ppfl.runs.storage import read_tensors
+from ppfl.server import Training
 from ppfl.sites import Site
 
 RANDOM = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "order": "random", "participation": 0.5, "membership_batch": 3}
@@ -75,7 +76,7 @@ def test_what_a_kill_cut_short_is_forgotten_and_what_a_run_chose_is_kept(tmp_pat
         (folder / name).write_bytes((folder / name).read_bytes() + half)
     (folder / "checkpoint.safetensors.partial").write_bytes(b"half")
     assert load_run(folder).rounds_done == 3
-    monkeypatch.setattr(seed_run, "choose_lr", None)  # a second choice would fail
+    monkeypatch.setattr(Training, "begin", None)  # to begin again, with another choice, would fail
     run(experiment, tmp_path / "out", resume=True)
     assert_same(folder, whole.folder)
 

@@ -12,7 +12,7 @@ from ppfl.algorithms import PPFL, FedAvg, Local
 from ppfl.core import Population
 from ppfl.data import synthetic_groups
 from ppfl.server import Watch, client_states, evaluate, part_newcomers, score_newcomers
-from ppfl.server.output import draw_output_round, output_probabilities
+from ppfl.server.training import draw_output_round, output_probabilities
 
 
 def test_the_probabilities_are_the_papers_formula_and_draws_follow_them():

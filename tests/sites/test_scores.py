@@ -19,7 +19,7 @@ from ppfl import Federation, Population, Watch, fit
 from ppfl.algorithms import PPFL, FedAvg, FineTune, Local
 from ppfl.core import LOSSES
 from ppfl.data import Samples
-from ppfl.server import Scores, begin, evaluate, make_problem, train_and_measure
+from ppfl.server import Scores, Training, begin, evaluate, make_problem
 from ppfl.sites import Evaluate, PredictionMetric, Train, as_metrics
 from ppfl.sites.evaluation import BINS, SplitScores
 
@@ -121,8 +121,7 @@ def test_without_reports_of_clients_no_reply_has_rows():
 
     def replies_and_ends(watch):
         transport = connect(federation, population, kind=Recording, sites=2)
-        problem = make_problem(population, transport, rounds=3, seed=0)
-        ends = list(train_and_measure(method, problem, transport, watch, begin(method, problem, transport)))
+        ends = list(Training(transport, population, method, rounds=3, watch=watch).begin().rounds())
         return transport.log, ends
 
     for more in ({}, {"objective": True, "stationarity": True, "output": "best"}):

@@ -9,30 +9,27 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
-from ..algorithms.contract import Method, Problem, Rows
+from ..algorithms.contract import Method, Roster, Rows
 from ..core.affinity import Affinity, nothing
 from ..core.population import Population
-from ..core.trees import tree_map
 from ..data import Federation
 from ..data.sample_kind import SampleKind
 from ..errors import PPFLError
 from ..io.files import read_json
 from ..io.lock import locked
-from ..runs.checkpoint import Checkpoint, with_positions
+from ..runs.checkpoint import with_positions
 from ..runs.experiment import Experiment
 from ..runs.folder import RunFolder, StartNetwork, method_of
 from ..runs.provenance import describe_environment
 from ..runs.record import RunRecord, load_run
 from ..runs.seed_run import Interrupted, OnRoundEnd
 from ..runs.start_from_run import load_start, start_population_from
-from ..server import Kept, Measurement, RoundEnd, ServerState, begin, choose_lr, measure, train_and_measure
-from ..server.loop import MAIN, next_request
-from ..sites import SavedStates, Setup
+from ..server import Checkpoint, RoundEnd, Training
+from ..server.loop import MAIN, make_setup
 from .asked_federation import AskedFederation
 from .carrier import Carrier
 from .column_agreement import agree_on_columns, refuse_other_columns
@@ -44,11 +41,10 @@ from .secure_flower import SecureFlowerTransport
 from .secure_sums.secure_settings import METRIC_STEP
 from .server_notes import ServerNotes
 from .site_mail import Patience, SiteMail
-from .site_requests import DescribeData, OpenRun, UseKept
+from .site_requests import DescribeData, OpenRun
 from .unsupported import refuse_unsupported
 
 log = logging.getLogger("ppfl.federation")
-_AT_SITES = SavedStates(Rows((), {}))  # what the server has of client states
 
 
 def run_federated(
@@ -108,7 +104,6 @@ class FederatedRun:
         self.experiment, self.folder, self.notes, self.transport = experiment, folder, notes, transport
         (self.seed,) = experiment.seeds
         self.resumes = folder.started
-        self.watch = experiment.watch.build(base)
         self.kind = SampleKind.from_json(transport.facts)
         self.data = read_json(folder.clients_file)["data"] if self.resumes else self._data_digest()
         self.kind = self._with_preparation()
@@ -117,13 +112,12 @@ class FederatedRun:
         self.start = self._load_start(population, base)
         settings = experiment.model_dump(mode="json", exclude={"data"})
         transport.ask([OpenRun(settings, self.seed, preparation or {})])
-        self.problem = Problem(
-            population, transport.roster, self._affinity(), experiment.rounds, self.seed,
-            notes.first_importance(transport.described_total("importance")), tuple(transport.facts["splits"]),
-            transport.device,
+        transport.importance = notes.first_importance(transport.described_total("importance"))
+        self.training = Training(
+            transport, population, self._method(), rounds=experiment.rounds, seed=self.seed, affinity=self._affinity,
+            watch=experiment.watch.build(base), dropout=experiment.dropout,
         )  # fmt: skip
         self.saved = 0  # the round of the last checkpoint
-        self.method = self._choose()
 
     def _load_start(self, population: Population, base: Path | None) -> StartNetwork | None:
         """The network that the experiment begins with; sites get it with the first message."""
@@ -146,12 +140,10 @@ class FederatedRun:
         found = agree_on_columns(self.transport.ask, described, settings, step)
         return self.kind._replace(shape=(len(found.terms),), preparation=found)
 
-    def _affinity(self) -> Affinity:
+    def _affinity(self, roster: Roster) -> Affinity:
         """Between all clients of the roster; it may need to ask the sites."""
-        ids = self.transport.roster.ids
         asked = cast(Federation, AskedFederation(self.transport, self.kind))
-        found = self.experiment.affinity.build(asked, self.experiment.method) or nothing(ids)
-        return found.check(ids).to(self.transport.device)
+        return self.experiment.affinity.build(asked, self.experiment.method) or nothing(roster.ids)
 
     def _data_digest(self) -> str:
         said = {name: site.described.facts["data"] for name, site in sorted(self.transport.sites.items())}
@@ -171,105 +163,71 @@ class FederatedRun:
             "kind": self.kind.to_json(), "sites": [[name, len(site.ids)] for name, site in sites.items()],
         }  # fmt: skip
 
-    def _choose(self) -> Method:
-        if self.resumes:
-            return method_of(self.folder.read_experiment(), self.folder.chosen_file)
-        return choose_lr(self.experiment.method, self.problem, self.transport, self.experiment.dropout)
+    def _method(self) -> Method:
+        """As the experiment has it; a run that is resumed has chosen what was left to it."""
+        if not self.resumes:
+            return self.experiment.method
+        return method_of(self.folder.read_experiment(), self.folder.chosen_file)
 
     def go(self, on_round_end: OnRoundEnd | None) -> None:
         """Train to the end, with a checkpoint after every round."""
-        environment = describe_environment()
-        state, kept = self._start()
-        measured: Measurement | None = None
+        environment, training = describe_environment(), self._start()
         clock, n_sites = RoundClock(self.transport), len(self.transport.sites)
         try:
-            for end in self._rounds(state, kept):
+            for end in training.rounds():
                 end = end._replace(record=end.record | clock.lap())
                 if end.state.round == 1 and not self.folder.started:
-                    self.folder.begin(self.experiment, self.method, self.clients, environment, self.start)
+                    self.folder.begin(self.experiment, training.method, self.clients, environment, self.start)
                 elif len(self.transport.sites) != n_sites:
                     self.folder.write_clients(self.clients)
                 n_sites = len(self.transport.sites)
                 self.folder.log.append(end.record, None if end.measured is None else end.measured.memberships)
-                state, kept, measured = end.state, end.kept, end.measured
-                self._save(state, kept)
+                self._save(end)
                 if on_round_end is not None:
                     on_round_end(self.seed, end)
-            assert kept is not None, "an experiment has at least one round"
-            self._finish(state, kept, measured)
+                if end.state.round < training.problem.rounds and (names := self.transport.newcomers()):
+                    self._take_in(names)
+            self._finish()
         except KeyboardInterrupt:
-            raise Interrupted(self.saved, self.problem.rounds, self.seed, self.folder.path.parent) from None
+            raise Interrupted(self.saved, training.problem.rounds, self.seed, self.folder.path.parent) from None
 
-    def _rounds(self, state: ServerState, kept: Kept | None) -> Iterator[RoundEnd]:
-        """Rounds to the last one. Sites that come online on the way take part from the next round on."""
-        while state.round < self.problem.rounds:
-            for end in train_and_measure(
-                self.method, self.problem, self.transport, self.watch, state, kept, self._look_ahead
-            ):
-                yield end
-                state, kept = end.state, end.kept
-                if state.round < self.problem.rounds and (names := self.transport.newcomers()):
-                    state, kept = self._take_in(names, state, kept)
-                    break
-
-    def _look_ahead(self, state: ServerState) -> None:
-        """Scores of a round travel with the next round's training, as a message costs seconds. Where client states of
-        another round than the last may be returned, training must wait until it is known which."""
-        if self.watch.output == "last" and not self.watch.stationarity:
-            self.transport.look_ahead(next_request(self.method, self.problem, state))
-
-    def _take_in(self, names: list[str], state: ServerState, kept: Kept) -> tuple[ServerState, Kept]:
-        """Onboard sites: their clients get the models as they are, and whatever a client begins with."""
-        before = self.transport.roster
+    def _take_in(self, names: list[str]) -> None:
+        """Onboard sites that came online: their clients get the models as they are, and what a client begins with."""
         try:
             self.transport.add_sites(names)
             if self.kind.preparation is not None:
                 for name in names:
                     refuse_other_columns(self.kind.preparation, name, self.transport.sites[name].described)
-            after, affinity = self.transport.roster, self._affinity()
+            self.training.take_in()
         except PPFLError as error:
             for name in names:
                 self.transport.turn_away(name, str(error))
-            return state, kept
-        self.problem = self.problem._replace(roster=after, affinity=affinity)
-        log.info("%s joined after round %d", " and ".join(map(repr, names)), state.round)
+        else:
+            log.info("%s joined after round %d", " and ".join(map(repr, names)), self.training.state.round)
 
-        def moved(one: ServerState) -> ServerState:
-            return one._replace(server=self.method.move_server(one.server, before, after))
-
-        return moved(state), kept._replace(state=moved(kept.state))
-
-    def _start(self) -> tuple[ServerState, Kept | None]:
-        """The first state, or the one in the checkpoint; the sites have the states of their clients."""
+    def _start(self) -> Training:
+        """From the first round on, or from the checkpoint; the sites have the states of their clients."""
         found = self._checkpoint() if self.resumes else None
         if found is None:
-            return begin(self.method, self.problem, self.transport, dropout=self.experiment.dropout), None
+            return self.training.begin()
         self.saved, self.transport.saved[MAIN] = found.state.round, found.state.exchange
-        problem = self.problem
-        setup = Setup(
-            MAIN, self.method, problem.population.initial_network(), problem.seed, problem.importance,
-            self.experiment.dropout,
-        )  # fmt: skip
+        setup = make_setup(self.training.method, self.training.problem, dropout=self.experiment.dropout)
         self.transport.resume(setup, self.notes.read_merged(found.state.exchange))
-        return found.state, found.kept
+        return self.training.resume(found)
 
     def _checkpoint(self) -> Checkpoint | None:
-        server = tree_map(lambda leaf: leaf.to(self.problem.device), self.method.init_server(self.problem))
         there = read_json(self.folder.clients_file)
         if there["sites"] != (here := self.clients)["sites"] == there["sites"][: len(here["sites"])]:
             self.folder.write_clients(here)  # killed after a site had joined, before the next checkpoint
+        server, _ = self.training.first_states
         return self.folder.resume(server, {}, here)
 
-    def _save(self, state: ServerState, kept: Kept) -> None:
-        self.notes.save_sites(state.exchange, self.transport)
-        self.folder.save_checkpoint(Checkpoint(state, _AT_SITES, kept, _AT_SITES, self.problem.roster))
-        self.saved, self.transport.saved[MAIN] = state.round, state.exchange
+    def _save(self, end: RoundEnd) -> None:
+        self.notes.save_sites(end.state.exchange, self.transport)
+        self.folder.save_checkpoint(self.training.checkpoint(end))
+        self.saved, self.transport.saved[MAIN] = end.state.round, end.state.exchange
 
-    def _finish(self, last: ServerState, kept: Kept, measured: Measurement | None) -> None:
-        if kept.state.round != last.round:
-            self.transport.ask([UseKept(MAIN)])
-            measured = None
-        if measured is None:
-            measured = measure(self.method, self.problem, self.transport, kept.state, self.watch)
-        returned = {"server": kept.state.server, **with_positions(_AT_SITES.rows, ())}
-        self.folder.finish(returned, kept.state.round, measured.memberships, measured.record)
+    def _finish(self) -> None:
+        measured, state = self.training.finish(), self.training.state
+        returned = {"server": state.server, **with_positions(Rows((), {}), ())}
+        self.folder.finish(returned, state.round, measured.memberships, measured.record)

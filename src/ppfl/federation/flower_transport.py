@@ -8,7 +8,7 @@ merged last, so that it undoes what the server does not know.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from ..algorithms.contract import Roster
 from ..errors import DataError
 from ..server.transports import make_roster, named_rows
-from ..sites import Close, Evaluate, Keep, Reply, Request, Setup, Train
+from ..sites import Close, Describe, Evaluate, Keep, Reply, Request, Setup, Train
 from ..sites.messages import combine, part_for
 from .federation_errors import FederationError
 from .last_memberships import LastMemberships
@@ -40,10 +40,13 @@ class _Ahead(NamedTuple):
 class FlowerTransport:
     """Sites that a carrier reaches. First `connect`, then it is a `Transport`."""
 
+    durable = True
+
     def __init__(self, mail: SiteMail, device: str = "cpu") -> None:
         self.mail, self.device = mail, torch.device(device)
         self.sites: dict[str, SiteRecord] = {}
         self.roster = Roster(())
+        self.importance: float | None = None  # of all clients when the run began; None: of those there are now
         self._checks = ReplyChecks()
         self._turned_away: set[str] = set()
         self._open: OpenRun | None = None
@@ -92,7 +95,7 @@ class FlowerTransport:
 
     def add_sites(self, names: Sequence[str], known: Mapping[str, Reply] | None = None) -> None:
         """Describe sites and take them into the roster, after those that are there."""
-        self.look_ahead(None)  # what the others have done ahead is done again, with all
+        self._next = self._ahead = None  # what the others have done ahead is done again, with all
         found = self.mail.exchange({name: [self.describe] for name in names}, check_description, lambda name: [])
         for name in names if known is None else known:
             before = None if known is None else known[name]
@@ -138,11 +141,14 @@ class FlowerTransport:
 
     # ------------------------------------------------------------------ exchanges
 
-    def look_ahead(self, request: Train | None) -> None:
+    def look_ahead(self, following: Callable[[], Train | None]) -> None:
         """Say what is asked after the next evaluation: the two then travel in one message."""
-        self._next, self._ahead = request, None
+        self._next, self._ahead = following(), None
 
     def ask(self, requests: Sequence[Any]) -> list[Reply]:
+        if all(isinstance(request, Describe) for request in requests):  # they have said it
+            importance = self.described_total("importance") if self.importance is None else self.importance
+            return [Reply(metrics={"importance": torch.tensor(importance)}, facts=self.facts)] * len(requests)
         if (found := self._found_ahead(requests)) is not None:
             return [found]
         if self._next is None or not all(isinstance(request, Evaluate) for request in requests):

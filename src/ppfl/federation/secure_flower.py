@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,8 @@ class SecureFlowerTransport(FlowerTransport):
 class _MaskedExchange:
     """The transport below secure sums."""
 
+    durable = True
+
     def __init__(self, transport: SecureFlowerTransport) -> None:
         self._transport = transport
 
@@ -69,3 +71,6 @@ class _MaskedExchange:
 
     def ask(self, requests: Sequence[Any]) -> list[Reply]:
         return self._transport.exchange(requests)
+
+    def look_ahead(self, following: Callable[[], Train | None]) -> None:
+        self._transport.look_ahead(following)

@@ -16,9 +16,8 @@ from ..data.file_settings import resolved
 from ..data.table_readers import read_frame
 from ..errors import PPFLError, SettingError
 from ..runs.experiment import Experiment
-from ..server import InProcess, begin, evaluate, make_problem, train
+from ..server import Training, Watch, connect
 from ..server.step_size import FIRST
-from ..sites import Site
 from .opened_run import experiment_of
 from .provisioning import load_secure_sums
 from .site_data import SiteData
@@ -196,15 +195,11 @@ def _one_step(federation: Federation, settings: SiteSettings, base: Path, experi
     metrics = taken.watch.build(base).known_metrics
     at = int(federation.train.sizes.argmin())
     copies = _copies_of(federation, at, max(2, population.k))
-    transport = InProcess(Site(copies, population, taken.build_engine(), metrics=metrics))
+    transport = connect(copies, population, taken.build_engine(), metrics=metrics)
     method = taken.method.with_local(lr=FIRST) if taken.method.local.lr == "auto" else taken.method
-    problem = make_problem(population, transport, rounds=taken.rounds, seed=seed)
-    state = begin(method, problem, transport)
-    state, report = next(train(method, problem, transport, state))
-    splits = tuple(split for split in ("test", "validation") if split in federation.splits)
-    if splits:
-        evaluate(method, problem, transport, state.server, splits, metrics=metrics)
-    return f"client {federation.ids[at]}: done, training loss {report.loss:.4g}"
+    watch = Watch(metrics=metrics)
+    end = next(Training(transport, population, method, rounds=taken.rounds, seed=seed, watch=watch).begin().rounds())
+    return f"client {federation.ids[at]}: done, training loss {end.record['loss']:.4g}"
 
 
 def _copies_of(federation: Federation, client: int, times: int) -> Federation:

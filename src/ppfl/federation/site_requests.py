@@ -41,10 +41,3 @@ class ClientTable(NamedTuple):
     """One row per client of `label_counts` or `feature_means`: an affinity between clients needs them."""
 
     name: str
-
-
-@message
-class UseKept(NamedTuple):
-    """Go on from the kept client states: the run returns the state of that round."""
-
-    session: str

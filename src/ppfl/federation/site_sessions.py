@@ -12,10 +12,9 @@ from typing import Any
 from ..algorithms.contract import Rows
 from ..errors import CheckpointError
 from ..server.loop import MAIN
-from ..sites import Close, Evaluate, Keep, Reply, Restore, Setup, Site, Train
+from ..sites import Close, Evaluate, Keep, Reply, Restore, Setup, Site, Train, UseKept
 from ..sites.messages import encode
 from .run_clients import RunClients
-from .site_requests import UseKept
 from .state_store import Snapshot, StateStore
 
 NOT_OPEN = "not open"  # how an error begins that the server answers by opening the run and its sessions again

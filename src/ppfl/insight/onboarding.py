@@ -8,37 +8,20 @@ its last rounds, and what it would upload is thrown away.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import torch
-
-from ..algorithms.contract import Method, Problem, Rows, common_network
+from ..algorithms.contract import Method, common_network
 from ..core.affinity import Affinity
-from ..core.ids import ClientIds
 from ..core.population import Population
 from ..core.trees import Params
 from ..data import Federation
 from ..data.sample_kind import SampleKind
 from ..errors import DataError, ModelError, SettingError
-from ..server import InProcess, ServerState, Transport, Watch, adapt_clients
-from ..server.loop import MAIN, setup_sites
-from ..sites import Engine, Restore, SavedStates, Site
-from ..sites.messages import join_rows
+from ..server import Trained, Watch, adapt_clients, connect
+from ..server.newcomers import replace_rows
+from ..sites import SavedStates
 
 
-class TrainedClients(NamedTuple):
-    """What training left behind, as far as clients to come need it."""
-
-    problem: Problem
-    method: Method
-    state: ServerState
-    ids: ClientIds  # of all known clients
-    clients: SavedStates
-    kind: SampleKind
-    engine: Engine
-
-
-def onboard(trained: TrainedClients, federation: Federation) -> SavedStates:
+def onboard(trained: Trained, federation: Federation) -> SavedStates:
     """The states of all clients: those that were known, as they were, and the new ones."""
     known = set(trained.ids)
     if old := [client for client in federation.ids if client in known]:
@@ -49,7 +32,7 @@ def onboard(trained: TrainedClients, federation: Federation) -> SavedStates:
     return _with_adapted(trained, federation, None)
 
 
-def update(trained: TrainedClients, federation: Federation) -> SavedStates:
+def update(trained: Trained, federation: Federation) -> SavedStates:
     """The states of all clients, those of the federation fitted to the data it has of them."""
     known = set(trained.ids)
     if new := [client for client in federation.ids if client not in known]:
@@ -60,36 +43,6 @@ def update(trained: TrainedClients, federation: Federation) -> SavedStates:
     return _with_adapted(trained, federation, trained.clients)
 
 
-def continue_training(
-    trained: TrainedClients, federation: Federation, method: Method, problem: Problem, transport: Transport
-) -> tuple[Problem, ServerState]:
-    """Where training goes on with the clients of a federation, at sites that have their states.
-
-    Known clients keep theirs, and new ones are onboarded first. Rounds are counted on, so that no draw is repeated.
-    """
-    known = set(trained.ids)
-    if new := [client for client in federation.ids if client not in known]:
-        trained = trained._replace(clients=onboard(trained, federation.select(new)))
-    before = trained.state
-    server = method.move_server(before.server, trained.problem.roster, problem.roster)
-    problem = problem._replace(rounds=before.round + problem.rounds)
-    method.check(problem)
-    setup_sites(method, problem, transport)
-    transport.ask([Restore(MAIN, before.exchange, trained.clients)])
-    return problem, before._replace(server=server)
-
-
-def replace_rows(before: Rows, clients: Sequence[str], after: Rows) -> Rows:
-    """Rows with those of these clients replaced by others; all rows name their clients."""
-    replaced = set(clients)
-    stay = [at for at, client in enumerate(before.ids or ()) if client not in replaced]
-    if not stay:
-        return after
-    ids = tuple((before.ids or ())[at] for at in stay)
-    rows = Rows(ids, {name: leaf[torch.tensor(stay, device=leaf.device)] for name, leaf in before.values.items()})
-    return join_rows([rows, after])
-
-
 def method_to_continue(trained: Method, asked: Method | None) -> Method:
     """The method that goes on: the one that trained so far, or the same with other settings."""
     if asked is None:
@@ -97,7 +50,7 @@ def method_to_continue(trained: Method, asked: Method | None) -> Method:
     return asked.with_local(lr=trained.local.step_size(0, 1)) if asked.local.lr == "auto" else asked
 
 
-def network_to_start_from(trained: TrainedClients, asked: Method) -> Params:
+def network_to_start_from(trained: Trained, asked: Method) -> Params:
     """The one network that a method trained for all clients, for another method to begin with."""
     network = common_network(trained.method, trained.problem, trained.state.server)
     if network is None:
@@ -109,7 +62,7 @@ def network_to_start_from(trained: TrainedClients, asked: Method) -> Params:
 
 
 def refuse_other_start(
-    trained: TrainedClients,
+    trained: Trained,
     population: Population,
     federation: Federation,
     method: Method,
@@ -163,9 +116,9 @@ def _described(classes: Sequence[str] | None) -> str:
     return f"the classes {shown}" + (f" and {len(classes) - 5} more" if len(classes) > 5 else "")
 
 
-def _with_adapted(trained: TrainedClients, federation: Federation, states: SavedStates | None) -> SavedStates:
+def _with_adapted(trained: Trained, federation: Federation, states: SavedStates | None) -> SavedStates:
     refuse_other_data(trained.kind, federation)
     placed = federation.to(trained.problem.device)
-    transport = InProcess(Site(placed, trained.problem.population, trained.engine))
+    transport = connect(placed, trained.problem.population, trained.engine)
     found = adapt_clients(trained.method, trained.problem, trained.state.server, transport, states)
     return trained.clients._replace(rows=replace_rows(trained.clients.rows, federation.ids, found))

@@ -1,9 +1,9 @@
-"""The state from which a run can be resumed."""
+"""A checkpoint as a file has it: numbers, and a tree of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pydantic import BaseModel, NonNegativeInt
@@ -12,51 +12,41 @@ from ..algorithms.contract import Roster, Rows
 from ..core.ids import ClientIds, positions_of
 from ..core.trees import Tree, named_leaves, tree_map
 from ..errors import CheckpointError
-from ..server import Kept, ServerState
+from ..server import Checkpoint, Kept, ServerState
 from ..sites import SavedStates
 from ..sites.filters import FilterMemory
 
 AT = "at"  # the part of a file that says whose rows of `clients` it has
 
 
-class Checkpoint(NamedTuple):
-    """Where a run can be resumed: after the last round that is recorded in full."""
+def numbers_of(checkpoint: Checkpoint) -> CheckpointNumbers:
+    """All of a checkpoint but its tensors."""
+    state, kept = checkpoint.state, checkpoint.kept.state
+    return CheckpointNumbers(
+        round=state.round, exchange=state.exchange, kept_round=kept.round, kept_exchange=kept.exchange,
+        criterion=checkpoint.kept.criterion, clients=checkpoint.clients.rows.n_clients,
+        kept_clients=checkpoint.kept_clients.rows.n_clients, filters=checkpoint.clients.filters,
+        kept_filters=checkpoint.kept_clients.filters,
+    )  # fmt: skip
 
-    state: ServerState
-    clients: SavedStates
-    kept: Kept  # the state to return so far
-    kept_clients: SavedStates
-    roster: Roster  # the clients, in the order of clients.json
 
-    @property
-    def numbers(self) -> CheckpointNumbers:
-        """All but the tensors."""
-        state, kept = self.state, self.kept.state
-        return CheckpointNumbers(
-            round=state.round, exchange=state.exchange, kept_round=kept.round, kept_exchange=kept.exchange,
-            criterion=self.kept.criterion, clients=self.clients.rows.n_clients,
-            kept_clients=self.kept_clients.rows.n_clients, filters=self.clients.filters,
-            kept_filters=self.kept_clients.filters,
-        )  # fmt: skip
+def tensors_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The tensors of a checkpoint as a tree; of the kept state only where it is another one."""
+    (state, clients, kept, kept_clients, roster) = checkpoint
+    parts = {"state": {"server": state.server, **with_positions(clients.rows, roster.ids)}}
+    if kept.state.round != state.round:
+        parts["kept"] = {"server": kept.state.server, **with_positions(kept_clients.rows, roster.ids)}
+    return parts
 
-    @classmethod
-    def of(cls, numbers: CheckpointNumbers, tensors: dict[str, Any], roster: Roster) -> Checkpoint:
-        """Put together again, from `tensors` as `tensors` has them."""
-        now, kept = tensors["state"], tensors.get("kept", tensors["state"])
-        state = ServerState(numbers.round, numbers.exchange, now["server"])
-        kept_state = ServerState(numbers.kept_round, numbers.kept_exchange, kept["server"])
-        clients = SavedStates(rows_at(now, roster.ids), numbers.filters)
-        kept_clients = SavedStates(rows_at(kept, roster.ids), numbers.kept_filters)
-        return cls(state, clients, Kept(kept_state, numbers.criterion), kept_clients, roster)
 
-    @property
-    def tensors(self) -> dict[str, Any]:
-        """As a tree; the kept state only where it is another one."""
-        parts = {"state": {"server": self.state.server, **with_positions(self.clients.rows, self.roster.ids)}}
-        if self.numbers.has_kept:
-            kept = with_positions(self.kept_clients.rows, self.roster.ids)
-            parts["kept"] = {"server": self.kept.state.server, **kept}
-        return parts
+def make_checkpoint(numbers: CheckpointNumbers, tensors: dict[str, Any], roster: Roster) -> Checkpoint:
+    """Put together again what `numbers_of` and `tensors_of` took apart."""
+    now, kept = tensors["state"], tensors.get("kept", tensors["state"])
+    state = ServerState(numbers.round, numbers.exchange, now["server"])
+    kept_state = ServerState(numbers.kept_round, numbers.kept_exchange, kept["server"])
+    clients = SavedStates(rows_at(now, roster.ids), numbers.filters)
+    kept_clients = SavedStates(rows_at(kept, roster.ids), numbers.kept_filters)
+    return Checkpoint(state, clients, Kept(kept_state, numbers.criterion), kept_clients, roster)
 
 
 class CheckpointNumbers(BaseModel):

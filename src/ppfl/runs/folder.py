@@ -33,7 +33,8 @@ from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError
 from ..io.codec import read_about
 from ..io.files import PARTIAL, damaged, flush, read_json, write_json, writing
-from .checkpoint import Checkpoint, CheckpointNumbers
+from ..server import Checkpoint
+from .checkpoint import CheckpointNumbers, make_checkpoint, numbers_of, tensors_of
 from .experiment import Experiment
 from .identity import Identity
 from .provenance import describe_environment, package_version
@@ -187,10 +188,10 @@ class RunFolder:
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make everything up to this state safe."""
-        numbers = checkpoint.numbers.model_dump()
+        numbers = numbers_of(checkpoint).model_dump()
         # the criterion as text, for JSON has no infinity
         about = numbers | {"criterion": repr(numbers["criterion"])} | self._chain()
-        save_tree(self.checkpoint_file, checkpoint.tensors, "checkpoint", about)
+        save_tree(self.checkpoint_file, tensors_of(checkpoint), "checkpoint", about)
 
     def finish(self, returned: dict[str, Any], round: int, memberships: Tensor | None, scores: Record) -> None:
         """Write the state the run returns, which ends it."""
@@ -249,7 +250,7 @@ class RunFolder:
         self.identity.refuse_other(self.checkpoint_file, about.get("run"))
         numbers = self._numbers(about)
         tree = restore(self.checkpoint_file, tensors, numbers.template(server, client))
-        return Checkpoint.of(numbers, tree, Roster(read_json(self.clients_file)["ids"]))
+        return make_checkpoint(numbers, tree, Roster(read_json(self.clients_file)["ids"]))
 
 
 def method_of(settings: Record, file: Path) -> Method:

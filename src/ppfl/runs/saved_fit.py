@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -28,8 +28,8 @@ from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError, PPFLError
 from ..io.codec import dump, load
 from ..io.files import atomic_write, damaged, write_bytes
-from ..server import ServerState
-from ..sites import ENGINES, SavedStates
+from ..server import ServerState, Trained
+from ..sites import ENGINES, SavedStates, Stacked, engine_by_name
 from .checkpoint import AT, rows_at, rows_like, with_positions
 from .fit_parts import (
     describe_adapters,
@@ -45,20 +45,7 @@ from .storage import check_values, restore
 KIND = "fitted population"
 
 
-class SavedFit(NamedTuple):
-    """What is kept of a fit."""
-
-    problem: Problem
-    method: Method
-    state: ServerState
-    ids: ClientIds  # of all known clients
-    clients: SavedStates
-    kind: SampleKind
-    engine: str  # its name
-    history: list[dict[str, Any]]
-
-
-def save_fit(path: Path, fit: SavedFit) -> None:
+def save_fit(path: Path, fit: Trained) -> None:
     """Write a fit to a file; if writing fails, there is no half-written file."""
     problem, population = fit.problem, fit.problem.population
     if path.is_dir():
@@ -82,7 +69,7 @@ def save_fit(path: Path, fit: SavedFit) -> None:
         "problem": {"rounds": problem.rounds, "seed": problem.seed, "importance": problem.importance},
         "splits": list(problem.splits),
         "state": {"round": fit.state.round, "exchange": fit.state.exchange},
-        "engine": fit.engine,
+        "engine": getattr(fit.engine, "name", Stacked.name),
         "filters": fit.clients.filters,
     }
     content = {
@@ -104,7 +91,7 @@ def load_fit(
     loss: Loss | None = None,
     method: Method | type[Method] | None = None,
     device: torch.device | str = "cpu",
-) -> SavedFit:
+) -> Trained:
     """What `save_fit` wrote. `net`, `loss` and `method` are needed where they are the user's own code."""
     if not path.is_file():
         raise CheckpointError(f"there is no {path}; give a file that fitted.save wrote, or the folder of a run")
@@ -126,10 +113,10 @@ def load_fit(
             tuple(about["splits"]), place,
         )  # fmt: skip
         state, rows = restore_states(path, rule, problem, parts["known_ids"], parts["states"])
-        return SavedFit(
+        return Trained(
             problem, rule, ServerState(about["state"]["round"], about["state"]["exchange"], state),
             parts["known_ids"], SavedStates(rows, about["filters"]), kind,
-            about["engine"] if about["engine"] in ENGINES else "stacked", parts["history"],
+            engine_by_name(about["engine"] if about["engine"] in ENGINES else Stacked.name), parts["history"],
         )  # fmt: skip
     except PPFLError:
         raise

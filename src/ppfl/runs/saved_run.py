@@ -13,15 +13,15 @@ from ..core.registry import Imports
 from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError
 from ..io.files import damaged, read_json
-from ..server import ServerState
+from ..server import ServerState, Trained
 from ..sites import SavedStates
 from .experiment import Experiment
 from .folder import RunFolder
 from .record import find_runs
-from .saved_fit import SavedFit, restore_states
+from .saved_fit import restore_states
 
 
-def load_finished_run(path: Path, device: torch.device, base: Path | None = None) -> SavedFit:
+def load_finished_run(path: Path, device: torch.device, base: Path | None = None) -> Trained:
     """The run in this folder, or the only one in a folder of runs. A factory's module is looked for in `base` first."""
     runs = find_runs(path)
     if len(runs) > 1:
@@ -49,4 +49,4 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
         state = ServerState(about["round"], 0, restored)
     except (KeyError, TypeError, ValidationError) as error:
         raise damaged(folder.path, f"cannot be understood ({' '.join(str(error).split())})") from None
-    return SavedFit(problem, method, state, ids, SavedStates(rows), kind, experiment.engine, metrics)
+    return Trained(problem, method, state, ids, SavedStates(rows), kind, experiment.build_engine(), metrics)

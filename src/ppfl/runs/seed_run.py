@@ -10,33 +10,23 @@ from typing import Any
 
 import torch
 
-from ..algorithms.contract import Method, Problem
-from ..core.trees import Tree, tree_map
+from ..algorithms.contract import Method
+from ..core.trees import tree_map
 from ..data.federation import Federation
 from ..errors import RankError, SettingError
 from ..server import (
-    InProcess,
-    Kept,
-    Measurement,
+    Checkpoint,
     Ranks,
     RoundEnd,
     ServerState,
     TorchRanks,
-    TorchRun,
-    Transport,
-    begin,
-    choose_lr,
+    Training,
     client_states,
-    make_problem,
-    measure,
+    connect,
     part_newcomers,
     score_newcomers,
-    train_and_measure,
 )  # fmt: skip
-from ..server.loop import MAIN
-from ..sites import Restore, Site
-from ..sites.engines import balanced
-from .checkpoint import Checkpoint, CheckpointNumbers, with_positions
+from .checkpoint import CheckpointNumbers, make_checkpoint, numbers_of, tensors_of, with_positions
 from .experiment import Experiment
 from .folder import RunFolder, describe_clients, method_of
 from .provenance import describe_environment
@@ -80,84 +70,62 @@ class SeedRun:
         if experiment.start is not None:
             find = folder.read_start if self.resumes else partial(load_start, experiment, base, start_method)
             self.start = start_on_every_rank(self.population, find, ranks)
-        self.watch = experiment.watch.build(base)
-        self.transport = self._connect()
-        self.problem = self._make_problem()
-        self.saved = 0  # the round of the last checkpoint
-        self.method = self._choose()
-
-    def _connect(self) -> Transport:
-        """One site in this process, or one in each process."""
-        federation, engine = self.federation, self.experiment.build_engine()
-        metrics, on_disk = self.watch.known_metrics, self.experiment.states_on_disk
-        if not isinstance(self.ranks, TorchRanks):
-            return InProcess(Site(federation, self.population, engine, metrics=metrics, states_on_disk=on_disk))
-        if self.ranks.size > federation.n_clients:
-            raise SettingError(
-                f"there are {self.ranks.size} processes but {federation.n_clients} clients; "
-                f"start at most {federation.n_clients} processes"
-            )
-        mine = sorted(balanced(federation.train.sizes.tolist(), self.ranks.size)[self.ranks.rank])
-        part = federation.select([federation.ids[at] for at in mine])
-        importance = federation.importance[mine]
-        site = Site(
-            part, self.population, engine, name=f"rank {self.ranks.rank}", importance=importance, metrics=metrics,
-            states_on_disk=on_disk,
+        watch = experiment.watch.build(base)
+        self.training = Training(
+            connect(
+                self.federation, self.population, experiment.build_engine(), metrics=watch.known_metrics,
+                states_on_disk=experiment.states_on_disk, ranks=ranks,
+            ),
+            self.population, self._method(), rounds=experiment.rounds, seed=self.seed,
+            affinity=experiment.affinity.build(self.federation, experiment.method), watch=watch,
+            dropout=experiment.dropout,
         )  # fmt: skip
-        return TorchRun(site, self.ranks, order=federation.ids)
+        self.saved = 0  # the round of the last checkpoint
 
-    def _make_problem(self) -> Problem:
-        experiment = self.experiment
-        affinity = experiment.affinity.build(self.federation, experiment.method)
-        return make_problem(self.population, self.transport, affinity, rounds=experiment.rounds, seed=self.seed)
-
-    def _choose(self) -> Method:
-        """The method, with what is left to it chosen once, before the first round."""
-        if self.resumes:
-            return method_of(self.ranks.decide_on_first(self.folder.read_experiment), self.folder.chosen_file)
-        return choose_lr(self.experiment.method, self.problem, self.transport, self.experiment.dropout)
+    def _method(self) -> Method:
+        """As the experiment has it; a run that is resumed has chosen what was left to it."""
+        if not self.resumes:
+            return self.experiment.method
+        return method_of(self.ranks.decide_on_first(self.folder.read_experiment), self.folder.chosen_file)
 
     def go(self, checkpoint_every: int | None, on_round_end: OnRoundEnd | None) -> None:
         """Train to the end, from the start or from the checkpoint."""
         timer, environment = _Timer(checkpoint_every), describe_environment()
-        state, kept = self._start()
-        measured: Measurement | None = None  # of the last state
+        training = self._start()
+        recorded: RoundEnd | None = None  # the last round that is in the log and not in a checkpoint
         try:
-            for end in train_and_measure(self.method, self.problem, self.transport, self.watch, state, kept):
+            for end in training.rounds():
                 self._record(end, environment)
-                state, kept, measured = end.state, end.kept, end.measured
-                if self.ranks.decide_on_first(partial(self._is_due, timer, state.round)):
-                    self._save(state, kept)
+                recorded = end
+                if self.ranks.decide_on_first(partial(self._is_due, timer, end.state.round)):
+                    self._save(end)
                     timer.restart()
                 if on_round_end is not None:
                     on_round_end(self.seed, end)
-            assert kept is not None, "an experiment has at least one round"
-            self._save(state, kept)
-            self._finish(state, kept, measured)
+            if recorded is not None:
+                self._save(recorded)
+                recorded = None
+            self._finish()
         except KeyboardInterrupt:
-            if self.ranks.size == 1 and kept is not None:  # several would have to agree on a round first
-                self._save(state, kept)
-            raise Interrupted(self.saved, self.problem.rounds, self.seed, self.folder.path.parent) from None
+            if self.ranks.size == 1 and recorded is not None:  # several would have to agree on a round first
+                self._save(recorded)
+            raise Interrupted(self.saved, training.problem.rounds, self.seed, self.folder.path.parent) from None
         except RankError as lost:
             raise RankError(
                 f"{lost}; round {self.saved} is safe in {self.folder.path}: start all of them again with --resume"
             ) from None
 
-    def _start(self) -> tuple[ServerState, Kept | None]:
-        """The first state, or the one in the first process's checkpoint, with the clients' states at the sites."""
-        start = begin(self.method, self.problem, self.transport, dropout=self.experiment.dropout)
-        if not self.resumes:
-            return start, None
-        found = self._checkpoint(start.server, self.method.init_client(self.population))
+    def _start(self) -> Training:
+        """From the first round on, or from the first process's checkpoint."""
+        found = self._checkpoint() if self.resumes else None
         if found is None:
-            return start, None
-        self.saved, exchange = found.state.round, found.state.exchange
-        kept = Restore(MAIN, exchange, found.kept_clients, "kept")
-        self.transport.ask([Restore(MAIN, exchange, found.clients), kept])
-        return found.state, found.kept
+            return self.training.begin()
+        self.saved = found.state.round
+        return self.training.resume(found)
 
-    def _checkpoint(self, server: Tree, client: Tree) -> Checkpoint | None:
-        """As the first process has it; the arguments show what states look like."""
+    def _checkpoint(self) -> Checkpoint | None:
+        """As the first process has it."""
+        server, client = self.training.first_states
         read: list[Checkpoint] = []
 
         def numbers() -> dict[str, Any] | None:
@@ -165,7 +133,7 @@ class SeedRun:
             if found is None:
                 return None
             read.append(found)
-            return found.numbers.model_dump() | {"criterion": repr(found.kept.criterion)}
+            return numbers_of(found).model_dump() | {"criterion": repr(found.kept.criterion)}
 
         said = self.ranks.decide_on_first(numbers)
         if said is None:
@@ -173,50 +141,42 @@ class SeedRun:
         if not isinstance(self.ranks, TorchRanks):
             return read[0]
         described = CheckpointNumbers.model_validate(said)
-        tensors = read[0].tensors if read else described.template(server, client)
-        return Checkpoint.of(described, tree_map(self.ranks.from_first, tensors), self.problem.roster)
+        tensors = tensors_of(read[0]) if read else described.template(server, client)
+        return make_checkpoint(described, tree_map(self.ranks.from_first, tensors), self.training.problem.roster)
 
     def _record(self, end: RoundEnd, environment: dict[str, str]) -> None:
         if self.ranks.first:
             if end.state.round == 1 and not self.resumes:  # a run that fails at once should leave nothing behind
                 clients = describe_clients(self.federation, self.fingerprint)
-                self.folder.begin(self.experiment, self.method, clients, environment, self.start)
+                self.folder.begin(self.experiment, self.training.method, clients, environment, self.start)
             self.folder.log.append(end.record, None if end.measured is None else end.measured.memberships)
 
     def _is_due(self, timer: _Timer, round: int) -> bool:
         """Whether to write a checkpoint; processes that die cannot do so on their way out, so there is one early."""
         return timer.is_due(round) or (self.ranks.size > 1 and self.saved == 0)
 
-    def _save(self, state: ServerState, kept: Kept) -> None:
-        clients = client_states(self.transport, state)
-        same = kept.state.round == state.round
-        kept_clients = clients if same else client_states(self.transport, state, "kept")
+    def _save(self, end: RoundEnd) -> None:
+        checkpoint = self.training.checkpoint(end)
         if self.ranks.first:
-            self.folder.save_checkpoint(Checkpoint(state, clients, kept, kept_clients, self.problem.roster))
-        self.saved = state.round
+            self.folder.save_checkpoint(checkpoint)
+        self.saved = end.state.round
 
-    def _finish(self, last: ServerState, kept: Kept, measured: Measurement | None) -> None:
+    def _finish(self) -> None:
         """Write the state to return, with its scores."""
-        if kept.state.round == last.round:
-            clients = client_states(self.transport, last)
-        else:
-            clients = client_states(self.transport, last, "kept")
-            self.transport.ask([Restore(MAIN, kept.state.exchange, clients)])
-            measured = None
-        if measured is None:
-            measured = measure(self.method, self.problem, self.transport, kept.state, self.watch)
+        training = self.training
+        measured, state = training.finish(), training.state
+        clients = client_states(training.transport, state)
         if self.ranks.first:
-            rows = with_positions(clients.rows, self.problem.roster.ids)
-            returned = {"server": kept.state.server, **rows}
-            scores = measured.record | self._scores_of_newcomers(kept.state)
-            self.folder.finish(returned, kept.state.round, measured.memberships, scores)
+            returned = {"server": state.server, **with_positions(clients.rows, training.problem.roster.ids)}
+            scores = measured.record | self._scores_of_newcomers(state)
+            self.folder.finish(returned, state.round, measured.memberships, scores)
 
     def _scores_of_newcomers(self, state: ServerState) -> dict[str, float]:
         if self.newcomers is None or self.newcomers.test is None:
             return {}
-        loss = self.population.loss
-        transport = InProcess(Site(self.newcomers, self.population, self.experiment.build_engine()))
-        found = score_newcomers(self.method, self.problem, state.server, transport)
+        loss, training = self.population.loss, self.training
+        transport = connect(self.newcomers, self.population, self.experiment.build_engine())
+        found = score_newcomers(training.method, training.problem, state.server, transport)
         scores = {"newcomers_before": found.before, "newcomers": found.after}
         return {
             f"{name}_{loss.metric_name}": float(loss.metric(torch.tensor(score.pooled)))

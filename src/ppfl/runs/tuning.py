@@ -16,8 +16,7 @@ from ..algorithms.contract import Method
 from ..core.draws import hashed
 from ..data.federation import Federation
 from ..errors import SettingError
-from ..server import DivergedError, InProcess, RefusedUpdateWarning, begin, choose_lr, make_problem, train_and_measure
-from ..sites import Site
+from ..server import DivergedError, RefusedUpdateWarning, Training, connect
 from .experiment import Experiment
 from .start_from_run import load_start, start_population_from
 
@@ -82,17 +81,16 @@ def attempt(
     population = experiment.build_population(federation, seed, base)
     if (start := load_start(experiment.for_seed(seed), base)) is not None:
         start_population_from(population, start)
-    transport = InProcess(Site(federation, population, experiment.build_engine()))
-    affinity = experiment.affinity.build(federation, method)
-    problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
-    method = choose_lr(method, problem, transport, experiment.dropout)
-    state = begin(method, problem, transport, dropout=experiment.dropout)
     metric = population.loss.metric_name
-    watch = replace(experiment.watch.build(base), every=rounds, metrics=())
+    training = Training(
+        connect(federation, population, experiment.build_engine()), population, method, rounds=rounds, seed=seed,
+        affinity=experiment.affinity.build(federation, method), dropout=experiment.dropout,
+        watch=replace(experiment.watch.build(base), every=rounds, metrics=()),
+    ).begin()  # fmt: skip
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RefusedUpdateWarning)  # of steps that are too long for many clients
-            *_, last = train_and_measure(method, problem, transport, watch, state)
+            *_, last = training.rounds()
     except DivergedError:
         return Trial(changes, metric, math.nan)
     return Trial(changes, metric, float(last.record[f"validation_{metric}"]))

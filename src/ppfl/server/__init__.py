@@ -14,15 +14,15 @@ from .loop import (
     train,
     warn_if_diverged,
 )
-from .measure import Measurement, Record, RoundEnd, Watch, measure, train_and_measure
 from .newcomers import NewcomerScores, adapt_clients, part_newcomers, score_newcomers
-from .output import Kept, OutputRule
 from .step_size import choose_lr
-from .torchrun import ALONE, Ranks, TorchRanks, TorchRun, is_first_process, launched_ranks
+from .torchrun import ALONE, Ranks, TorchRanks, TorchRun, connect, is_first_process, launched_ranks
+from .training import Checkpoint, Kept, Measurement, OutputRule, Record, RoundEnd, Trained, Training, Watch, measure
 from .transports import InProcess, Transport
 
 __all__ = [
     "ALONE",
+    "Checkpoint",
     "DivergedError",
     "DivergedWarning",
     "Evaluation",
@@ -41,12 +41,15 @@ __all__ = [
     "ServerState",
     "TorchRanks",
     "TorchRun",
+    "Trained",
+    "Training",
     "Transport",
     "Watch",
     "adapt_clients",
     "begin",
     "choose_lr",
     "client_states",
+    "connect",
     "evaluate",
     "is_first_process",
     "launched_ranks",
@@ -55,6 +58,5 @@ __all__ = [
     "part_newcomers",
     "score_newcomers",
     "train",
-    "train_and_measure",
     "warn_if_diverged",
 ]

@@ -91,16 +91,24 @@ def begin(
         raise SettingError(f"dropout is {dropout}; it is the share of clients a round loses: set 0 <= dropout < 1")
     method.check(problem)
     setup_sites(method, problem, transport, session=session, dropout=dropout)
-    server = tree_map(lambda leaf: leaf.to(problem.device), method.init_server(problem))
-    return ServerState(0, 0, server)
+    return ServerState(0, 0, first_server(method, problem))
+
+
+def first_server(method: Method, problem: Problem) -> Tree:
+    """What the server has before the first round."""
+    return tree_map(lambda leaf: leaf.to(problem.device), method.init_server(problem))
 
 
 def setup_sites(
     method: Method, problem: Problem, transport: Transport, *, session: str = MAIN, dropout: float = 0.0
 ) -> None:
     """Clients at the sites that are ready for the first round."""
-    start = problem.population.initial_network()
-    transport.ask([Setup(session, method, start, problem.seed, problem.importance, dropout)])
+    transport.ask([make_setup(method, problem, session, dropout)])
+
+
+def make_setup(method: Method, problem: Problem, session: str = MAIN, dropout: float = 0.0) -> Setup:
+    """What sites are told of a run before its first round."""
+    return Setup(session, method, problem.population.initial_network(), problem.seed, problem.importance, dropout)
 
 
 def train(
@@ -109,23 +117,36 @@ def train(
     """From `state` to the last round, one state per round; the same bits wherever it is stopped and resumed."""
     warned: set[str] = set()
     while state.round < problem.rounds:
-        clock, carried = time.perf_counter(), transport.bytes_carried
-        tally = _RoundTally(warned)
-        server, exchange = state.server, state.exchange
-        while True:
-            plan = method.plan(problem, server, state.round)
-            exchange += 1
-            reply = ask_clients(transport, make_request(method, problem, server, plan, state.round, exchange, session))
-            tally.add(reply)
-            if number(reply, "participants"):
-                server = method.merge(problem, server, plan.task, reply.totals, reply.rows)
-            else:  # nothing came back: the round is over, and as if it had never been
-                server = state.server
-            if plan.ends_round or server is state.server:  # or it led nowhere, and would again in this round
-                break
-        state = ServerState(state.round + 1, exchange, server)
-        _refuse_divergence(state)
-        yield state, tally.report(state.round, transport.bytes_carried - carried, time.perf_counter() - clock)
+        state, report = run_round(method, problem, transport, state, warned, session)
+        yield state, report
+
+
+def run_round(
+    method: Method,
+    problem: Problem,
+    transport: Transport,
+    state: ServerState,
+    warned: set[str],
+    session: str = MAIN,
+) -> tuple[ServerState, RoundReport]:
+    """One round. warned: the clients that a warning has named, which is given once in a run."""
+    clock, carried = time.perf_counter(), transport.bytes_carried
+    tally = _RoundTally(warned)
+    server, exchange = state.server, state.exchange
+    while True:
+        plan = method.plan(problem, server, state.round)
+        exchange += 1
+        reply = ask_clients(transport, make_request(method, problem, server, plan, state.round, exchange, session))
+        tally.add(reply)
+        if number(reply, "participants"):
+            server = method.merge(problem, server, plan.task, reply.totals, reply.rows)
+        else:  # nothing came back: the round is over, and as if it had never been
+            server = state.server
+        if plan.ends_round or server is state.server:  # or it led nowhere, and would again in this round
+            break
+    state = ServerState(state.round + 1, exchange, server)
+    _refuse_divergence(state)
+    return state, tally.report(state.round, transport.bytes_carried - carried, time.perf_counter() - clock)
 
 
 def _refuse_divergence(state: ServerState) -> None:

@@ -7,7 +7,10 @@ own training samples. What it would upload is thrown away: no model changes.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import torch
 
 from ..algorithms.contract import Method, Problem, Rows
 from ..core.draws import name_keys, uniform
@@ -15,7 +18,7 @@ from ..core.trees import Tree
 from ..data import Federation
 from ..errors import SettingError
 from ..sites import Describe, Evaluate, Restore, SavedStates
-from ..sites.messages import number
+from ..sites.messages import join_rows, number
 from .evaluation import Evaluation, read_evaluation
 from .loop import MAIN, RefusedUpdateWarning, ServerState, ask_clients, client_states, make_request, setup_sites
 from .transports import Transport
@@ -71,6 +74,17 @@ def adapt_clients(
         clients.ask([Restore(MAIN, 0, states)])
     exchanges = _find_places(method, problem, server, clients)
     return client_states(clients, ServerState(0, exchanges, server)).rows
+
+
+def replace_rows(before: Rows, clients: Sequence[str], after: Rows) -> Rows:
+    """Rows with those of these clients replaced by others; all rows name their clients."""
+    replaced = set(clients)
+    stay = [at for at, client in enumerate(before.ids or ()) if client not in replaced]
+    if not stay:
+        return after
+    ids = tuple((before.ids or ())[at] for at in stay)
+    rows = Rows(ids, {name: leaf[torch.tensor(stay, device=leaf.device)] for name, leaf in before.values.items()})
+    return join_rows([rows, after])
 
 
 def _setup_newcomers(method: Method, problem: Problem, clients: Transport) -> Method:

@@ -10,7 +10,7 @@ import atexit
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
 from types import FrameType
@@ -21,13 +21,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..algorithms.contract import Rows
+from ..core.population import Population
 from ..core.trees import named_leaves, with_leaves
-from ..errors import PPFLError, RankError
+from ..data import Federation
+from ..errors import PPFLError, RankError, SettingError
 from ..io.codec import join, specs_of, split
 from ..parent_process import end_with_parent
-from ..sites import Describe, Reply, Request, Site
+from ..sites import Describe, Engine, PredictionMetric, Reply, Request, Site, Train
+from ..sites.engines import balanced
 from ..sites.messages import combine, part_for
-from .transports import make_roster, named_rows
+from .transports import InProcess, Transport, make_roster, named_rows
 
 Answer = TypeVar("Answer")
 
@@ -119,6 +122,8 @@ class TorchRanks(Ranks):
 class TorchRun:
     """One site per process."""
 
+    durable = False
+
     def __init__(self, site: Site, ranks: TorchRanks, order: Sequence[str] | None = None) -> None:
         """order: of the clients in the roster; by default site after site."""
         self.site, self.ranks = site, ranks
@@ -133,6 +138,9 @@ class TorchRun:
 
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         return [self._ask(request) for request in requests]
+
+    def look_ahead(self, following: Callable[[], Train | None]) -> None:
+        pass
 
     def _ask(self, request: Request) -> Reply:
         ids, device = self._ids[self.ranks.rank], self.ranks.device
@@ -179,3 +187,27 @@ def is_first_process() -> bool:
 def launched_ranks(device: str) -> Ranks:
     """The processes of this run: several where torchrun started this one."""
     return TorchRanks(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 or dist.is_initialized() else ALONE
+
+
+def connect(
+    federation: Federation,
+    population: Population,
+    engine: Engine,
+    *,
+    metrics: Mapping[str, PredictionMetric] | None = None,
+    states_on_disk: bool | None = None,
+    ranks: Ranks = ALONE,
+) -> Transport:
+    """A transport to the clients of a federation: one site in this process, or one in each process."""
+    settings: dict[str, Any] = {"metrics": dict(metrics or {}), "states_on_disk": states_on_disk}
+    if not isinstance(ranks, TorchRanks):
+        return InProcess(Site(federation, population, engine, **settings))
+    if ranks.size > federation.n_clients:
+        raise SettingError(
+            f"there are {ranks.size} processes but {federation.n_clients} clients; start at most "
+            f"{federation.n_clients} processes"
+        )
+    mine = sorted(balanced(federation.train.sizes.tolist(), ranks.size)[ranks.rank])
+    part = federation.select([federation.ids[at] for at in mine])
+    settings |= {"name": f"rank {ranks.rank}", "importance": federation.importance[mine]}
+    return TorchRun(Site(part, population, engine, **settings), ranks, order=federation.ids)

@@ -6,7 +6,7 @@ one after the other. `bytes_carried` counts the bytes of tensors that a network 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from ..algorithms.contract import Roster, Rows
 from ..core.ids import ClientIds
 from ..errors import DataError
 from ..io.codec import size_of
-from ..sites import Describe, Reply, Request, Site
+from ..sites import Describe, Reply, Request, Site, Train
 from ..sites.messages import combine, part_for
 
 
@@ -34,12 +34,21 @@ class Transport(Protocol):
     def bytes_carried(self) -> int:
         """Since the transport was made."""
 
+    @property
+    def durable(self) -> bool:
+        """Whether sites keep the states of their clients when the server ends; else a checkpoint has them."""
+
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """One reply of all sites together for each request. One message to a site carries them all."""
+
+    def look_ahead(self, following: Callable[[], Train | None]) -> None:
+        """Before an evaluation: what is asked after it, and may travel with it where a message costs seconds."""
 
 
 class InProcess:
     """Sites in this process."""
+
+    durable = False
 
     def __init__(self, *sites: Site, order: Sequence[str] | None = None) -> None:
         """order: of the clients in the roster; by default site after site."""
@@ -58,6 +67,9 @@ class InProcess:
             combine([named_rows(reply, ids, self.roster) for reply, ids in zip(replies, self._ids, strict=True)], names)
             for replies in zip(*by_site, strict=True)
         ]
+
+    def look_ahead(self, following: Callable[[], Train | None]) -> None:
+        pass
 
     def deliver(self, site: Site, requests: Sequence[Request]) -> list[Reply]:
         """One message to a site and back."""

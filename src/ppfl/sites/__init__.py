@@ -17,6 +17,7 @@ from .messages import (
     SavedStates,
     Setup,
     Train,
+    UseKept,
 )
 from .site import Site
 
@@ -43,6 +44,7 @@ __all__ = [
     "Site",
     "Stacked",
     "Train",
+    "UseKept",
     "as_metrics",
     "default_filters",
     "engine_by_name",

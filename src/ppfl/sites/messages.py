@@ -98,6 +98,14 @@ class Keep(NamedTuple):
 
 
 @message
+class UseKept(NamedTuple):
+    """Go back to the kept client states: the run returns the state of that round."""
+
+    session: str
+    exchange: int  # after which they were kept
+
+
+@message
 class Save(NamedTuple):
     """The client states after the exchange `merged`, as rows by client id, of clients that were ever written to; work
     of a later exchange is undone."""
@@ -135,7 +143,7 @@ class Close(NamedTuple):
     session: str
 
 
-Request = Describe | Setup | Train | Evaluate | Keep | Save | Restore | Close
+Request = Describe | Setup | Train | Evaluate | Keep | UseKept | Save | Restore | Close
 
 
 @runtime_checkable

@@ -39,6 +39,7 @@ from .messages import (
     Setup,
     Snapshot,
     Train,
+    UseKept,
 )
 from .states import ClientStates
 
@@ -80,6 +81,7 @@ class Site:
             Train: self.train,
             Evaluate: self.evaluate,
             Keep: self.keep,
+            UseKept: self.use_kept,
             Save: self.save,
             Restore: self.restore,
             Close: self.close,
@@ -213,6 +215,10 @@ class Site:
 
     def keep(self, request: Keep) -> Reply:
         self._session(request.session).states.keep()
+        return Reply()
+
+    def use_kept(self, request: UseKept) -> Reply:
+        self._session(request.session).states.use_kept(request.exchange)
         return Reply()
 
     def save(self, request: Save) -> Reply:

@@ -121,6 +121,11 @@ class ClientStates:
         """Remember the states as they are now."""
         self._kept, self._kept_filters = self._slots, self.filters
 
+    def use_kept(self, exchange: int) -> None:
+        """The kept states, which were those after this exchange."""
+        self._undo.clear()
+        self._slots, self.filters, self.exchange = self._kept, self._kept_filters, exchange
+
     def save(self, kept: bool = False) -> tuple[Tensor, Tree, FilterMemory]:
         """Positions of the clients that were ever written to, in order, their states, and what filters remember.
 

@@ -7,7 +7,7 @@ after a message that a site did not answer, so that one that comes back takes pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from ...algorithms.contract import Roster
 from ...errors import SettingError
 from ...server import DivergedError, Transport
-from ...sites import Evaluate, Reply, Request, Setup
+from ...sites import Evaluate, Reply, Request, Setup, Train
 from ...sites.messages import number
 from ..federation_errors import FederationError
 from .key_agreement import PublicKeys, check_offers, name_of_keys
@@ -54,6 +54,13 @@ class SecureSums:
     @property
     def bytes_carried(self) -> int:
         return self.transport.bytes_carried
+
+    @property
+    def durable(self) -> bool:
+        return self.transport.durable
+
+    def look_ahead(self, following: Callable[[], Train | None]) -> None:
+        self.transport.look_ahead(following)
 
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         for request in requests:

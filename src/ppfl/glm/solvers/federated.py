@@ -15,8 +15,8 @@ from ...core.trees import Params
 from ...data import Federation
 from ...errors import SettingError
 from ...runs.glm_network import VaryingAndShared
-from ...server import InProcess, Watch, begin, choose_lr, make_problem, train_and_measure
-from ...sites import Site, Stacked
+from ...server import Training, Watch, connect
+from ...sites import Stacked
 from ..client_memberships import PointMemberships
 from ..designs import DenseDesign
 from ..families import Family
@@ -59,14 +59,13 @@ def solve_federated(
         torch.manual_seed(seed)
         net = VaryingAndShared(rows.varying.columns, rows.shared.columns, family.outputs)
     population = Population(net, k=k, canonical="varying", mix=rows.mix, loss=family.loss)
-    transport = InProcess(Site(federation, population, Stacked()))
-    problem = make_problem(population, transport, affinity, rounds=rounds, seed=seed)
-    method = choose_lr(PPFL(penalty=penalty), problem, transport)
-    start = begin(method, problem, transport)
-    path: list[float] = []
-    for end in train_and_measure(method, problem, transport, Watch(objective=True), start):
-        path.append(float(end.record["objective"]))
-    coefficients, memberships = read_models(end.state.server.shared, end.state.server.memberships, family)
+    training = Training(
+        connect(federation, population, Stacked()), population, PPFL(penalty=penalty), rounds=rounds, seed=seed,
+        affinity=affinity, watch=Watch(objective=True),
+    ).begin()  # fmt: skip
+    path = [float(end.record["objective"]) for end in training.rounds()]
+    server = training.state.server
+    coefficients, memberships = read_models(server.shared, server.memberships, family)
     if family.nuisance:
         mean = memberships.predict(rows, coefficients, rows.client)
         nuisance = torch.tensor(family.initial_nuisance(mean, rows.y), dtype=torch.float64)
