@@ -13,11 +13,10 @@ from torch.utils._pytree import tree_leaves
 import ppfl
 from kit.local_work import backend_for, limit_outputs, local_data, slope_and_loss
 from kit.problems import make_federation, make_net, with_seed
-from ppfl.algorithms.local.memberships import MembershipSteps
-from ppfl.algorithms.local.model_losses import losses_of_models
+from ppfl.algorithms.local.memberships import MembershipSteps, losses_of_models
 from ppfl.algorithms.local.sgd import SGD, descend
-from ppfl.algorithms.local.start import gradient_sketch
-from ppfl.algorithms.local.stationarity import Stationarity, stationarity_upload
+from ppfl.algorithms.ppfl_client import Stationarity, stationarity_upload
+from ppfl.algorithms.ppfl_start import gradient_sketch
 
 FEDERATION = make_federation(sizes=(7, 12, 20, 5, 1), dtype=torch.float64)
 LARGEST_FIRST = [2, 1, 0, 3, 4]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.oracles import objective, surrogate
-from ppfl.algorithms.local.memberships import client_membership_gradient
+from ppfl.algorithms.ppfl_client import client_membership_gradient
 from ppfl.core import affinity
 
 M, K = 6, 3

@@ -13,10 +13,9 @@ import ppfl
 from kit.local_work import backend_for, local_data, shapes_in
 from kit.problems import make_federation, make_net
 from kit.training import Recording, assert_same, run
+from ppfl.algorithms import ppfl_start as start
 from ppfl.algorithms.contract import participants
-from ppfl.algorithms.local import start, survey
-from ppfl.algorithms.local.start import PrivateStart, nearest_cells
-from ppfl.algorithms.local.survey import Survey
+from ppfl.algorithms.ppfl_start import PrivateStart, Survey, nearest_cells
 from ppfl.core import simplex
 from ppfl.data import digits_federation
 from ppfl.sites import Train
@@ -180,7 +179,7 @@ def test_corners_of_some_clients_do_for_all_in_any_order(monkeypatch):
 def _three_per_model():
     """A survey asks three clients per canonical model, so that not all of thirty are asked."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survey, "SURVEYED", 3)
+        patch.setattr(start, "SURVEYED", 3)
         yield
 
 

@@ -1,9 +1,9 @@
 """One file per method, and the contract they all keep: a server's half and a client's half, as pure functions.
-`local/` has what methods share on a client: batches, SGD, membership steps, the start."""
+`local/` has what methods share on a client: batches, SGD, membership steps."""
 
 from ..io.codec import message
 from .clusters import CFL, IFCA
-from .contract import Method, Plan, Problem, Roster, Rows, Sum, Total, Upload, Work
+from .contract import METHODS, Method, MethodByName, Plan, Problem, Roster, Rows, Sum, Total, Upload, Work
 from .fedavg import Averaging, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi, Local
 from .fedem import FedEM
 from .finetune import FineTune, Wrapper
@@ -11,7 +11,6 @@ from .local.sgd import SGD, LocalTraining, descend
 from .own_models import Ditto, PFedMe
 from .partial import FedAlt, FedPer, FedRep, FedSim, LGFedAvg
 from .ppfl import PPFL
-from .registry import METHODS
 from .scaffold import Scaffold
 
 _METHODS: tuple[type[Method], ...] = (
@@ -45,6 +44,7 @@ __all__ = [
     "Local",
     "LocalTraining",
     "Method",
+    "MethodByName",
     "PFedMe",
     "Plan",
     "Problem",

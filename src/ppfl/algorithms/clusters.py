@@ -58,7 +58,7 @@ from .contract import Plan, Problem, Rows, Sum, Total, Upload, Work, participant
 from .fedavg import Averaging, NetworkServer
 from .fedem import MembershipClient
 from .local.batches import LocalData
-from .local.model_losses import losses_of_models
+from .local.memberships import losses_of_models
 from .local.sgd import LEARNING_RATES, SGD, LocalTraining, TrainingLoss, descend
 
 

@@ -9,6 +9,7 @@ the plain loop.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -18,6 +19,7 @@ from ..core.affinity import Affinity
 from ..core.backends import Backend
 from ..core.ids import ClientIds, Roster
 from ..core.population import Models, OneNetwork, Population
+from ..core.registry import ByName, Registry
 from ..core.settings import Settings
 from ..core.trees import Params, Tree, tree_map
 from ..errors import SettingError
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
     from .local.sgd import LocalTraining
 
 __all__ = [
-    "NEWCOMER_ROUNDS", "Method", "Plan", "Problem", "Roster", "Rows", "Sum", "Total", "Upload", "Who", "Work",
-    "common_network", "participants",
+    "METHODS", "NEWCOMER_ROUNDS", "Method", "MethodByName", "Plan", "Problem", "Roster", "Rows", "Sum", "Total",
+    "Upload", "Who", "Work", "common_network", "participants",
 ]  # fmt: skip
 
 NEWCOMER_ROUNDS = 5  # rounds of their own that newcomers take: memberships that start evenly need a few
@@ -245,3 +247,18 @@ def common_network(method: Method, problem: Problem, server: Any) -> Params | No
     no_backend: Any = None  # what is the same for all clients takes no computing
     models = method.model(no_backend, shared, own, nobody)
     return models.values if isinstance(models, OneNetwork) else None
+
+
+def _checked_method(name: str, found: Any) -> type[Method]:
+    """The class of a method, which from now on may be written and read."""
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise SettingError(f"{name!r} is {what}, not a method; name a class that is a ppfl.algorithms.Method")
+    try:
+        return message(found)
+    except TypeError as error:
+        raise SettingError(f"{name!r} cannot be used: {error}") from None
+
+
+METHODS: Registry[type[Method]] = Registry("method", _checked_method)  # and a user's own by "module:Class"
+MethodByName = partial(ByName, METHODS)  # a field with a table whose `name` is a method's, and other keys its settings

@@ -29,7 +29,7 @@ from ..errors import SettingError
 from .contract import Problem, Sum, Upload, Work
 from .fedavg import Averaging, NetworkServer
 from .local.batches import LocalData
-from .local.model_losses import losses_of_models
+from .local.memberships import losses_of_models
 from .local.sgd import descend
 
 

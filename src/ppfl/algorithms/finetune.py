@@ -25,12 +25,11 @@ from ..core.settings import Positive, Repeats, RepeatsOrZero
 from ..core.trees import Params, Tree, map_params
 from ..errors import SettingError
 from ..io.codec import message
-from .contract import Method, Plan, Problem, Rows, Total, Upload, Work
+from .contract import Method, MethodByName, Plan, Problem, Rows, Total, Upload, Work
 from .fedavg import FedAvg
 from .local.batches import LocalData
 from .local.sgd import LEARNING_RATES, LocalTraining, TrainingLoss, descend
 from .own_models import OwnModel
-from .registry import MethodByName
 
 
 class Wrapper(Method):

@@ -26,48 +26,63 @@ were lost in it start evenly, as newcomers do.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ..core.backends import Backend
 from ..core.draws import uniform as draw
 from ..core.population import Mixture, Models, Population
+from ..core.settings import Count, NonNegative, Positive, RepeatsOrZero
 from ..core.simplex import uniform
+from ..core.trees import Params
 from ..errors import SettingError
-from .contract import (
-    Plan,
-    Problem,
-    Roster,
-    Rows,
-    Sum,
-    Total,
-    Upload,
-    Work,
-    participants,
-)
+from ..io.codec import message
+from .contract import Plan, Problem, Roster, Rows, Sum, Total, Upload, Work, participants
+from .fedavg import Averaging
 from .local.batches import LocalData
 from .local.memberships import MembershipSteps
 from .local.sgd import LEARNING_RATES, TrainingLoss
-from .local.stationarity import Stationarity, stationarity_upload
-from .local.survey import (
-    LAST_STAGES,
+from .ppfl_client import PPFLTask, Stationarity, mean_change, move_memberships, move_theta, stationarity_upload
+from .ppfl_start import (
     Placement,
     Survey,
     answer_survey,
-    next_stage,
+    merge_survey,
     place_newcomers,
+    plan_survey,
+    send_survey,
     surveyed_clients,
 )
-from .ppfl_blocks import mean_change, move_memberships, move_theta
-from .ppfl_settings import MembershipTask, PPFLClient, PPFLServer, PPFLSettings, PPFLTask
-from .ppfl_survey import merge_answers, one_network, send_survey
 
 MOST_MEMBERSHIP_STEPS = 500  # of a newcomer; it ends as soon as its membership is found
 
 
-class PPFL(PPFLSettings):
+class PPFLServer(NamedTuple):
+    shared: Params  # canonical leaves (K, ...)
+    memberships: Tensor  # (M, K), as last reported; (0, K) where they stay with the clients
+    started: Tensor  # (), bool: whether these have their start; until then rounds are surveys
+    survey: Any = {}  # a PrivateStart between the messages of a survey
+    placement: Any = {}  # a Placement, where clients come after the survey, to place themselves
+    optimizer: Any = {}  # the state of the server's optimizer
+
+
+class PPFLClient(NamedTuple):
+    membership: Tensor  # (C, K)
+    placed: Tensor  # (C,), 1 once it has a membership of its own; until then it takes the one that it is sent
+    point: Tensor  # (C, d), its sketch along the main directions of all, for the private start
+
+
+@message
+class MembershipTask(NamedTuple):
+    """The task of a newcomer: the membership that fits its data best, with the models as they are."""
+
+    most_steps: int
+
+
+class PPFL(Averaging):
     """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default).
 
     >>> from torch import nn
@@ -81,6 +96,21 @@ class PPFL(PPFLSettings):
     title: ClassVar[str] = "PPFL"
     several_models: ClassVar[bool] = True
     search: ClassVar[dict[str, tuple[Any, ...]]] = {"lr": LEARNING_RATES, "membership_lr": (0.1, 0.3, 0.5, 1.0)}
+
+    order: Literal["alternating", "random"] = "alternating"
+    block_probability: Annotated[float, Field(gt=0, lt=1)] = 0.5  # rho_1, of the theta block in random order
+    membership_lr: Positive = 0.5
+    # None: 20 where outputs can be kept, so that they cost next to nothing, else 1. 0 freezes the memberships.
+    membership_steps: RepeatsOrZero | None = None
+    membership_batch: Count | None = None  # None: the full gradient, sigma_2 = 0
+    membership_scale: Literal["own", "weighted"] = "own"  # step eta / p_i, or eta as Eq. (16) is written
+    membership_schedule: bool = False  # whether the membership step follows the schedule of lr
+    penalty: NonNegative = 0.0  # lambda; it weighs a sum over all pairs, so it is strong where all are alike
+    averaging: Literal["members", "everyone"] = "members"
+    warmup: RepeatsOrZero = 5  # rounds (a tenth at most) in which lr rises and memberships wait
+    start: Literal["gradients", "uniform"] = "gradients"  # "uniform" is the paper's: c_i = 1/K, theta_k all drawn
+    share_memberships: bool = True  # False: they stay with the clients; only without a penalty between neighbours
+    collapse: bool = True  # short cut 1 for mixed weights; False runs all K models, for checking
 
     @property
     def uses_affinity(self) -> bool:
@@ -114,17 +144,13 @@ class PPFL(PPFLSettings):
         c = uniform(rows, problem.population.k, dtype=problem.population.dtype)
         placement: Any = {}
         if surveys and surveyed_clients(problem, self.participation, 0) is not None:
-            network = one_network(problem, shared)
-            sketched = sum(network[name].numel() for name in problem.population.canonical_names)
-            placement = Placement.empty(network, sketched, problem.population.k)
+            placement = Placement.empty(problem, shared)
         optimizer = self.optimizer_state(shared)
         return PPFLServer(shared, c, torch.tensor(not surveys), placement=placement, optimizer=optimizer)
 
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
         if not bool(server.started):
-            stage = next_stage(server.survey, private=not self.share_memberships)
-            who = surveyed_clients(problem, self.participation, round)
-            return Plan(who, Survey(stage), ends_round=stage in LAST_STAGES)
+            return plan_survey(self, problem, server, round)
         warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
         both = self.order == "alternating"
         theta = both or warming_up or float(draw(problem.seed, "block", round)) < self.block_probability
@@ -160,7 +186,7 @@ class PPFL(PPFLSettings):
         self, problem: Problem, server: PPFLServer, task: Any, totals: dict[str, Total], rows: Rows
     ) -> PPFLServer:
         if isinstance(task, Survey):
-            return merge_answers(problem, server, task, totals, rows)
+            return merge_survey(problem, server, task, totals, rows)
         if "moves" in totals:
             server = self.step(server, mean_change(problem.population, server.shared, totals))
         if not self.share_memberships:
@@ -202,28 +228,27 @@ class PPFL(PPFLSettings):
         return PPFLClient(c, c.new_zeros(()), c.new_zeros(max(1, population.k - 1)))
 
     def work(self, task: Any, shared: Any, own: dict[str, Tensor], state: PPFLClient, data: LocalData) -> Work:
-        client = state
         if isinstance(task, Survey):
-            found = answer_survey(task, shared, client.membership, client.point, data)
-            placed = torch.full_like(client.placed, task.stage == "place")
-            return Work(PPFLClient(found.membership, placed, found.point), found.upload)
-        c = self._membership(own, client)
+            return answer_survey(task, shared, state, data)
+        c = self._membership(own, state)
+        if isinstance(task, Stationarity):
+            return Work(state, stationarity_upload(task, shared["models"], own, c, data, self.penalty))
+        sums: dict[str, Sum] = {}
+        rows: dict[str, Tensor] = {}
+        loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
         if isinstance(task, MembershipTask):
             c, losses = MembershipSteps(shared["models"], data, None).best(c, task.most_steps)
             loss = TrainingLoss(losses, data.sizes.to(losses))
-            return Work(PPFLClient(c, torch.ones_like(client.placed), client.point), Upload(metrics=loss.metrics()))
-        if isinstance(task, Stationarity):
-            return Work(client, stationarity_upload(task, shared["models"], own, c, data, self.penalty))
-        if "placement" in shared:
-            c = place_newcomers(shared["placement"], c, client.placed, data)
-        loss = TrainingLoss(torch.zeros_like(data.weight), torch.zeros_like(data.weight))
-        sums: dict[str, Sum] = {}
-        if task.memberships:
-            c, loss = move_memberships(self, task, shared["models"], own, c, data)
-        if task.theta:
-            sums, loss = move_theta(self, task, shared["models"], c, data)
-        rows = {"membership": c} if self.share_memberships else {}
-        return Work(PPFLClient(c, torch.ones_like(client.placed), client.point), Upload(sums, rows, loss.metrics()))
+        else:
+            if "placement" in shared:
+                c = place_newcomers(shared["placement"], c, state.placed, data)
+            if task.memberships:
+                c, loss = move_memberships(self, task, shared["models"], own, c, data)
+            if task.theta:
+                sums, loss = move_theta(self, task, shared["models"], c, data)
+            rows = {"membership": c} if self.share_memberships else {}
+        placed = state._replace(membership=c, placed=torch.ones_like(state.placed))
+        return Work(placed, Upload(sums, rows, loss.metrics()))
 
     def model(self, backend: Backend, shared: Any, own: dict[str, Tensor], state: PPFLClient) -> Models:
         return Mixture(shared["models"], self._membership(own, state))

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ..algorithms import Method
-from ..algorithms.registry import MethodByName
+from ..algorithms import Method, MethodByName
 from ..core.adapters import with_adapters
 from ..core.losses import LOSSES
 from ..core.mixing import MIXES

@@ -1,1 +1,1 @@
-"""What methods share on a client: batches, local SGD, membership steps, the start and its survey."""
+"""What methods share on a client: batches, local SGD, membership steps."""

@@ -1,10 +1,12 @@
-"""Gradients of clients' losses for their memberships, theta fixed, at the least cost the model allows."""
+"""What clients' memberships follow from, with theta fixed: gradients of their losses for them, at the least cost the
+model allows, and the losses of each of the K shared models by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -169,12 +171,30 @@ def _keeps_its_promise(
     return below & (~flat | ((step * (new_g - g)).sum(1) <= (there + back) / eta))
 
 
-def client_membership_gradient(
-    loss_gradient: Tensor, c: Tensor, weight: Tensor, degree: Tensor, neighbours: Tensor, penalty: float
-) -> Tensor:
-    """G_i as computed by a client, from its own row of `Affinity.majorant(C^t)` only: the gradient of S_t at c.
+# ---------------------------------------------------------------------- each model by itself
 
-    At c = c^t it is the gradient of F. Over several steps the neighbours stay as they were at the start of the round,
-    so the client descends on S_t. c, neighbours: (C, K); weight, degree: (C,).
-    """
-    return weight[:, None] * loss_gradient + 2 * penalty * (degree[:, None] * c - neighbours)
+
+class Block(NamedTuple):
+    """Some samples of some clients."""
+
+    which: slice  # of the chunk's clients
+    batch: Batch  # their samples
+    part: Tensor  # (C,), how much of each client's data this is
+    losses: Tensor  # (C, K, B)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """What this block adds to each client's mean of values (C, ..., B) over all its samples, (C, ...)."""
+        share = self.batch.share * self.part[:, None]
+        return (values * share.reshape(len(share), *(1 for _ in values.shape[2:]), -1)).sum(-1)
+
+
+def losses_of_models(models: Params, data: LocalData) -> Iterator[Block]:
+    """Losses of each of the K models on clients' own data: one pass over every sample, whatever K is."""
+    backend = data.backend
+    for group, own in data.groups():
+        for batch in own.everything(backend.samples_per_block(len(own.weight), backend.population.k)):
+            n = len(batch.x)
+            outputs = backend.outputs(models, batch.x)
+            _, losses = backend.loss.model_slopes(outputs, batch.y)
+            part = batch.real / own.sizes[:n].to(batch.real)
+            yield Block(slice(group.start, group.start + n), batch, part, losses)

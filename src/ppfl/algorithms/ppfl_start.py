@@ -1,29 +1,44 @@
-"""Where memberships start. Memberships that move before the canonical models differ freeze a wrong assignment
-(lock-in), so the first round asks clients which way they would pull a common model, and starts from that.
+"""Where memberships start, and the survey before the first round that finds it. Memberships that move before the
+canonical models differ freeze a wrong assignment (lock-in), so clients are asked first which way they would pull a
+common model.
 
 All K canonical models begin with the same values, and each client makes a short sketch of the gradient of its whole
 loss there. Where clients are mixtures of K kinds, their first gradients are mixtures of the K kinds' gradients, so the
-sketches lie in a simplex; its corners are looked for by k-means along the main directions of the sketches. Either the
-server sees the sketches (`start_from_sketches`), or they stay with the clients and every step is a sum over
-clients (`PrivateStart`).
+sketches lie in a simplex; its corners are looked for by k-means along the main directions of the sketches.
+
+Open: one message, in which clients send their sketches as rows ("sketch"), and the server finds the corners
+(`start_from_sketches`). Private: the sketches stay with the clients, and the server sees sums over clients alone
+(`PrivateStart`): first their moments ("moments"), then steps of k-means ("assign"); last, clients place themselves
+among the corners ("place").
+
+Where not all clients take part in a round, the survey asks those who do, or SURVEYED clients per canonical model where
+these are more. All tasks then come with the corners and the network of the survey, and a client that works for the
+first time places itself by a sketch of its own. It would be lock-in to let it train with an even membership first: it
+would pull all models to where it is, while they hardly differ.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ...core.draws import hashed, name_keys, uniform
-from ...core.simplex import inside, nearest_mixtures
-from ...core.trees import Params, first_clients
-from ...io.codec import message
-from .batches import LocalData
+from ..core.draws import hashed, name_keys, uniform
+from ..core.simplex import inside, nearest_mixtures
+from ..core.trees import Params, first_clients, tree_map
+from ..io.codec import message
+from .contract import Plan, Problem, Rows, Sum, Total, Upload, Who, Work, participants
+from .local.batches import LocalData
+from .local.sgd import TrainingLoss
 
+if TYPE_CHECKING:
+    from .ppfl import PPFL, PPFLClient, PPFLServer
+
+SURVEYED = 10  # clients per canonical model that a survey asks at least: k-means among fewer misses corners
 WIDTH = 256  # numbers in a sketch; distances between gradients are kept to about 10 %
 TRUST = 0.9  # the rest is spread evenly: a start that no later step could leave would be lock-in again
 MOST_POINTS = 20_000  # clients among whom corners are looked for, enough for K means, and rows in a block
@@ -213,3 +228,128 @@ def nearest_cells(points: Tensor, centres: Tensor) -> Tensor:
     restarts, k, d = centres.shape
     distance = torch.cdist(points.double(), centres.reshape(-1, d).double()).reshape(-1, restarts, k)
     return one_hot(distance.argmin(-1), k).flatten(1).to(points.dtype)
+
+
+# ---------------------------------------------------------------------- the survey, server
+
+
+@message
+class Survey(NamedTuple):
+    """The task of a client in a survey."""
+
+    stage: str
+
+
+@message
+class Placement(NamedTuple):
+    """What clients that come after the survey place themselves by; without values until that has been made."""
+
+    network: Params  # at which sketches are taken; canonical leaves (1, ...)
+    start: Start
+
+    @classmethod
+    def empty(cls, problem: Problem, models: Params) -> Placement:
+        """At the start, when all canonical models are equal."""
+        network, k = one_network(problem, models), problem.population.k
+        parameters = sum(network[name].numel() for name in problem.population.canonical_names)
+        s, d = min(WIDTH, parameters), max(1, k - 1)
+        return cls(network, Start(*(torch.zeros(shape, dtype=torch.float64) for shape in ((s,), (s, d), (k, d)))))
+
+
+def one_network(problem: Problem, models: Params) -> Params:
+    """The first canonical model, with the common part; canonical leaves (1, ...)."""
+    canonical = problem.population.canonical_names
+    return {name: leaf[:1] if name in canonical else leaf for name, leaf in models.items()}
+
+
+def surveyed_clients(problem: Problem, participation: float, round: int) -> Who:
+    """Whom a survey asks: all, or a round's participants."""
+    return participants(problem, participation, round, at_least=SURVEYED * problem.population.k)
+
+
+def plan_survey(method: PPFL, problem: Problem, server: PPFLServer, round: int) -> Plan:
+    """The next message of the survey."""
+    if method.share_memberships:
+        stage = "sketch"
+    elif not server.survey:
+        stage = "moments"
+    else:
+        stage = "assign" if server.survey.corners is None else "place"
+    who = surveyed_clients(problem, method.participation, round)
+    return Plan(who, Survey(stage), ends_round=stage in ("sketch", "place"))
+
+
+def send_survey(problem: Problem, server: PPFLServer) -> dict[str, Any]:
+    """One network, since all canonical models start equal, and what the private start has found so far."""
+    so_far = ("mean", "directions", "centres") if server.survey else ()
+    return {"models": one_network(problem, server.shared)} | {n: getattr(server.survey, n) for n in so_far}
+
+
+def merge_survey(
+    problem: Problem, server: PPFLServer, task: Survey, totals: dict[str, Total], rows: Rows
+) -> PPFLServer:
+    """The server after a message. The survey begins again where fewer than K clients came back."""
+    k, survey = problem.population.k, server.survey
+    if task.stage == "sketch":
+        if rows.n_clients < k:
+            return server
+        ids = problem.roster.ids if rows.ids is None else rows.ids
+        start, found = start_from_sketches(rows.values["sketch"], rows.values["importance"], ids, k, problem.seed)
+        memberships = server.memberships.clone()
+        memberships[problem.roster.positions(rows.ids)] = found
+        return _with_start(server._replace(memberships=memberships), start)
+    if task.stage == "place":
+        return _with_start(server, Start(survey.mean, survey.directions, survey.corners))
+    if task.stage == "assign":
+        cells = totals["cells"]
+        return server._replace(survey=survey.moved(cells.weight, cells.value["point"], cells.value["square"]))
+    moments, clients = totals["moments"], totals["clients"]
+    if round(float(clients.value["count"][0])) < k:
+        return server
+    weight = clients.weight[0].double()
+    first, second = moments.weight, moments.value["sketch"]
+    return server._replace(survey=PrivateStart.from_moments(weight, first, second, k, problem.seed))
+
+
+def _with_start(server: PPFLServer, start: Start) -> PPFLServer:
+    """The server once the start is found: the survey is over."""
+    placement = server.placement
+    if placement:
+        placement = placement._replace(start=tree_map(lambda new, old: new.to(old), start, placement.start))
+    return server._replace(started=torch.ones_like(server.started), survey={}, placement=placement)
+
+
+# ---------------------------------------------------------------------- the survey, client
+
+
+def answer_survey(task: Survey, shared: dict[str, Any], client: PPFLClient, data: LocalData) -> Work:
+    """One message of a chunk of clients."""
+    client = client._replace(placed=torch.full_like(client.placed, task.stage == "place"))
+    if task.stage == "place":
+        found = start_memberships(client.point.double(), shared["centres"][0].double())
+        return Work(client._replace(membership=found.to(client.membership)), Upload())
+    if task.stage == "assign":
+        private, point = PrivateStart(shared["mean"], shared["directions"], shared["centres"]), client.point
+        if bool((point == 0).all(1).any()):  # the first step for some of them
+            sketch, _ = gradient_sketch(shared["models"], data)
+            point = private.points(sketch)
+        values = {"point": point, "square": point.square().sum(1)}
+        cells = Sum(nearest_cells(point, private.centres), values)
+        return Work(client._replace(point=point), Upload({"cells": cells}))
+    sketch, losses = gradient_sketch(shared["models"], data)
+    metrics = TrainingLoss(losses, data.sizes.to(losses)).metrics()
+    if task.stage == "sketch":
+        return Work(client, Upload({}, {"sketch": sketch, "importance": data.weight}, metrics))
+    count = Sum(None, {"count": 1 / data.weight})  # p_i / p_i: how many clients there are
+    sums = {"moments": Sum(sketch, {"sketch": sketch}), "clients": count}
+    return Work(client._replace(point=torch.zeros_like(client.point)), Upload(sums, metrics=metrics))
+
+
+def place_newcomers(placement: Placement, membership: Tensor, placed: Tensor, data: LocalData) -> Tensor:
+    """Memberships (C, K), in which those who are not placed yet stand where a sketch of their own puts them."""
+    new = (placed == 0).nonzero().flatten()
+    if len(new) == 0:
+        return membership
+    with data.space.frame():
+        sketch, _ = gradient_sketch(placement.network, data.select(new))
+    return membership.index_copy(0, new, placement.start.memberships(sketch).to(membership))
