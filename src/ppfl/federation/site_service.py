@@ -19,8 +19,8 @@ from ..core.ids import ClientIds
 from ..data import Federation
 from ..errors import CheckpointError, PPFLError, SettingError
 from ..sites import Describe, Reply, Site
-from ..sites.client_round import Session
 from ..sites.messages import decode, encode
+from ..sites.site import Session
 from .column_agreement import center_from_json, plan_from_json
 from .envelope import ERROR, REPLIES, REQUESTS, Envelope, seal, unseal
 from .federation_errors import FederationError

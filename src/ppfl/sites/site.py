@@ -6,12 +6,12 @@ A hospital has many patients, a gateway many meters: a site sends ONE sum for al
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..algorithms.contract import Rows
+from ..algorithms.contract import Method, Rows
 from ..algorithms.local.batches import Draws, LocalData
 from ..core.backends import Backend
 from ..core.draws import uniform
@@ -20,7 +20,6 @@ from ..core.population import Mixture, Models, Population
 from ..core.trees import named_leaves, tree_map, with_leaves
 from ..data import Federation, Samples
 from ..errors import CheckpointError, SettingError
-from .client_round import ClientRound, Session, Tally, Workplace
 from .engines import Engine
 from .evaluation import KeptPredictions, PredictionMetric, score_clients
 from .filters import Filter, default_filters, refusals, remember
@@ -42,6 +41,17 @@ from .messages import (
     UseKept,
 )
 from .states import ClientStates
+from .totals import UploadTotals, refuse_undeclared_rows
+
+
+class Session(NamedTuple):
+    """A run of a method at a site."""
+
+    method: Method
+    seed: int
+    dropout: float
+    weight: Tensor  # (M,), p_i
+    states: ClientStates
 
 
 class Site:
@@ -73,7 +83,6 @@ class Site:
         self.keys, self.positions = self.roster.keys, self.roster.position
         population, self.computed = run_frozen_layers(population, federation)
         self.backend: Backend = engine.backend(population, self.computed.train, federation.n_classes)
-        self.place = Workplace(engine, self.backend, self.computed.train, self.keys)
         self.sessions: dict[str, Session] = {}
         self._answers: dict[type, Callable[[Any], Reply]] = {
             Describe: self.describe,
@@ -136,34 +145,77 @@ class Site:
         refused: dict[int, str] = {}
         while True:  # again without those whose uploads are refused: work depends on nothing but its keys
             counted = here[[int(at) not in refused for at in here]] if refused else here
-            tally = ClientRound(self.place, session, request, asked[counted], counted).run()
-            norms = None if tally is None else tally.norms(session.states.filters)
+            totals = self._work(session, request, asked, counted)
+            norms = None if totals is None else totals.norms(session.states.filters)
             found = {} if norms is None else refusals(self.filters, norms)
             if not found:
                 break
             refused |= {int(counted[at]): reason for at, reason in found.items()}
             if request.keep_states:
                 session.states.undo_work()
-        if tally is not None and norms is not None and request.keep_states:
-            session.states.filters = session.states.filters | {tally.kind: remember(norms)}
-        return self._reply(tally, asked, here, counted, refused)
+        if totals is not None and norms is not None and request.keep_states:
+            session.states.filters = session.states.filters | {totals.kind: remember(norms)}
+        return self._reply(totals, asked, here, counted, refused)
+
+    def _work(self, session: Session, request: Train, asked: Tensor, counted: Tensor) -> UploadTotals | None:
+        """The work of the clients asked[counted] in an exchange; None where there are none.
+
+        counted (S,): where their rows are in what was sent to each of those who were asked.
+        """
+        if len(counted) == 0:
+            return None
+        samples, batch_size, who = self.computed.train, session.method.local.batch_size, asked[counted]
+        draws = Draws(session.seed, request.round, masks=bool(self.backend.population.mask_keys))
+
+        def work_on(chunks: Sequence[Tensor]) -> UploadTotals:
+            totals = UploadTotals(len(who))
+            for chunk in chunks:
+                with torch.no_grad(), self.backend.space.frame():  # torch.func has its own tape
+                    self._work_on_chunk(session, request, draws, chunk, who[chunk], counted[chunk], totals)
+            return totals
+
+        first, *others = self.engine.run(work_on, samples.cpu_sizes[who], batch_size, self.backend, samples)
+        for other in others:
+            first.join(other)
+        return first
+
+    def _work_on_chunk(
+        self,
+        session: Session,
+        request: Train,
+        draws: Draws,
+        chunk: Tensor,
+        who: Tensor,
+        rows: Tensor,
+        totals: UploadTotals,
+    ) -> None:
+        """chunk, who, rows (C,): where these clients are in the round, at the site, and in what was sent to each."""
+        method, batch_size = session.method, session.method.local.batch_size
+        weight = session.weight[who.to(session.weight.device)]
+        data = LocalData(self.computed.train, weight, self.keys[who], who, draws, self.backend)
+        own = {name: leaf[rows.to(leaf.device)] for name, leaf in request.own.items()}
+        work = method.work(request.task, request.shared, own, session.states.rows(who), data)
+        refuse_undeclared_rows(method, work.upload)
+        if request.keep_states:
+            session.states.write(who, work.client)
+        totals.add(chunk, work, weight, data.sizes if batch_size is None else data.sizes.clamp_max(batch_size))
 
     def _reply(
-        self, tally: Tally | None, asked: Tensor, here: Tensor, counted: Tensor, refused: dict[int, str]
+        self, totals: UploadTotals | None, asked: Tensor, here: Tensor, counted: Tensor, refused: dict[int, str]
     ) -> Reply:
         ids = self.federation.ids
         counts = {"asked": len(asked), "participants": len(counted), "lost": len(asked) - len(here)}
-        counts |= {"refused": len(refused), "bytes_up": 0 if tally is None else tally.bytes_up}
+        counts |= {"refused": len(refused), "bytes_up": 0 if totals is None else totals.bytes_up}
         metrics = {name: torch.tensor(float(count), dtype=torch.float64) for name, count in counts.items()}
         names = tuple(Refusal(ids[int(asked[at])], reason) for at, reason in sorted(refused.items()))
-        if tally is None:
+        if totals is None:
             return Reply(metrics=metrics, rows=Rows((), {}), refused=names)
         who = asked[counted]
         # rows without names are those of all clients in the site's order
         came = None if who.equal(torch.arange(len(ids))) else tuple(ids[at] for at in who.tolist())
-        values = tally.rows
+        values = totals.rows
         rows = Rows(came, values) if values else Rows((), {})
-        return Reply(tally.totals, metrics | tally.metrics, rows, refused=names)
+        return Reply(totals.totals, metrics | totals.metrics, rows, refused=names)
 
     # ------------------------------------------------------------------ scores
 

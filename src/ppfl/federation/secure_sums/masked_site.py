@@ -26,8 +26,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from ...core.draws import name_key, uniform
 from ...data import Federation
 from ...sites import Describe, Refusal, Reply, Request, Site, Train
-from ...sites.client_round import Session
 from ...sites.messages import Save, encode
+from ...sites.site import Session
 from ..federation_errors import FederationError
 from .key_agreement import PairKeys, PublicKeys, SiteIdentity, check_offers, new_private_key
 from .mask_streams import KEY_BYTES, add_mask, pair_sign, part_key

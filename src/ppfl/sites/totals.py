@@ -1,86 +1,18 @@
-"""The work of some clients in one exchange: chunk by chunk, into sums and rows."""
+"""What the uploads of clients add up to at a site: sums, rows, and the norms that filters look at."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..algorithms.contract import Method, Sum, Total, Upload, Work
-from ..algorithms.local.batches import Draws, LocalData
-from ..core.backends import Backend
 from ..core.trees import tree_leaves, tree_map
-from ..data import Samples
 from ..errors import SettingError
 from ..io.codec import size_of
-from .engines import Engine
 from .filters import FilterMemory, Norms, row_norms
-from .messages import Train
-from .states import ClientStates
-
-
-class Session(NamedTuple):
-    """A run of a method at a site."""
-
-    method: Method
-    seed: int
-    dropout: float
-    weight: Tensor  # (M,), p_i
-    states: ClientStates
-
-
-class Workplace(NamedTuple):
-    """What a site's clients work with."""
-
-    engine: Engine
-    backend: Backend
-    samples: Samples
-    keys: Tensor  # (M,), of the clients' names
-
-
-class ClientRound:
-    """The work of some clients in an exchange."""
-
-    def __init__(self, place: Workplace, session: Session, request: Train, who: Tensor, own_rows: Tensor) -> None:
-        """who (S,): positions of the clients; own_rows (S,): where their rows are in what was sent to each."""
-        self.place, self.session, self.request = place, session, request
-        self.who, self.own_rows = who, own_rows
-        self.draws = Draws(session.seed, request.round, masks=bool(place.backend.population.mask_keys))
-
-    def run(self) -> Tally | None:
-        """None where no client takes part."""
-        if len(self.who) == 0:
-            return None
-        engine, backend, samples, _ = self.place
-        sizes, batch_size = samples.cpu_sizes[self.who], self.session.method.local.batch_size
-        first, *others = engine.run(self._work_on, sizes, batch_size, backend, samples)
-        for other in others:
-            first.join(other)
-        return first
-
-    def _work_on(self, chunks: Sequence[Tensor]) -> Tally:
-        tally = Tally(len(self.who))
-        for chunk in chunks:
-            with torch.no_grad(), self.place.backend.space.frame():  # torch.func has its own tape
-                self._work_on_chunk(chunk, tally)
-        return tally
-
-    def _work_on_chunk(self, chunk: Tensor, tally: Tally) -> None:
-        (_, backend, samples, keys), session, request = self.place, self.session, self.request
-        who, rows = self.who[chunk], self.own_rows[chunk]
-        weight = session.weight[who.to(session.weight.device)]
-        data = LocalData(samples, weight, keys[who], who, self.draws, backend)
-        own = {name: leaf[rows.to(leaf.device)] for name, leaf in request.own.items()}
-        before = session.states.rows(who)
-        work = session.method.work(request.task, request.shared, own, before, data)
-        refuse_undeclared_rows(session.method, work.upload)
-        if request.keep_states:
-            session.states.write(who, work.client)
-        batch_size = session.method.local.batch_size
-        tally.add(chunk, work, weight, data.sizes if batch_size is None else data.sizes.clamp_max(batch_size))
 
 
 def refuse_undeclared_rows(method: Method, upload: Upload) -> None:
@@ -116,7 +48,7 @@ def _weighted_sums(weight: Tensor, leaf: Tensor) -> Tensor:
     return (weight.T @ leaf.reshape(len(leaf), -1)).view(weight.shape[1], *leaf.shape[1:])
 
 
-class Tally:
+class UploadTotals:
     """What the uploads of some of a round's clients add up to. One thread's own; threads' are joined at the end."""
 
     def __init__(self, clients: int) -> None:
@@ -159,7 +91,7 @@ class Tally:
         for onto, leaf in zip(tree_leaves(total.value), tree_leaves(sum_.value), strict=True):
             onto.view(len(onto), -1).addmm_(weight.T, leaf.reshape(len(leaf), -1))
 
-    def join(self, other: Tally) -> None:
+    def join(self, other: UploadTotals) -> None:
         """Add another thread's."""
         for name, total in other.totals.items():
             self.totals[name] = tree_map(torch.add, self.totals[name], total) if name in self.totals else total
