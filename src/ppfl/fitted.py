@@ -165,7 +165,7 @@ class Fitted(Trained):
 
     def save_adapter(self, client: ClientId, folder: str | Path) -> Path:
         """Write a client's own low-rank adapter to a folder that `peft` reads, for use with the network as it was."""
-        net = client_model(self.population, self.models([client]), merge=False)
+        net = client_model(self.population, self.models([client]), predictions=False, merge=False)
         if adapted_layers(net).keys() != adapted_layers(self.population.architecture).keys():
             raise ModelError(
                 f"client {client!r} mixes what {self.population.k} adapters give, and a file holds one; fit with "

@@ -32,6 +32,12 @@ REFUSED = {  # the call, and words of the answer: what was found, and the remedy
 }
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_method_does_by_default_is_what_it_accepts(name):
+    method = METHODS[name]()
+    assert METHODS[name].model_validate(method.model_dump()) == method
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_problem_does_not_allow_is_refused_with_the_remedy(name):
     call, *words = REFUSED[name]

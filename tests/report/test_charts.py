@@ -1,5 +1,7 @@
 """Charts are given the recorded numbers, in the right order."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -84,7 +86,13 @@ def test_every_row_is_a_dot_in_both_panels_of_residuals(tmp_path):
     table = make_client_table()
     for model, y in ((regressor(k=1), table.y), (classifier(k=1), table.labels)):
         picture = plot_residuals(model.fit(table.x, y), table.x, y, path=tmp_path / "residuals.svg")
-        assert (tmp_path / "residuals.svg").read_text() == picture and picture.count("<circle") == 2 * len(y)
+        assert (tmp_path / "residuals.svg").read_text() == picture
+        dots = np.array(re.findall(r'<circle cx="([-\d.]+)" cy="([-\d.]+)"', picture), dtype=float)
+        assert len(dots) == 2 * len(y)
+        width, height = (float(size) for size in re.search(r'viewBox="0 0 (\d+) (\d+)"', picture).groups())
+        left, right = dots[: len(y)], dots[len(y) :]  # one panel each, and nothing outside of the picture
+        assert 0 < left[:, 0].min() and left[:, 0].max() < width / 2 < right[:, 0].min() and right[:, 0].max() < width
+        assert 0 < dots[:, 1].min() and dots[:, 1].max() < height
     plot_residuals(model, table.x, y, path=tmp_path / "residuals.html", kind="pearson")
     page = (tmp_path / "residuals.html").read_text()
     assert page.startswith("<!doctype html>") and "pearson residual" in page

@@ -12,6 +12,7 @@ from ppfl.algorithms import METHODS, PPFL, FedAvg, FineTune
 from ppfl.data import synthetic_groups
 from ppfl.runs import Experiment, load_experiment, run
 from ppfl.runs.comparison import load_comparison
+from ppfl.server import Watch
 from ppfl.sites import Loop, Stacked
 
 NESTED = 'method={name="finetune", steps=5, method={name="fedavg", lr=0.2}}'
@@ -77,6 +78,10 @@ def test_affinities_are_those_of_the_core_and_what_does_not_fit_into_memory_is_r
         assert affinity_by("auto", federation, method) is None
     with memory_limit(500):
         assert_refused(lambda: affinity_by("features"), AffinityError, "12 clients take 576 bytes")
+
+
+def test_what_is_watched_by_default_is_the_same_in_a_file_and_in_python(file):
+    assert load_experiment(file).watch.build() == Watch()
 
 
 def test_a_metric_beside_the_experiment_file_is_recorded_and_one_that_is_not_there_refused(tmp_path):

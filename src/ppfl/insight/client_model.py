@@ -14,7 +14,7 @@ from ..core.population import Mixture, Models, Networks, Population
 from ..core.trees import Params, weighted_sum
 
 
-def client_model(population: Population, models: Models, *, predictions: bool = False, merge: bool = True) -> nn.Module:
+def client_model(population: Population, models: Models, *, predictions: bool, merge: bool = True) -> nn.Module:
     """The model of the one client that `models` has, in evaluation mode.
 
     The network as it was given to the population, with the client's weights, wherever one network will do. Outputs of
@@ -27,7 +27,7 @@ def client_model(population: Population, models: Models, *, predictions: bool = 
 
     >>> population = Population(nn.Linear(4, 3), k=2, mix="weights")
     >>> shared = population.initial_models(seed=0, distinct=True)
-    >>> client_model(population, Mixture(shared, torch.tensor([[0.3, 0.7]])))
+    >>> client_model(population, Mixture(shared, torch.tensor([[0.3, 0.7]])), predictions=False)
     Linear(in_features=4, out_features=3, bias=True)
     """
     if not isinstance(models, Mixture):
