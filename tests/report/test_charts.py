@@ -91,8 +91,8 @@ def test_every_row_is_a_dot_in_both_panels_of_residuals(tmp_path):
         assert len(dots) == 2 * len(y)
         width, height = (float(size) for size in re.search(r'viewBox="0 0 (\d+) (\d+)"', picture).groups())
         left, right = dots[: len(y)], dots[len(y) :]  # one panel each, and nothing outside of the picture
-        assert 0 < left[:, 0].min() and left[:, 0].max() < width / 2 < right[:, 0].min() and right[:, 0].max() < width
-        assert 0 < dots[:, 1].min() and dots[:, 1].max() < height
+        assert left[:, 0].min() > 0 and left[:, 0].max() < width / 2 < right[:, 0].min() and right[:, 0].max() < width
+        assert dots[:, 1].min() > 0 and dots[:, 1].max() < height
     plot_residuals(model, table.x, y, path=tmp_path / "residuals.html", kind="pearson")
     page = (tmp_path / "residuals.html").read_text()
     assert page.startswith("<!doctype html>") and "pearson residual" in page
