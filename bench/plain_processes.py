@@ -51,7 +51,10 @@ def _work(pipe: Connection, net: nn.Module, clients: list, descent: Descent, val
     loop.values = values
     pipe.send("ready")
     while True:
-        mine = [loop.clients[at] for at in pipe.recv()]
+        try:
+            mine = [loop.clients[at] for at in pipe.recv()]
+        except EOFError:  # the benchmark has ended
+            return
         _write(total, loop.weighted_models(mine))
         pipe.send(sum(client.weight for client in mine))
 
