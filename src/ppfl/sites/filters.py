@@ -7,12 +7,16 @@ reported with the client's name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Numbers = npt.NDArray[np.float64]
 
 MEDIAN, UPPER, TIMES = 0.5, 0.9, 10.0
 FEWEST = 4  # uploads to compare with
@@ -25,19 +29,37 @@ DECAY = 0.9
 FilterMemory = dict[str, tuple[list[float], list[list[float]]]]
 
 
-class Norms(NamedTuple):
+@dataclass(frozen=True)
+class Norms:
     """What the uploads of a round look like, one row per client."""
 
     upload: Tensor  # (S,), Euclidean norm of what is sent, without what is one number per client, such as a count
     steps: Tensor  # (S,), about how many local steps it comes from
     rest: Tensor  # (S,), norm of all else: such numbers, metrics, and the client's new state
-    bound: list[float] = [0.0, 0.0]  # of earlier rounds, for `compared`; 0 where there is none
-    recent: list[list[float]] = []  # `compared` of the last uploads of earlier rounds
+    bound: Sequence[float] = (0.0, 0.0)  # of earlier rounds, for `compared`; 0 where there is none
+    recent: Sequence[list[float]] = ()  # `compared` of the last uploads of earlier rounds
 
-    @property
-    def compared(self) -> Tensor:
+    @cached_property
+    def compared(self) -> Numbers:
         """(S, 2): a client with more data takes more steps, so norms are compared as they are and per step."""
-        return torch.stack([self.upload, self.upload / self.steps], dim=1)
+        return torch.stack([self.upload, self.upload / self.steps], dim=1).numpy()
+
+    @cached_property
+    def known(self) -> Numbers:
+        """(N, 2), each column in order: what is compared and finite, with the last ones before it where these are
+        few."""
+        known = self.compared[np.isfinite(self.compared[:, 0])]
+        if len(known) < FEWEST:
+            known = np.concatenate([np.reshape(self.recent, (-1, 2)), known])
+        return np.sort(known, axis=0)
+
+    @cached_property
+    def largest(self) -> Numbers:
+        """(2,): above them norms are too large, by this round alone; 0 where nothing can be said."""
+        if len(self.known) < FEWEST:
+            return np.zeros(2)
+        median, upper = (self.known[int(share * (len(self.known) - 1))] for share in (MEDIAN, UPPER))
+        return TIMES * upper * (upper / median) if median.min() > 0 else np.zeros(2)
 
 
 class Filter(Protocol):
@@ -68,48 +90,24 @@ class BoundedUploads:
     """
 
     def refuse(self, norms: Norms) -> dict[int, str]:
-        compared, pool = norms.compared.numpy(), _pool(norms)
-        bound = np.maximum(_bound(pool), norms.bound)
+        compared, bound = norms.compared, np.maximum(norms.largest, norms.bound)
         if bound.min() <= 0:
             return {}
         large = np.isfinite(compared[:, 0]) & (compared > bound).all(axis=1)
+        median = norms.known[int(MEDIAN * (len(norms.known) - 1)), 0]
         return {
-            at: f"its update has norm {compared[at, 0]:.3g}, most have {_at(MEDIAN, np.sort(pool[:, 0])):.3g}"
+            at: f"its update has norm {compared[at, 0]:.3g}, most have {median:.3g}"
             for at in np.flatnonzero(large).tolist()
         }
 
 
 def remember(norms: Norms) -> tuple[list[float], list[list[float]]]:
     """What later uploads are compared with, after the uploads of a round were counted: `Norms.bound` and `.recent`."""
-    found, bound, compared = _bound(_pool(norms)), np.array(norms.bound), norms.compared
-    if found.min() > 0:  # else most have come to rest, or there are too few to tell
-        bound = np.maximum(found, DECAY * bound)
-    recent = [*norms.recent, *compared[compared[:, 0].isfinite()][-RECENT:].tolist()]
+    compared, bound = norms.compared, np.array(norms.bound)
+    if norms.largest.min() > 0:  # else most have come to rest, or there are too few to tell
+        bound = np.maximum(norms.largest, DECAY * bound)
+    recent = [*norms.recent, *compared[np.isfinite(compared[:, 0])][-RECENT:].tolist()]
     return bound.tolist(), recent[-RECENT:]
-
-
-def _pool(norms: Norms) -> npt.NDArray[np.float64]:
-    """(N, 2): the finite norms of a round; together with the last ones before it where they are few."""
-    compared = norms.compared.numpy()
-    now = compared[np.isfinite(compared[:, 0])]
-    return now if len(now) >= FEWEST else np.concatenate([np.array(norms.recent).reshape(-1, 2), now])
-
-
-def _bound(pool: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Two numbers: above them norms are too large, given those of a pool (N, 2); 0 where nothing can be said."""
-    if len(pool) < FEWEST:
-        return np.zeros(2)
-    ordered = np.sort(pool, axis=0)
-    median, upper = (_at(share, ordered) for share in (MEDIAN, UPPER))
-    if median.min() <= 0:
-        return np.zeros(2)
-    bound: npt.NDArray[np.float64] = TIMES * upper * (upper / median)
-    return bound
-
-
-def _at(share: float, ordered: npt.NDArray[np.float64]) -> Any:
-    """The number, or the row, that this share of the others comes before."""
-    return ordered[int(share * (len(ordered) - 1))]
 
 
 def default_filters() -> tuple[Filter, ...]:

@@ -98,11 +98,11 @@ class LocalData:
         self, batch_size: int | None, epochs: int | None = None, steps: int | None = None, purpose: str = "theta"
     ) -> Iterator[Batch]:
         """One batch per local step: `epochs` passes over each client's data, or `steps` steps each."""
-        size = batch_size or self._largest
+        size = min(batch_size or self._largest, self._largest)
         per_epoch = (self._sizes + size - 1) // size
         todo = self.count_steps(batch_size, epochs, steps).numpy()
         passes = int(((todo + per_epoch - 1) // per_epoch).max())
-        visits = self._visits(passes, None if batch_size is None else purpose)
+        visits = self._visits(passes, size, purpose)
         seed, round, draws_masks = self._draws
         masks = hashed(seed, "dropout", purpose, round, self.keys) if draws_masks else None
         inputs = _Inputs(self.samples.x, self.space)
@@ -118,7 +118,7 @@ class LocalData:
                 epochs_before = np.arange(n) * passes + step // per_epoch[:n]
                 where = visits.reshape(-1)[_rectangle(epochs_before * visits.shape[2] + at, real)]
             keys = None if masks is None else hashed(step, after=masks[:n].clone()).to(self.samples.x.device)
-            yield self._batch(inputs, where, real, keys, whole=batch_size is None)
+            yield self._batch(inputs, where, real, keys, whole=visits is None)
 
     def everything(self, block: int, after: int = 0) -> Iterator[Batch]:
         """All samples of every client, or those after the first `after`, in blocks of at most `block` samples per
@@ -130,20 +130,23 @@ class LocalData:
             where = _rectangle(self._starts[:n] + first, real)
             yield self._batch(inputs, where, real, None, whole=int(real[0]) == self._largest)
 
-    def _visits(self, epochs: int, purpose: str | None) -> Integers | None:
-        """(C, epochs, N): rows of the data in the order they are visited, one of the client's own where it has no more;
-        None where whole batches are visited as they lie.
+    def _visits(self, epochs: int, batch_size: int, purpose: str) -> Integers | None:
+        """(C, epochs, N): rows of the data in the order they are visited, one of the client's own where it has no more.
+
+        A client whose samples fit into one batch has no order to draw; None where no client has.
         """
-        if purpose is None:
+        shuffled = int(np.count_nonzero(self._sizes > batch_size))
+        if shuffled == 0:
             return None
         clients, longest = len(self._sizes), self._largest
         size = clients * epochs * longest * self._starts.itemsize
         what = f"{epochs:,} passes over {longest:,} samples of {clients:,} clients need {size:,} bytes"
         check_limit("bytes", size, what, "use fewer local epochs or steps, or ", SettingError)
-        state = hashed(self._draws.seed, purpose, self._draws.round, self.keys)
+        state = hashed(self._draws.seed, purpose, self._draws.round, self.keys[:shuffled])
         visits = np.empty((clients, epochs, longest), np.int64)
         visits[:] = self._starts[:, None, None]
-        for which in similar_sizes(self.sizes):  # rectangles of little padding
+        visits[shuffled:] += np.minimum(np.arange(longest), self._sizes[shuffled:, None, None] - 1)
+        for which in similar_sizes(self.sizes[:shuffled]):  # rectangles of little padding
             longest, sizes = int(self._sizes[which.start]), self.sizes[which]
             draws = hashed(torch.arange(epochs)[:, None], torch.arange(longest), after=state[which, None, None])
             orders = shuffles(draws, sizes).numpy()
