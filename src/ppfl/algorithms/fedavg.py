@@ -79,8 +79,9 @@ class FedAvg(Averaging):
 
     def train_copies(self, add_gradients: AddGradients, lr: float, shared: Params, state: Any, data: LocalData) -> Work:
         """Everyone's local run from the shared model, and what it changed."""
-        ends = data.copies(shared)
-        loss = descend(add_gradients, ends, data, self.sgd(lr))
+        start = expand(shared, len(data.weight))
+        ends = data.space.empty_like(start)
+        loss = descend(add_gradients, ends, data, self.sgd(lr), start=start)
         return Work(state, Upload({"change": Sum(None, subtract_(ends, shared))}, metrics=loss.metrics()))
 
     def model(self, backend: Backend, shared: Params, own: dict[str, Tensor], state: Any) -> Models:

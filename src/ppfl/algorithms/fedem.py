@@ -24,7 +24,7 @@ from ..core.backends import Backend, Batch
 from ..core.population import Mixture, Models, Population
 from ..core.settings import NonNegative
 from ..core.simplex import entropy, uniform
-from ..core.trees import Params, subtract_
+from ..core.trees import Params, expand, subtract_
 from ..errors import SettingError
 from .contract import Problem, Sum, Upload, Work
 from .fedavg import Averaging, NetworkServer
@@ -66,8 +66,9 @@ class FedEM(Averaging):
             weights = q.of(batch).mul_(batch.share[:, None])
             return data.backend.add_weighted_gradients(at, velocity, momentum, weights, batch)
 
-        ends = data.copies(shared)
-        loss = descend(add_gradients, ends, data, self.sgd(task))
+        start = expand(shared, len(data.weight))
+        ends = data.space.empty_like(start)
+        loss = descend(add_gradients, ends, data, self.sgd(task), start=start)
         change = Sum(None, subtract_(ends, shared))
         # the bound adds mean_n sum_k q_nk log(q_nk / pi_k), and pi is the mean of the q
         bound = loss._replace(loss=loss.loss + entropy(q.mean) - q.mean_entropy)

@@ -71,6 +71,8 @@ class ClientStates:
 
     def rows(self, who: Tensor) -> Tree:
         """Copies of the states of the clients at these positions, leaves (len(who), ...)."""
+        if not self._leaves:
+            return self.initial
         return self._read(self._slots[who])
 
     def return_to(self, merged: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...core.backends import Batch
 from ...core.settings import Count, NonNegative, Positive, Repeats
-from ...core.trees import Params, first_clients, per_client, subtract_
+from ...core.trees import Params, expand, first_clients, per_client, subtract_
 from ...errors import SettingError
 from ..contract import Method, Plan, Problem, participants
 from .batches import LocalData
@@ -127,12 +127,14 @@ def descend(
     only: Container[str] | None = None,
     factor: Tensor | None = None,
     batches: Iterable[Batch] | None = None,
+    start: Params | None = None,
 ) -> TrainingLoss:
     """v <- mu v + g + wd x;  x <- x - lr v, in place on `values`, leaves (C, ...); `add_gradients` does mu v + g.
 
     One step per batch: the run's, where no others are given. Of the leaves `only` those with these names move, and
     `add_gradients` is told so; None: all of them. factor (C,) multiplies the gradients of canonical leaves: a step of
-    f lr with weight decay wd / f, and v / f in the place of v, is the same.
+    f lr with weight decay wd / f, and v / f in the place of v, is the same. start, leaves (C, ...): where the first
+    step begins; `values` may then hold anything before it, which saves a copy. Every client takes at least one step.
     """
     if only is not None:
         add_gradients = partial(add_gradients, only=only)
@@ -146,18 +148,20 @@ def descend(
                 moving = len(batch.x)
                 x, v = first_clients(values, moving), first_clients(velocity, moving)
                 moved = [name for name in x if only is None or name in only]
-            losses = add_gradients(x, v, momentum, batch)
+            before = x if start is None else start
+            losses = add_gradients(before, v, momentum, batch)
             for name in moved:
-                value, speed = x[name], v[name]
+                value, speed, after = before[name], v[name], x[name]
                 if factor is not None and name in canonical:
                     own = per_client(factor[:moving], value)
                     if sgd.weight_decay:
                         speed.addcmul_(value, sgd.weight_decay / own)
-                    value.addcmul_(speed, own, value=-sgd.lr)
+                    torch.addcmul(value, speed, own, value=-sgd.lr, out=after)
                     continue
                 if sgd.weight_decay:
                     speed.add_(value, alpha=sgd.weight_decay)
-                value.add_(speed, alpha=-sgd.lr)
+                torch.add(value, speed, alpha=-sgd.lr, out=after)
+            start = None
             losses_seen[:moving].addcmul_(losses, batch.real)
             samples_seen[:moving].add_(batch.real)
             momentum = sgd.momentum
@@ -214,8 +218,9 @@ def train_models(models: Params, c: Tensor, data: LocalData, sgd: SGD, *, own_pa
     def add_gradients(at: Params, velocity: Params, momentum: float, batch: Batch) -> Tensor:
         return data.backend.add_model_gradients(at, velocity, momentum, c[: len(batch.x)], batch)
 
-    ends = data.copies(models)
-    loss = descend(add_gradients, ends, data, sgd, factor=1 / norm if own_pace else None)
+    start = expand(models, len(c))
+    ends = data.space.empty_like(start)
+    loss = descend(add_gradients, ends, data, sgd, factor=1 / norm if own_pace else None, start=start)
     left = part_of_start_left(data, sgd)
     common, moves = data.backend.population.split(ends)
     for name, end in moves.items():
