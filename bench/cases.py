@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 PLAIN_FEDAVG, FEDAVG = "plain FedAvg loop", "FedAvg"
 PLAIN_PROCESSES = "plain FedAvg loop, two processes"
 CONVOLUTIONS = "the convolutions alone"
+PASSES = "passes over memory alone: FedAvg"
 WIDTHS, KS, POPULATIONS = (32, 64, 128, 256, 512), (1, 2, 4, 8, 16), (10_000, 100_000, 1_000_000)
 
 
@@ -69,6 +70,9 @@ class On(NamedTuple):
     def fedavg_steps(self) -> Case:
         return Case(local_steps(FEDAVG), *self, "local_steps", {})
 
+    def fedavg_passes(self) -> Case:
+        return Case(PASSES, *self, "memory_passes", {})
+
     def ppfl_steps(self, k: int, mix: str, steps: int) -> Case:
         name = local_steps(label(k, mix, True, steps))
         return Case(name, *self, "local_steps", {"k": k, "mix": mix, "steps": steps})
@@ -129,6 +133,7 @@ def comparisons() -> list[Comparison]:
                 small.plain_fedavg(),
                 small.plain_processes(),
                 small.fedavg_steps(),
+                small.fedavg_passes(),
                 small.fedavg(),
                 small.ppfl(4, "weights"),
                 small.ppfl_steps(4, "weights", steps=1),

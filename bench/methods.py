@@ -8,7 +8,7 @@ import torch
 from convolution_limit import convolutions_alone
 from plain import PPFL_LOOPS, Descent, FedAvgLoop, clients_of
 from plain_processes import FedAvgProcesses
-from steps_alone import steps_alone
+from steps_alone import passes_alone, steps_alone
 from workloads import Workload
 
 from ppfl import PPFL, FedAvg, Population
@@ -76,12 +76,20 @@ def plain_ppfl(workload: Workload, k: int, mix: str, steps: int) -> Round:
 
 
 def local_steps(workload: Workload, k: int = 1, mix: str = "weights", steps: int = 0) -> Round:
-    one_round = steps_alone(workload, LR, MEMBERSHIP_LR, k, mix, steps)
+    return _costless(steps_alone(workload, LR, MEMBERSHIP_LR, k, mix, steps))
 
-    def without_result() -> None:
-        one_round()
 
-    return without_result
+def memory_passes(workload: Workload) -> Round:
+    return _costless(passes_alone(workload))
+
+
+def _costless(work: Callable[[], object]) -> Round:
+    """Work that sends nothing."""
+
+    def one_round() -> None:
+        work()
+
+    return one_round
 
 
 def rounds_in_process(
@@ -104,10 +112,8 @@ def _rounds(method: Method, workload: Workload, k: int, mix: str) -> Round:
     return one_round
 
 
-ROUNDS: dict[str, Callable[..., Round]] = {
-    method.__name__: method
-    for method in (fedavg, ppfl, local_steps, plain_fedavg, plain_processes, plain_ppfl, convolutions_alone)
-}
+METHODS = (fedavg, ppfl, local_steps, memory_passes, plain_fedavg, plain_processes, plain_ppfl, convolutions_alone)
+ROUNDS: dict[str, Callable[..., Round]] = {method.__name__: method for method in METHODS}
 
 
 def passes(k: int = 1, mix: str = "outputs", theta: bool = True, steps: int = 0, start: str = "") -> Passes:

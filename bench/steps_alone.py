@@ -1,7 +1,8 @@
-"""The local steps of a round and nothing else; the rest of a round's time is what the round itself costs.
+"""The local steps of a round and nothing else, and its passes over memory and nothing else.
 
-The models of a round's clients are side by side, as in ppfl, on one batch that lies ready. Drawing clients, gathering
-samples, states, sums, filters and the server are left out.
+Local steps: the models of a round's clients are side by side, as in ppfl, on one batch that lies ready. Passes over
+memory: samples of random clients are gathered, and each client's model is subtracted, measured and added up. What is
+left of a round's time is Python: drawing clients, requests, states, checks and the server.
 """
 
 from collections.abc import Callable
@@ -44,10 +45,37 @@ def steps_alone(
     return one_round
 
 
+def passes_alone(workload: Workload) -> Callable[[], Params]:
+    """What a round of FedAvg does to its samples and models besides computing with them."""
+    population = Population(workload.net, k=1, loss=workload.loss)
+    federation, shared = workload.federation, population.initial_network()
+    x, clients, size = federation.train.x, *clients_and_samples(workload)
+    drawn = torch.randperm(federation.n_clients, generator=torch.Generator().manual_seed(0))[:clients]
+    rows = (drawn[:, None] * size + torch.arange(size)).flatten()
+    into, share = x.new_empty(len(rows), *x.shape[1:]), x.new_full((1, clients), 1 / clients)
+    ends = {name: value.repeat(clients, *[1] * value.dim()) for name, value in shared.items()}
+
+    def one_round() -> Params:
+        torch.index_select(x, 0, rows, out=into)
+        after = {}
+        for name, value in ends.items():
+            change = value.sub_(shared[name]).flatten(1)
+            torch.linalg.vector_norm(change, dim=1)
+            after[name] = shared[name] + (share @ change).view(shared[name].shape)
+        return after
+
+    return one_round
+
+
+def clients_and_samples(workload: Workload) -> tuple[int, int]:
+    """How many clients take part in a round, and how many samples each client has."""
+    federation = workload.federation
+    return max(1, round(workload.participation * federation.n_clients)), len(federation.train.client(0).y)
+
+
 def first_batch(workload: Workload) -> Batch:
     """All samples of the first clients, as many as take part in a round; all have the same number of samples."""
-    federation = workload.federation
-    clients, size = max(1, round(workload.participation * federation.n_clients)), len(federation.train.client(0).y)
+    federation, (clients, size) = workload.federation, clients_and_samples(workload)
     rows = torch.arange(clients * size).view(clients, size)
     x, y = federation.train.x[rows], federation.train.y[rows]
     return Batch(x, y, x.new_full(rows.shape, 1 / size), x.new_full((clients,), size), rows, None)

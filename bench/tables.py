@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cases import CONVOLUTIONS, FEDAVG
+from cases import CONVOLUTIONS, FEDAVG, PASSES, local_steps
 from growth import Grown
 from results import Compared
 from targets import Target
@@ -27,7 +27,7 @@ def compared_table(compared: Compared) -> str:
     head = ("", "s per round", "x plain", "x FedAvg", "of limit", "peak MiB", "above data", "B up", "B down")
     title = f"({compared.part}) {compared.title}; matmul limit {compared.limit / 1e9:.0f} Gflop/s"
     rows = table(head, [_row(compared, label) for label in compared.found])
-    return f"{title}\n\n{rows}{_of_convolutions(compared)}"
+    return f"{title}\n\n{rows}{_of_convolutions(compared)}{_split(compared)}"
 
 
 def _of_convolutions(compared: Compared) -> str:
@@ -38,6 +38,17 @@ def _of_convolutions(compared: Compared) -> str:
     others = [one for one in compared.found.values() if one is not alone and not one.failed]
     parts = ", ".join(f"{one.case.label} {alone.seconds / one.seconds:.0%}" for one in others)
     return f"\n  of the convolution limit: {parts}"
+
+
+def _split(compared: Compared) -> str:
+    """A round of FedAvg as arithmetic, memory and Python."""
+    parts = [compared.found.get(label) for label in (FEDAVG, local_steps(FEDAVG), PASSES)]
+    seconds = [one.seconds for one in parts if one is not None and not one.failed]
+    if len(seconds) < len(parts):
+        return ""
+    whole, steps, passes = seconds
+    named = {"arithmetic": steps, "passes over memory": passes, "Python": whole - steps - passes}
+    return "\n  a round of FedAvg: " + ", ".join(f"{name} {of / whole:.0%}" for name, of in named.items())
 
 
 def _row(compared: Compared, label: str) -> tuple[str, ...]:
