@@ -131,28 +131,36 @@ class _KeptBlocks:
 def best_memberships(loss_at: MembershipLoss, c: Tensor, most_steps: int) -> tuple[Tensor, Tensor]:
     """The minimum of every client's loss over the simplex, from c (C, K), and the losses (C,) there.
 
+    Losses have the precision of c. The search itself is in double precision: near a minimum steps become shorter than
+    what single precision can tell apart.
+
     Mirror steps whose length each client finds for itself: twice as long after a step that keeps what a bound of that
     length promises, and else taken back. <c, g> - min <., g> bounds how far a convex loss is from its minimum, so it
     says when to stop: at GAP, relative to 1 + loss. A loss that is not convex, as with mixed weights, ends in a
     stationary point, to the same gap. Who else is searched for changes rounding errors alone, so it changes a client's
     loss by no more than that.
     """
-    c = inside(c)
-    g, loss = loss_at(c)
-    eta, near, rounding = torch.ones_like(loss), GAP[c.dtype], ROUNDING[c.dtype]
+
+    def at(c: Tensor) -> tuple[Tensor, Tensor]:
+        slope, loss = loss_at(c.to(precision))
+        return slope.double(), loss.double()
+
+    precision, c = c.dtype, inside(c.double())
+    g, loss = at(c)
+    eta, near, rounding = torch.ones_like(loss), GAP[precision], ROUNDING[precision]
     for _ in range(most_steps):
         gap = ((c - FLOOR) * (g - g.amin(1, keepdim=True))).sum(1)  # no membership is below the floor
         done = (gap <= near * (1 + loss.abs())) | (eta <= SHORTEST)
         if bool(done.all()):
             break
         new = inside(torch.softmax(c.log() - eta[:, None] * g, dim=-1))
-        new_g, new_loss = loss_at(new)
+        new_g, new_loss = at(new)
         # who is done moves no more, so that no client depends on how long others take
         kept = ~done & _keeps_its_promise(c, g, loss, new, new_g, new_loss, eta, rounding)
         c, g = torch.where(kept[:, None], new, c), torch.where(kept[:, None], new_g, g)
         loss = torch.where(kept, new_loss, loss)
         eta = torch.where(done, eta, torch.where(kept, 2 * eta, eta / 4).clamp(SHORTEST, LONGEST))
-    return c, loss
+    return c.to(precision), loss.to(precision)
 
 
 def _keeps_its_promise(
