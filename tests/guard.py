@@ -179,6 +179,7 @@ def of_run(folder: Path, label: str, name: str, changes: dict[str, Any]) -> Numb
     (record,) = run(load_experiment(file), folder / label, base=folder)
     numbers = of_folder(record.folder)
     found = ppfl.load(record.folder)
+    numbers |= {f"start of {name}": leaf.numpy() for name, leaf in found.population.initial_network().items()}
     for client in found.ids[:3]:
         for part, leaf in found.model(client).state_dict().items():
             numbers[f"{part} of {client}"] = leaf.numpy().ravel()[:20]
