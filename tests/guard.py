@@ -85,6 +85,8 @@ def write_inputs(folder: Path) -> None:
     client = np.repeat(np.arange(5), 12)
     tokens = random.integers(1, 9, (60, 7))
     np.savez(folder / "tokens.npz", x=tokens[:, :-1], y=tokens[:, 1:], client=client)
+    pixels = np.arange(20 * 3 * 16 * 16).reshape(20, 3, 16, 16) % 251
+    np.savez(folder / "images.npz", x=pixels.astype(np.uint8), y=np.arange(20) % 3, client=np.arange(20) // 5)
     colours, numbers = random.choice(["red", "blue", "green"], 60), random.normal(size=(60, 2)).round(3)
     rows = [f"c{c},{'' if at % 7 == 3 else a},{b},{h},{int(a > b)}" for at, (c, (a, b), h) in
             enumerate(zip(client, numbers, colours, strict=True))]  # fmt: skip

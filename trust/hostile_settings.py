@@ -256,7 +256,7 @@ def check_and_build(table: Any) -> object:
     if checked.data.name == "digit_domains" and len(federation.train) > 100:
         return federation
     checked.affinity.build(federation, checked.method)
-    checked.build_population(federation, checked.seeds[0])
+    checked.build_population(SampleSpec.of(federation), checked.seeds[0])
     counts = [value for value in checked.method.model_dump().values() if isinstance(value, int)]
     if federation.train.x.numel() < 5000 and max(counts, default=0) < 200:
         return attempt(checked, without_test(federation), {}, rounds=1)

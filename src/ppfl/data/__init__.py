@@ -24,6 +24,7 @@ from ppfl.data.partitions import (
     iid,
 )
 from ppfl.data.readers import Pool, read_idx, read_mnist, read_npz
+from ppfl.data.sample_spec import SampleSpec
 from ppfl.data.samples import Samples
 from ppfl.data.shakespeare import SHAKESPEARE_CHARACTERS, read_shakespeare
 from ppfl.data.sklearn_digits import digits, digits_federation
@@ -53,6 +54,7 @@ __all__ = [
     "MappedRows",
     "PartitionSettings",
     "Pool",
+    "SampleSpec",
     "Samples",
     "Truth",
     "bayes_accuracy",
