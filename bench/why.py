@@ -21,9 +21,6 @@ from workloads import Workload, linear, perceptron
 
 from ppfl import FedAvg, Population
 from ppfl.core.trees import Tree
-from ppfl.core import loss_by_name
-from ppfl.data import SampleSpec
-from ppfl.networks.images import cnn
 from ppfl.server import InProcess, begin, evaluate, make_problem, train
 from ppfl.server.evaluation import Measured
 from ppfl.sites import Site, Stacked
