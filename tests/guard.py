@@ -40,6 +40,7 @@ from ppfl.runs import load_experiment, load_run, run
 from ppfl.sites import Loop, Stacked
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "experiments"))  # readers and networks of our own studies
 INPUTS = tomllib.loads((HERE / "guard.toml").read_text())
 ALLOWED = HERE / "guard_allowed.toml"
 NUMBERS = HERE.parent / ".guard"  # not committed
@@ -184,7 +185,8 @@ def of_run(folder: Path, label: str, name: str, changes: dict[str, Any]) -> Numb
     numbers |= {f"start of {name}": leaf.numpy() for name, leaf in found.population.initial_network().items()}
     for client in found.ids[:3]:
         for part, leaf in found.model(client).state_dict().items():
-            numbers[f"{part} of {client}"] = leaf.numpy().ravel()[:20]
+            if not part.startswith("inputs."):  # the steps of a preparation, around the `network`
+                numbers[f"{part.removeprefix('network.')} of {client}"] = leaf.numpy().ravel()[:20]
     return numbers
 
 

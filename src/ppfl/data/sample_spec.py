@@ -85,7 +85,7 @@ class SampleSpec(Settings):
         return None if self.classes is None else len(self.classes)
 
     def example(self, device: torch.device | str = "cpu") -> Tensor:
-        """Two raw samples of ones, which `wrap(net)` takes: they have the form of the data and none of their content."""
+        """Two raw samples of ones, as `wrap(net)` takes them: the form of the data without their content."""
         dtype = torch.float64 if self.preparation is not None else self.dtype
         return torch.ones(2, *self.shape, dtype=dtype, device=device)
 
