@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from ..algorithms.contract import Method, Rows
 from ..core.backends import Backend
-from ..core.ids import ClientIds
+from ..core.ids import ClientIds, positions_of
 from ..core.population import Mixture, Models, Population
 from ..core.trees import Tree, tree_map
 from ..data.sample_spec import SampleSpec
-from ..errors import ModelError, SettingError, WriteError
+from ..errors import DataError, ModelError, SettingError, WriteError
 from .client_model import client_model
 from .engines import Engine
 from .states import states_of
@@ -49,11 +49,20 @@ class PersonalModels:
     def of(self, clients: Sequence[str], *, hard: bool = False) -> Models:
         """The models of these clients. hard: every client is wholly in its largest membership."""
         ids = tuple(clients)
+        if unknown := [client for client in ids if client not in self._known]:
+            raise DataError(
+                f"there is no client {unknown[0]!r} among the {len(self.ids)} that have models; ids look like "
+                f"{self.ids[0]!r}"
+            )
         shared, own = self.send(ids)
         states = states_of(self.method.init_client(self.population), self.states, ids)
         placed = tree_map(lambda leaf: leaf.to(self.device), states)
         models = self.method.model(self.backend, shared, own, placed)
         return models.hardened() if hard else models
+
+    @cached_property
+    def _known(self) -> Mapping[str, int]:
+        return positions_of(self.ids)
 
     @cached_property
     def are_mixtures(self) -> bool:
