@@ -94,7 +94,7 @@ class Fitted(Trained):
 
     def models(self, clients: Sequence[ClientId]) -> Models:
         """The personal models of these clients."""
-        return self._personal.of(self._known(clients))
+        return self._personal.models(self._known(clients))
 
     @overload
     def predict(self, client: ClientId, x: Tensor, *, hard: bool = False) -> Tensor: ...
