@@ -22,7 +22,7 @@ from .core.settings import usable_device
 from .core.trees import tree_map
 from .data import Federation
 from .data.federation import Split
-from .data.inputs import scaled
+from .data.samples import scaled
 from .errors import DataError, ModelError
 from .insight import client_model, export_onnx, onboarding
 from .runs.adapter_files import save_adapter

@@ -17,9 +17,9 @@ from ..core.backends import Backend
 from ..core.ids import positions_of
 from ..core.population import Mixture, Models, Population
 from ..core.trees import Tree
-from ..data.inputs import scaled
 from ..data.preparation import Preparation
 from ..data.sample_kind import SampleKind
+from ..data.samples import scaled
 from ..errors import CheckpointError
 from ..insight import client_model
 from ..server.loop import MAIN

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.inputs import scaled
-from ..data.raw_arrays import quoted
+from ..data.arrays import quoted
+from ..data.samples import scaled
 from ..data.table_readers import read_frame, with_text_names
 from ..errors import DataError, SettingError
 from ..insight import export_onnx

@@ -21,7 +21,7 @@ from ..core.adapters import Lora
 from ..core.losses import Loss, cross_entropy, loss_by_name, squared
 from ..core.settings import Count, Settings
 from ..data.federation import Federation
-from ..data.limits import check_limit
+from ..data.files import check_limit
 from ..errors import ModelError
 
 Shape = tuple[int, ...]

@@ -17,7 +17,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ..core.losses import Loss
 from ..data.federation import Federation
-from ..data.inputs import scaled
+from ..data.samples import scaled
 from ..errors import ModelError
 from .image_networks import refuse_other_shapes
 from .network_contract import Network, Shape, Widths, fully_connected, with_classifier

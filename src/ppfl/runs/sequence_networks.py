@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..core.losses import Loss, cross_entropy
 from ..core.settings import Count
 from ..data.federation import Federation
-from ..data.inputs import row_blocks
+from ..data.samples import row_blocks
 from ..errors import ModelError
 from .network_contract import Network, Shape, count_classes
 
