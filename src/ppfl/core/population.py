@@ -28,6 +28,7 @@ from .dropout import refuse_running_statistics, with_keyed_dropout
 from .losses import Loss
 from .mixing import MIXES, Mix
 from .parts import are_affine, canonical_modules, is_in_module, with_tensors_of, without_start
+from .registry import did_you_mean
 from .simplex import harden
 from .trees import Params, first_clients
 
@@ -62,10 +63,19 @@ class Population:
         mix: str = "outputs",
         loss: str | Loss | nn.Module | LossFunction = "cross_entropy",
     ) -> None:
+        if not isinstance(net, nn.Module):
+            given = f"the class {net.__name__}" if isinstance(net, type) else f"a {type(net).__name__}"
+            raise ModelError(f"net is {given}; give a network, an object of a subclass of torch.nn.Module")
+        if not isinstance(k, int) or isinstance(k, bool):
+            raise ModelError(
+                f"k is {k!r}; give a whole number of canonical models, such as k=4: compare fits with several by their "
+                f"scores on validation data (only population GLMs search for k themselves)"
+            )
         if k < 1:
             raise ModelError(f"k is {k}; a population has at least one canonical model: set k >= 1")
         if mix not in MIXES:
-            raise ModelError(f"mix is {mix!r}; it must be one of {', '.join(map(repr, MIXES))}")
+            known = ", ".join(map(repr, MIXES))
+            raise ModelError(f"mix is {mix!r}; {did_you_mean(str(mix), MIXES)}it must be one of {known}")
         if isinstance(canonical, Lora):
             net, canonical = with_adapters(net, canonical), ADAPTERS_UP
         refuse_running_statistics(net)

@@ -23,6 +23,9 @@ def explain(error: ValidationError, found: Mapping[str, Any]) -> str:
     """The first fault of an experiment that was read as `found`."""
     faults = error.errors(include_url=False)
     first = faults[0]
+    if first["type"] == "missing":  # perhaps it is there by another name
+        beside = [fault for fault in faults if fault["type"] == "extra_forbidden"]
+        first = next((fault for fault in beside if fault["loc"][:-1] == first["loc"][:-1]), first)
     key, value = _locate(first["loc"], found)
     if first["type"] in _EXPLANATIONS:
         here = _settings_at(first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"], found)

@@ -18,7 +18,7 @@ from torch.func import vmap
 from ...errors import ModelError
 from ..dropout import key_names, refuse_side_effects
 from ..mixing import MembershipLoss
-from ..parts import refuse_outputs, run_and_watch, with_mixed_modules
+from ..parts import advice_on_shape, refuse_outputs, run_and_watch, with_mixed_modules
 from ..population import Mixture, Models, Networks, OneNetwork, Population
 from ..trees import Params, accumulate_, expand, weighted_sum
 from ..workspace import Workspace
@@ -54,7 +54,7 @@ class Autograd:
         except (RuntimeError, TypeError, IndexError) as error:
             raise ModelError(
                 f"the network cannot run on the data (samples of shape {tuple(x.shape[1:])}, {x.dtype}): "
-                f"{str(error).splitlines()[0]}; change the network's input or the data's shape"
+                f"{str(error).splitlines()[0]}; {advice_on_shape(self._plain.net, x)}"
             ) from None
         refuse_outputs(self.loss, output, y[:2], n_classes)
         self.output_bytes = output[0].numel() * output.element_size()  # of one sample
