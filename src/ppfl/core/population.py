@@ -37,21 +37,31 @@ APART = 0.1  # how far distinct copies of a trained network are from it, as a pa
 
 
 class Population:
-    """K canonical copies of the named submodules of `net`, the rest common to all.
+    """A network of which clients share k versions of some parts, and one of the rest.
 
-    canonical: "all" (whole networks are mixed), the name of a submodule, several names, or `lora(...)`: low-rank
-    adapters of a network that stays as it is otherwise, with one factor common and the other canonical.
-    mix: "outputs" (Fig. 2a), "predictions" (Eq. 7, after the inverse link) or "weights" (Fig. 2b).
-    loss: a name, a criterion such as nn.HuberLoss(), a function (output, target) -> losses (B,), or a `Loss`.
+    The versions are called canonical models; a client mixes them by its membership. The network that is passed is
+    copied. Parameters with `requires_grad=False` and buffers are constants: they are not trained, not copied for each
+    client and not sent. Dropout layers draw masks that depend on seed, round, client and step alone. A tied parameter is
+    one parameter: it has k copies in every place if one of the modules that hold it is canonical.
 
-    Parameters with `requires_grad=False` and buffers are constants: they are not trained, not copied for each client
-    and not sent. Dropout layers draw masks that depend on seed, round, client and step alone. A tied parameter is one
-    parameter: it has K copies in every place if one of the modules that hold it is canonical.
+    Args:
+        net: Takes a batch (B, ...) and returns one tensor (B, ...), such as logits. Training begins with its values.
+        k: Number of canonical models.
+        canonical: Which parts have k versions: "all", the name of a submodule, several names, or `lora(...)` for
+            low-rank adapters of a network that stays as it is otherwise.
+        mix: What a client mixes: "outputs" (Fig. 2a), "predictions" (Eq. 7, after the inverse link) or "weights"
+            (Fig. 2b).
+        loss: "cross_entropy", "logistic", "multilabel", "squared", "poisson", a criterion such as nn.HuberLoss(), a
+            function (output, target) -> losses (B,), or a `Loss`.
 
-    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> population = Population(net, canonical="2", k=5, mix="weights")
-    >>> {name: tuple(leaf.shape) for name, leaf in population.initial_models(seed=0).items()}
-    {'0.weight': (8, 4), '0.bias': (8,), '2.weight': (5, 3, 8), '2.bias': (5, 3)}
+    Raises:
+        ModelError: If the network, a part, the loss or the kind of mixing cannot be used.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> population = Population(net, canonical="2", k=5, mix="weights")
+        >>> {name: tuple(leaf.shape) for name, leaf in population.initial_models(seed=0).items()}
+        {'0.weight': (8, 4), '0.bias': (8,), '2.weight': (5, 3, 8), '2.bias': (5, 3)}
     """
 
     def __init__(
