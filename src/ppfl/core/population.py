@@ -41,7 +41,7 @@ class Population:
 
     The versions are called canonical models; a client mixes them by its membership. The network that is passed is
     copied. Parameters with `requires_grad=False` and buffers are constants: they are not trained, not copied for each
-    client and not sent. Dropout layers draw masks that depend on seed, round, client and step alone. A tied parameter is
+    client and not sent. Dropout masks depend on seed, round, client and step alone. A tied parameter is
     one parameter: it has k copies in every place if one of the modules that hold it is canonical.
 
     Args:

@@ -135,7 +135,7 @@ def _refuse_weights(path: Path) -> None:
         start = file.read(4)
     if start.startswith((b"PK", b"\x80")):  # a zip archive, a pickle
         raise CheckpointError(
-            f"{path} is a file of torch.save or a pickle, and ppfl.load reads what fitted.save wrote; weights go into a "
+            f"{path} is of torch.save or a pickle, and ppfl.load reads what fitted.save wrote; weights go into a "
             f"network with net.load_state_dict(torch.load(...)), and then Population(net, ...) begins with them"
         )
 
