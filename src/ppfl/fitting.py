@@ -48,7 +48,7 @@ def fit(
     >>> fitted.memberships.shape
     torch.Size([40, 4])
     """
-    engine, watch = engine_by_name(engine), watch or Watch()
+    engine, watch = engine_by_name(engine), (watch or Watch()).with_functions()
     asked = method_of(method)
     if not isinstance(rounds, int) or rounds < 1:
         raise SettingError(f"rounds is {rounds}; train for at least one round")
@@ -62,7 +62,7 @@ def fit(
     else:
         method = PPFL() if asked is None else asked
     with show_frozen_layers(progress):
-        transport = connect(federation, population, engine, metrics=watch.known_metrics)
+        transport = connect(federation, population, engine, metrics=watch.metrics)
     training = Training(transport, population, method, rounds=rounds, seed=seed, affinity=affinity, watch=watch)
     if start is not None:
         if new := [client for client in federation.ids if client not in start.known]:

@@ -3,8 +3,8 @@
 about      what describes the population, its network, the method and the samples
 network    the start values of the trained parameters
 constants  frozen parameters and buffers, which may be infinite
-states     by name, `server`: canonical models, and memberships where clients show them; `clients`: one row for each
-           client that took part; `at`: where these clients stand in known_ids
+state      of the server: canonical models, and memberships where clients show them
+clients    the states of those that took part
 ids, known_ids, history
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -23,14 +22,13 @@ from ..core.affinity import nothing
 from ..core.ids import ClientIds
 from ..core.losses import Loss
 from ..core.population import Population
-from ..core.trees import named_leaves, tree_map
+from ..core.trees import tree_map
 from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError, PPFLError
 from ..io.codec import dump, load
 from ..io.files import atomic_write, damaged, write_bytes
 from ..server import ServerState, Trained
 from ..sites import ENGINES, SavedStates, Stacked, engine_by_name
-from .checkpoint import AT, rows_at, rows_like, with_positions
 from .fit_parts import (
     describe_adapters,
     describe_loss,
@@ -40,7 +38,7 @@ from .fit_parts import (
     restore_network,
 )
 from .network_description import describe_network
-from .storage import check_values, restore
+from .states import check_values, pack_clients, pack_server, unpack_clients, unpack_server
 
 KIND = "fitted population"
 
@@ -68,15 +66,14 @@ def save_fit(path: Path, fit: Trained) -> None:
         "method": describe_method(fit.method),
         "problem": {"rounds": problem.rounds, "seed": problem.seed, "importance": problem.importance},
         "splits": list(problem.splits),
-        "state": {"round": fit.state.round, "exchange": fit.state.exchange},
         "engine": getattr(fit.engine, "name", Stacked.name),
-        "filters": fit.clients.filters,
     }
     content = {
         "about": about,
         "network": trained,
         "constants": constants,
-        "states": named_leaves({"server": fit.state.server, **with_positions(fit.clients.rows, fit.ids)}),
+        "state": pack_server(fit.state),
+        "clients": pack_clients(fit.clients, len(fit.ids)) if fit.clients.rows.ids == fit.ids else fit.clients,
         "ids": problem.roster.ids,
         "known_ids": fit.ids,
         "history": fit.history,
@@ -98,8 +95,7 @@ def load_fit(
     parts = load(path, KIND)
     try:
         about, found = parts["about"], parts["about"]["population"]
-        for part in ("network", "states"):
-            check_values(path, parts[part])
+        check_values(path, parts["network"])
         built = restore_network(path, found, net, parts)
         chosen = restore_loss(path, found["loss"], loss)
         kind = SampleKind.from_json(about["data"])
@@ -112,10 +108,9 @@ def load_fit(
             population, roster, nothing(roster.ids), numbers["rounds"], numbers["seed"], numbers["importance"],
             tuple(about["splits"]), place,
         )  # fmt: skip
-        state, rows = restore_states(path, rule, problem, parts["known_ids"], parts["states"])
+        state, clients = restore_states(path, rule, problem, parts["known_ids"], parts["state"], parts["clients"])
         return Trained(
-            problem, rule, ServerState(about["state"]["round"], about["state"]["exchange"], state),
-            parts["known_ids"], SavedStates(rows, about["filters"]), kind,
+            problem, rule, state, parts["known_ids"], clients, kind,
             engine_by_name(about["engine"] if about["engine"] in ENGINES else Stacked.name), parts["history"],
         )  # fmt: skip
     except PPFLError:
@@ -125,20 +120,13 @@ def load_fit(
 
 
 def restore_states(
-    path: Path,
-    method: Method,
-    problem: Problem,
-    ids: ClientIds,
-    tensors: Mapping[str, Tensor],
-) -> tuple[Any, Rows]:
-    """The states of the server and of clients among `ids` from their tensors, checked, on the problem's device."""
-    server = restore(path, under(tensors, "server"), method.init_server(problem))
-    template = rows_like(method.init_client(problem.population), len(tensors[AT]))
-    rows = restore(
-        path, {name: v for name, v in tensors.items() if name == AT or name.startswith("clients.")}, template
-    )
-    server, rows = tree_map(lambda leaf: leaf.to(problem.device), (server, rows))
-    return server, rows_at(rows, ids)
+    path: Path, method: Method, problem: Problem, ids: ClientIds, state: ServerState, clients: SavedStates
+) -> tuple[ServerState, SavedStates]:
+    """The states of the server and of clients among `ids` as a file has them, checked, on the problem's device."""
+    state = unpack_server(path, state, method.init_server(problem))
+    clients = unpack_clients(path, clients, method.init_client(problem.population), ids)
+    server, values = tree_map(lambda leaf: leaf.to(problem.device), (state.server, clients.rows.values))
+    return state._replace(server=server), clients._replace(rows=Rows(clients.rows.ids, values))
 
 
 def save_weights(path: Path, module: nn.Module) -> None:
@@ -151,8 +139,3 @@ def package_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     # clones, as it refuses tensors that share memory
     copies = {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in tensors.items()}
     return bytes(safetensors.torch.save(copies, {"format": "pt"}))
-
-
-def under(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """The tensors of one part, by their names within it."""
-    return {name.removeprefix(f"{part}."): leaf for name, leaf in tensors.items() if name.startswith(f"{part}.")}

@@ -12,9 +12,8 @@ from ..core.affinity import nothing
 from ..core.registry import Imports
 from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError
-from ..io.files import damaged, read_json
-from ..server import ServerState, Trained
-from ..sites import SavedStates
+from ..io.files import damaged
+from ..server import Trained
 from .experiment import Experiment
 from .folder import RunFolder
 from .record import find_runs
@@ -29,11 +28,11 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
     folder = RunFolder(runs[0])
     if not folder.finished:
         raise CheckpointError(f"the run in {folder.path} is not finished; finish it with ppfl run ... --resume")
-    settings, clients = folder.read_experiment(), read_json(folder.clients_file)
-    tensors, about = folder.read_result()
-    metrics = folder.log.read_metrics(about["logs"], finished=True)
+    saved = folder.read()
+    clients, result = saved.clients, saved.result
+    assert result is not None, "the run is finished"
     try:
-        experiment = Experiment.model_validate(settings, context=Imports(base))
+        experiment = Experiment.model_validate(saved.experiment, context=Imports(base))
         ids = tuple(clients["ids"])
         kind = SampleKind.from_json(clients["kind"])
         (seed,), samples = experiment.seeds, clients["samples"]
@@ -45,8 +44,8 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
             tuple(sorted(samples)), device,
         )  # fmt: skip
         method = experiment.method
-        restored, rows = restore_states(folder.result_file, method, problem, ids, tensors)
-        state = ServerState(about["round"], 0, restored)
+        state, states = restore_states(folder.result_file, method, problem, ids, result.state, result.clients)
     except (KeyError, TypeError, ValidationError) as error:
         raise damaged(folder.path, f"cannot be understood ({' '.join(str(error).split())})") from None
-    return Trained(problem, method, state, ids, SavedStates(rows), kind, experiment.build_engine(), metrics)
+    state = state._replace(exchange=0)
+    return Trained(problem, method, state, ids, states, kind, experiment.build_engine(), saved.metrics)

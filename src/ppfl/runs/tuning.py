@@ -18,7 +18,7 @@ from ..data.federation import Federation
 from ..errors import SettingError
 from ..server import DivergedError, RefusedUpdateWarning, Training, connect
 from .experiment import Experiment
-from .start_from_run import load_start, start_population_from
+from .start import load_start, start_population_from
 
 VALIDATION = 0.2  # of each client's training samples, where the data settings hold none back
 
@@ -85,7 +85,7 @@ def attempt(
     training = Training(
         connect(federation, population, experiment.build_engine()), population, method, rounds=rounds, seed=seed,
         affinity=experiment.affinity.build(federation, method), dropout=experiment.dropout,
-        watch=replace(experiment.watch.build(base), every=rounds, metrics=()),
+        watch=experiment.watch.model_copy(update={"every": rounds, "metrics": {}}),
     ).begin()  # fmt: skip
     try:
         with warnings.catch_warnings():
