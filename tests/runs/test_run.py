@@ -39,7 +39,7 @@ def test_a_run_leaves_its_record_and_is_what_fit_computes(tmp_path):
     assert record.total("bytes_up") == sum(row["bytes_up"] for row in record.metrics)
     assert {"ppfl", "torch", "numpy", "python", "platform", "started"} <= record.versions.keys()
     assert not list(tmp_path.rglob("*.partial"))
-    population, affinity = experiment.build_population(federation, 0), experiment.affinity.build(federation, method)
+    population, affinity = experiment.build_population(federation, 0), experiment.build_affinity(federation)
     fitted = fit(population, federation, method, rounds=6, seed=0, affinity=affinity)
     torch.testing.assert_close(record.memberships, fitted.memberships)
     assert record.scores["accuracy"] == pytest.approx(fitted.evaluate(federation).pooled)

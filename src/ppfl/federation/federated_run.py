@@ -101,7 +101,7 @@ class FederatedRun:
         transport: FlowerTransport,
         base: Path | None,
     ) -> None:
-        self.experiment, self.folder, self.notes, self.transport = experiment, folder, notes, transport
+        self.experiment, self.folder, self.notes, self.transport, self.base = experiment, folder, notes, transport, base
         (self.seed,) = experiment.seeds
         self.resumes = folder.started
         self.kind = SampleKind.from_json(transport.facts)
@@ -143,7 +143,7 @@ class FederatedRun:
     def _affinity(self, roster: Roster) -> Affinity:
         """Between all clients of the roster; it may need to ask the sites."""
         asked = cast(Federation, AskedFederation(self.transport, self.kind))
-        return self.experiment.affinity.build(asked, self.experiment.method) or nothing(roster.ids)
+        return self.experiment.build_affinity(asked, self.base) or nothing(roster.ids)
 
     def _data_digest(self) -> str:
         said = {name: site.described.facts["data"] for name, site in sorted(self.transport.sites.items())}

@@ -160,7 +160,7 @@ def _what_leaves(federation: Federation, experiment: Experiment, settings: SiteS
     rows = list(experiment.method.shows)
     asked = _AskedTables(federation)
     with suppress(PPFLError):  # it is to note what is asked for
-        experiment.affinity.build(cast(Federation, asked), experiment.method)
+        experiment.build_affinity(cast(Federation, asked))
     rows += asked.tables
     if experiment.watch.report_clients and experiment.watch.share >= 1:
         rows.append("scores")

@@ -148,7 +148,7 @@ def constants(experiment: Experiment, run: RunRecord) -> Constants:
     assert result is not None, "the run is finished"
     canonical = [leaf for name, leaf in result.state.server.items() if name.startswith("shared.")]
     R = max(float(torch.cat([v[k].flatten() for v in canonical]).norm()) for k in range(experiment.population.k))
-    affinity = experiment.affinity.build(federation, method)
+    affinity = experiment.build_affinity(federation)
     degree = 0.0 if affinity is None else float(affinity.degree.max())
     size = min(len(x) for x in _inputs(federation))
 

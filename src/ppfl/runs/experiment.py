@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ..algorithms import Method, MethodByName
 from ..core.adapters import with_adapters
+from ..core.affinity import Affinity
 from ..core.losses import LOSSES
 from ..core.mixing import MIXES
 from ..core.parts import freeze
@@ -17,10 +18,11 @@ from ..core.settings import Count, Repeats, Seed, Settings
 from ..data import DataSettings, Federation
 from ..data.dataset_settings import build_data
 from ..data.preparation_settings import PreparationSettings
+from ..errors import AffinityError
 from ..io.files import FolderName
 from ..server import Watch
 from ..sites import ENGINES, Engine, Stacked
-from .affinity_settings import AffinitySettings, AutoAffinity
+from .affinities import AFFINITIES, AffinityByName
 from .estimator_settings import EstimatorSettings, fill_in_estimator
 from .network_contract import choose_loss
 from .network_settings import ModelSettings
@@ -83,7 +85,7 @@ class Experiment(Settings):
     model: ModelSettings
     population: PopulationSettings = PopulationSettings()
     method: Annotated[Method, MethodByName()]
-    affinity: AffinitySettings = AutoAffinity()
+    affinity: AffinityByName = AFFINITIES.make("auto")
     watch: Watch = Watch()
     estimator: EstimatorSettings | None = None  # a population GLM, in the place of model, population and method
     start: StartSettings | None = None  # None: from the network's own start values
@@ -114,6 +116,16 @@ class Experiment(Settings):
     def build_data(self, base: Path | None = None) -> Federation:
         """The clients and their data, prepared; relative paths start at `base`."""
         return build_data(self.data, self.preparation, base)
+
+    def build_affinity(self, federation: Federation, base: Path | None = None) -> Affinity | None:
+        """Who resembles whom; a module with a function of one's own is looked for in `base` first."""
+        found = self.affinity.call(base, federation=federation, method=self.method)
+        if not isinstance(found, Affinity | None):
+            raise AffinityError(
+                f"[affinity]: {self.affinity.name} returned a {type(found).__name__}; it must return a "
+                "ppfl.core.affinity.Affinity, or None"
+            )
+        return found
 
     def build_engine(self) -> Engine:
         """Where clients work."""

@@ -108,7 +108,7 @@ class RunRecord:
         return float(sum(self.curve(key).values()))
 
     def traffic(self) -> dict[int, float]:
-        """Mean bytes a client has sent and received by the end of each round, up to the first round without a record."""
+        """Mean bytes a client has sent and received by the end of each round, until a round without a record."""
         up, down = self.curve("bytes_up"), self.curve("bytes_down")
         rounds = [*takewhile(lambda t: t in up and t in down, range(1, len(self.metrics) + 1))]
         return dict(zip(rounds, accumulate((up[t] + down[t]) / max(1, len(self.ids)) for t in rounds), strict=True))

@@ -150,7 +150,7 @@ class SeedRun:
                 states_on_disk=experiment.states_on_disk, ranks=ranks,
             ),
             self.population, self._method(), rounds=experiment.rounds, seed=self.seed,
-            affinity=experiment.affinity.build(self.federation, experiment.method), watch=watch,
+            affinity=experiment.build_affinity(self.federation, base), watch=watch,
             dropout=experiment.dropout,
         )  # fmt: skip
         self.saved = 0  # the round of the last checkpoint

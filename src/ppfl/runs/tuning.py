@@ -76,7 +76,8 @@ def attempt(
     experiment: Experiment, federation: Federation, changes: dict[str, Any], rounds: int, base: Path | None = None
 ) -> Trial:
     """Train with these settings, and score the personal models on the clients' validation samples."""
-    method = experiment.method.changed(changes)
+    experiment = experiment.model_copy(update={"method": experiment.method.changed(changes)})
+    method = experiment.method
     seed = experiment.seeds[0]
     population = experiment.build_population(federation, seed, base)
     if (start := load_start(experiment.for_seed(seed), base)) is not None:
@@ -84,7 +85,7 @@ def attempt(
     metric = population.loss.metric_name
     training = Training(
         connect(federation, population, experiment.build_engine()), population, method, rounds=rounds, seed=seed,
-        affinity=experiment.affinity.build(federation, method), dropout=experiment.dropout,
+        affinity=experiment.build_affinity(federation, base), dropout=experiment.dropout,
         watch=experiment.watch.model_copy(update={"every": rounds, "metrics": {}}),
     ).begin()  # fmt: skip
     try:

@@ -70,8 +70,8 @@ class Watch(Settings):
     report_clients: bool = True  # whether clients' own scores and memberships are reported; else sums alone
     # of the clients that are evaluated, the same ones every time; below 1 sums alone are reported
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    # of predictions: {"f1": f1}, functions (prediction, target) -> number or of torchmetrics; or names of such functions,
-    # "module:function", as files have them
+    # of predictions: {"f1": f1}, functions (prediction, target) -> number or of torchmetrics; or names of such
+    # functions, "module:function", as files have them
     metrics: Any = Field(default_factory=dict)
 
     @field_validator("metrics")
@@ -102,8 +102,8 @@ def _find_metric(name: str, base: Path | None) -> Any:
         return found()
     except (TypeError, ValueError) as error:
         raise SettingError(
-            f"metric {name!r} is a class that needs arguments ({str(error).splitlines()[0]}); make an object of it in a "
-            f"module of yours, and name that"
+            f"metric {name!r} is a class that needs arguments ({str(error).splitlines()[0]}); make an object of it in "
+            f"a module of yours, and name that"
         ) from error
 
 
