@@ -134,7 +134,6 @@ def tables() -> dict[str, list[dict[str, Any]]]:
                     "name": "dirichlet_sources",
                     "clients": 4,
                     "alpha": 0.5,
-                    "equal": False,
                     "groups": [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]],
                 },
             },
@@ -255,7 +254,7 @@ def check_and_build(table: Any) -> object:
     federation = checked.data.build(Path("nowhere"))
     if checked.data.name == "digit_domains" and len(federation.train) > 100:
         return federation
-    checked.affinity.build(federation, checked.method)
+    checked.build_affinity(federation)
     checked.build_population(federation, checked.seeds[0])
     counts = [value for value in checked.method.model_dump().values() if isinstance(value, int)]
     if federation.train.x.numel() < 5000 and max(counts, default=0) < 200:

@@ -78,7 +78,7 @@ class FitSetting(NamedTuple):
         found: dict[str, bool | None] = {"loss": False}
         for split in ("test", "validation"):
             if split in splits:
-                found |= figures_of_split(split, loss, watch.known_metrics)
+                found |= figures_of_split(split, loss, watch.metrics)
         if watch.objective or (
             watch.output == "best" and "validation" not in splits
         ):  # "best" is by the objective then

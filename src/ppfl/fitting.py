@@ -78,7 +78,7 @@ def fit(
     """
     watch = Watch() if watch is None else watch
     _check_arguments(population, federation, rounds, affinity, seed, watch, start)
-    engine, asked = engine_by_name(engine), method_of(method)
+    engine, watch, asked = engine_by_name(engine), watch.with_functions(), method_of(method)
     if start is not None and asked is not None and type(asked) is not type(start.method):
         population = copy.deepcopy(population)  # the caller keeps the start values that it has
         population.start_from(_network_to_start_from(start, asked))
@@ -90,7 +90,7 @@ def fit(
     else:
         method = PPFL() if asked is None else asked
     with show_frozen_layers(progress):
-        transport = connect(federation, population, engine, metrics=watch.known_metrics)
+        transport = connect(federation, population, engine, metrics=watch.metrics)
     training = Training(transport, population, method, rounds=rounds, seed=seed, affinity=affinity, watch=watch)
     if start is not None:
         if new := [client for client in federation.ids if client not in start.known]:

@@ -77,9 +77,9 @@ REFUSED = {
     "no such column": (lambda: from_table(TABLE, "store", "sold"), "no column 'store'; the table has 'shop'"),
     "two columns of one name": (lambda: from_table(TABLE.set_axis(list("abdd"), axis=1), "a", "d"), "two columns 'd'"),
     "gaps": (lambda: from_table(GAPS, "shop", "sold"), "'price' (3) have missing values"),
-    "label in two groups": (lambda: data.by_label_groups(TEN, LABELS, [[0, 1], [1]], 2), "must not overlap"),
-    "more clients than samples": (lambda: data.iid(TEN, LABELS, 601), "601 clients for 600"),
-    "targets to part by label": (lambda: data.dirichlet_labels(TEN, LABELS + 0.5, 3, 1.0), "needs labels"),
+    "label in two groups": (lambda: data.label_groups(LABELS, [[0, 1], [1]], 2), "must not overlap"),
+    "more clients than samples": (lambda: data.iid(LABELS, 601), "601 clients for 600"),
+    "targets to part by label": (lambda: data.dirichlet_labels(LABELS + 0.5, 3, 1.0), "needs labels"),
     "no synthetic client": (lambda: data.synthetic_classification(0), "n_clients is 0"),
     "all lazy samples": (lambda: data.lazy_population(3).train.x.mean(), "drawn when a client takes part"),
 }

@@ -62,7 +62,7 @@ LABELS, NUMBERS = synthetic_groups(), synthetic_groups(task="regression")
 
 
 def affinity_by(name, federation=LABELS, method=None, **settings):
-    return small_experiment(affinity={"name": name} | settings).affinity.build(federation, method or PPFL())
+    return small_experiment(affinity={"name": name} | settings, method=method or PPFL()).build_affinity(federation)
 
 
 def test_affinities_are_those_of_the_core_and_what_does_not_fit_into_memory_is_refused():
@@ -81,7 +81,7 @@ def test_affinities_are_those_of_the_core_and_what_does_not_fit_into_memory_is_r
 
 
 def test_what_is_watched_by_default_is_the_same_in_a_file_and_in_python(file):
-    assert load_experiment(file).watch.build() == Watch()
+    assert load_experiment(file).watch == Watch()
 
 
 def test_a_metric_beside_the_experiment_file_is_recorded_and_one_that_is_not_there_refused(tmp_path):
@@ -93,10 +93,10 @@ def test_a_metric_beside_the_experiment_file_is_recorded_and_one_that_is_not_the
     for figure in ("", "_mean", "_worst_tenth"):
         assert record.scores[f"share_right{figure}"] == pytest.approx(record.scores[f"accuracy{figure}"])
     (compared,) = load_comparison(file).values()
-    assert list(compared.watch.build(tmp_path).known_metrics) == ["share_right"]
+    assert list(compared.watch.with_functions(tmp_path).metrics) == ["share_right"]
     for metric, words in (("no_module:f1", "no module"), ("torchmetrics:F1Score", "class that needs arguments")):
         watch = small_experiment(watch={"metrics": [metric]}).watch
-        assert_refused(lambda: watch.build(tmp_path), SettingError, words)
+        assert_refused(lambda: watch.with_functions(tmp_path), SettingError, words)
 
 
 WRONG: dict[str, tuple[str, ...]] = {

@@ -6,22 +6,17 @@ from ppfl.data.cifar import read_cifar10
 from ppfl.data.dataset_settings import DATASETS, DataSettings, build
 from ppfl.data.domains import DOMAINS, digit_domains
 from ppfl.data.drawn_digits import drawn_digits
-from ppfl.data.federation import Federation
+from ppfl.data.federation import Assignment, Federation
 from ppfl.data.femnist import FEMNIST_CLASSES, read_femnist
 from ppfl.data.inputs import MappedRows
 from ppfl.data.lazy_population import lazy_population
-from ppfl.data.partition_settings import PartitionSettings
 from ppfl.data.partitions import (
-    CIFAR10_CLASSES,
-    CIFAR10_CLIENTS,
-    CIFAR10_GROUPS,
-    MNIST_CLIENTS,
     MNIST_GROUPS,
-    by_column,
-    by_label_groups,
+    PARTITIONS,
     dirichlet_labels,
     dirichlet_sources,
     iid,
+    label_groups,
 )
 from ppfl.data.readers import Pool, read_idx, read_mnist, read_npz
 from ppfl.data.samples import Samples
@@ -39,26 +34,21 @@ from ppfl.data.table_readers import from_table, read_csv, read_parquet
 from ppfl.data.truth import Truth
 
 __all__ = [
-    "CIFAR10_CLASSES",
-    "CIFAR10_CLIENTS",
-    "CIFAR10_GROUPS",
     "DATASETS",
     "DOMAINS",
     "FEMNIST_CLASSES",
-    "MNIST_CLIENTS",
     "MNIST_GROUPS",
+    "PARTITIONS",
     "SHAKESPEARE_CHARACTERS",
+    "Assignment",
     "DataSettings",
     "Federation",
     "MappedRows",
-    "PartitionSettings",
     "Pool",
     "Samples",
     "Truth",
     "bayes_accuracy",
     "build",
-    "by_column",
-    "by_label_groups",
     "digit_domains",
     "digits",
     "digits_federation",
@@ -67,6 +57,7 @@ __all__ = [
     "drawn_digits",
     "from_table",
     "iid",
+    "label_groups",
     "lazy_population",
     "logistic_population",
     "read_cifar10",

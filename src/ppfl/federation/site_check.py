@@ -160,7 +160,7 @@ def _what_leaves(federation: Federation, experiment: Experiment, settings: SiteS
     rows = list(experiment.method.shows)
     asked = _AskedTables(federation)
     with suppress(PPFLError):  # it is to note what is asked for
-        experiment.affinity.build(cast(Federation, asked), experiment.method)
+        experiment.build_affinity(cast(Federation, asked))
     rows += asked.tables
     if experiment.watch.report_clients and experiment.watch.share >= 1:
         rows.append("scores")
@@ -192,7 +192,7 @@ def _one_step(federation: Federation, settings: SiteSettings, base: Path, experi
     allowed = settings.model_copy(update={"allow": (*settings.allow, *python_names(asked))})
     taken = experiment_of(OpenRun(asked, seed), allowed, base)
     population = taken.build_population(federation, seed, base)
-    metrics = taken.watch.build(base).known_metrics
+    metrics = taken.watch.with_functions(base).metrics
     at = int(federation.train.sizes.argmin())
     copies = _copies_of(federation, at, max(2, population.k))
     transport = connect(copies, population, taken.build_engine(), metrics=metrics)

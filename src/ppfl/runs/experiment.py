@@ -9,21 +9,21 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ..algorithms import Method, MethodByName
 from ..core.adapters import with_adapters
+from ..core.affinity import Affinity
 from ..core.losses import LOSSES
 from ..core.mixing import MIXES
 from ..core.parts import freeze
 from ..core.population import Population
-from ..core.registry import PythonName
-from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
+from ..core.settings import Count, Repeats, Seed, Settings
 from ..data import DataSettings, Federation
 from ..data.dataset_settings import build_data
 from ..data.preparation_settings import PreparationSettings
+from ..errors import AffinityError
 from ..io.files import FolderName
-from ..server import OutputRule, Watch
+from ..server import Watch
 from ..sites import ENGINES, Engine, Stacked
-from .affinity_settings import AffinitySettings, AutoAffinity
+from .affinities import AFFINITIES, AffinityByName
 from .estimator_settings import EstimatorSettings, fill_in_estimator
-from .metric_settings import load_metrics
 from .network_contract import choose_loss
 from .network_settings import ModelSettings
 
@@ -51,25 +51,8 @@ class PopulationSettings(Settings):
     loss: Annotated[str, AfterValidator(_OneOf(dict(LOSSES)))] | None = None  # None: by the kind of targets
 
 
-class WatchSettings(Settings):
-    """`[watch]`: what is measured on the way, and which state is returned."""
-
-    every: Count = 1
-    objective: bool = False
-    stationarity: bool = False
-    output: OutputRule = "last"
-    smoothness: tuple[NonNegative, NonNegative] = (0.0, 0.0)
-    report_clients: bool = True  # scores and memberships client by client; false: sums over clients alone
-    share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients that are evaluated; below 1 sums alone
-    metrics: tuple[PythonName, ...] = ()  # of predictions
-
-    def build(self, base: Path | None = None) -> Watch:
-        """As the server takes it; modules of metrics are looked for in `base` first."""
-        return Watch(**{**self.model_dump(), "metrics": load_metrics(self.metrics, base)})
-
-
 class StartSettings(Settings):
-    """`[start]`: the finished run to begin from (start_from_run.py)."""
+    """`[start]`: the finished run to begin from (start.py)."""
 
     run: str | None = None  # its folder, relative to the file
     method: str | None = None  # or, in a comparison, another method of it
@@ -102,8 +85,8 @@ class Experiment(Settings):
     model: ModelSettings
     population: PopulationSettings = PopulationSettings()
     method: Annotated[Method, MethodByName()]
-    affinity: AffinitySettings = AutoAffinity()
-    watch: WatchSettings = WatchSettings()
+    affinity: AffinityByName = AFFINITIES.make("auto")
+    watch: Watch = Watch()
     estimator: EstimatorSettings | None = None  # a population GLM, in the place of model, population and method
     start: StartSettings | None = None  # None: from the network's own start values
 
@@ -116,6 +99,11 @@ class Experiment(Settings):
     def _agrees_with_itself(self) -> Experiment:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds {list(self.seeds)} repeat; give each once")
+        if isinstance(self.watch.metrics, dict) and (named := [*self.watch.metrics]):
+            raise ValueError(
+                f"the metric {named[0]!r} is a function, and an experiment is written to a file; name it: "
+                f'metrics = ["module:{named[0]}"]'
+            )
         for name in ("chunk", "threads"):
             if getattr(self, name) is not None and self.engine != Stacked.name:
                 raise ValueError(f"{name} is for engine 'stacked', the engine is {self.engine!r}; leave {name} out")
@@ -128,6 +116,16 @@ class Experiment(Settings):
     def build_data(self, base: Path | None = None) -> Federation:
         """The clients and their data, prepared; relative paths start at `base`."""
         return build_data(self.data, self.preparation, base)
+
+    def build_affinity(self, federation: Federation, base: Path | None = None) -> Affinity | None:
+        """Who resembles whom; a module with a function of one's own is looked for in `base` first."""
+        found = self.affinity.call(base, federation=federation, method=self.method)
+        if not isinstance(found, Affinity | None):
+            raise AffinityError(
+                f"[affinity]: {self.affinity.name} returned a {type(found).__name__}; it must return a "
+                "ppfl.core.affinity.Affinity, or None"
+            )
+        return found
 
     def build_engine(self) -> Engine:
         """Where clients work."""

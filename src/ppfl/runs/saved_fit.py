@@ -5,8 +5,8 @@ A file holds:
 about      what describes the population, its network, the method and the samples
 network    the start values of the trained parameters
 constants  frozen parameters and buffers, which may be infinite
-states     by name, `server`: canonical models, and memberships where clients show them; `clients`: one row for each
-           client that took part; `at`: where these clients stand in known_ids
+state      of the server: canonical models, and memberships where clients show them
+clients    the states of those that took part
 ids, known_ids, history
 
 What is not one of ours, such as a network with code of its own, cannot be kept in a file: the user passes it again.
@@ -32,19 +32,18 @@ from ..core.ids import ClientIds
 from ..core.losses import LOSSES, Loss
 from ..core.population import Population
 from ..core.registry import Imports
-from ..core.trees import named_leaves, tree_map
+from ..core.trees import tree_map
 from ..data.sample_kind import SampleKind
 from ..errors import CheckpointError, ModelError, PPFLError, SettingError
 from ..io.codec import dump, load
-from ..io.files import atomic_write, damaged, read_json, write_bytes
+from ..io.files import atomic_write, damaged, write_bytes
 from ..server import ServerState, Trained
 from ..sites import ENGINES, SavedStates, Stacked, engine_by_name
-from .checkpoint import AT, rows_at, rows_like, with_positions
 from .experiment import Experiment
 from .folder import RunFolder
 from .network_description import UnknownNetworkError, build_network, describe_network
 from .record import find_runs
-from .storage import check_values, restore
+from .states import check_values, pack_clients, pack_server, unpack_clients, unpack_server
 
 KIND = "fitted population"
 
@@ -72,15 +71,14 @@ def save_fit(path: Path, fit: Trained) -> None:
         "method": describe_method(fit.method),
         "problem": {"rounds": problem.rounds, "seed": problem.seed, "importance": problem.importance},
         "splits": list(problem.splits),
-        "state": {"round": fit.state.round, "exchange": fit.state.exchange},
         "engine": getattr(fit.engine, "name", Stacked.name),
-        "filters": fit.clients.filters,
     }
     content = {
         "about": about,
         "network": trained,
         "constants": constants,
-        "states": named_leaves({"server": fit.state.server, **with_positions(fit.clients.rows, fit.ids)}),
+        "state": pack_server(fit.state),
+        "clients": pack_clients(fit.clients, len(fit.ids)) if fit.clients.rows.ids == fit.ids else fit.clients,
         "ids": problem.roster.ids,
         "known_ids": fit.ids,
         "history": fit.history,
@@ -103,8 +101,7 @@ def load_fit(
     parts = load(path, KIND)
     try:
         about, found = parts["about"], parts["about"]["population"]
-        for part in ("network", "states"):
-            check_values(path, parts[part])
+        check_values(path, parts["network"])
         built = restore_network(path, found, net, parts)
         chosen = restore_loss(path, found["loss"], loss)
         kind = SampleKind.from_json(about["data"])
@@ -117,10 +114,9 @@ def load_fit(
             population, roster, nothing(roster.ids), numbers["rounds"], numbers["seed"], numbers["importance"],
             tuple(about["splits"]), place,
         )  # fmt: skip
-        state, rows = restore_states(path, rule, problem, parts["known_ids"], parts["states"])
+        state, clients = restore_states(path, rule, problem, parts["known_ids"], parts["state"], parts["clients"])
         return Trained(
-            problem, rule, ServerState(about["state"]["round"], about["state"]["exchange"], state),
-            parts["known_ids"], SavedStates(rows, about["filters"]), kind,
+            problem, rule, state, parts["known_ids"], clients, kind,
             engine_by_name(about["engine"] if about["engine"] in ENGINES else Stacked.name), parts["history"],
         )  # fmt: skip
     except PPFLError:
@@ -141,25 +137,13 @@ def _refuse_weights(path: Path) -> None:
 
 
 def restore_states(
-    path: Path,
-    method: Method,
-    problem: Problem,
-    ids: ClientIds,
-    tensors: Mapping[str, Tensor],
-) -> tuple[Any, Rows]:
-    """The states of the server and of clients among `ids` from their tensors, checked, on the problem's device."""
-    server = restore(path, under(tensors, "server"), method.init_server(problem))
-    template = rows_like(method.init_client(problem.population), len(tensors[AT]))
-    rows = restore(
-        path, {name: v for name, v in tensors.items() if name == AT or name.startswith("clients.")}, template
-    )
-    server, rows = tree_map(lambda leaf: leaf.to(problem.device), (server, rows))
-    return server, rows_at(rows, ids)
-
-
-def under(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """The tensors of one part, by their names within it."""
-    return {name.removeprefix(f"{part}."): leaf for name, leaf in tensors.items() if name.startswith(f"{part}.")}
+    path: Path, method: Method, problem: Problem, ids: ClientIds, state: ServerState, clients: SavedStates
+) -> tuple[ServerState, SavedStates]:
+    """The states of the server and of clients among `ids` as a file has them, checked, on the problem's device."""
+    state = unpack_server(path, state, method.init_server(problem))
+    clients = unpack_clients(path, clients, method.init_client(problem.population), ids)
+    server, values = tree_map(lambda leaf: leaf.to(problem.device), (state.server, clients.rows.values))
+    return state._replace(server=server), clients._replace(rows=Rows(clients.rows.ids, values))
 
 
 def load_finished_run(path: Path, device: torch.device, base: Path | None = None) -> Trained:
@@ -170,11 +154,11 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
     folder = RunFolder(runs[0])
     if not folder.finished:
         raise CheckpointError(f"the run in {folder.path} is not finished; finish it with ppfl run ... --resume")
-    settings, clients = folder.read_experiment(), read_json(folder.clients_file)
-    tensors, about = folder.read_result()
-    metrics = folder.log.read_metrics(about["logs"], finished=True)
+    saved = folder.read()
+    clients, result = saved.clients, saved.result
+    assert result is not None, "the run is finished"
     try:
-        experiment = Experiment.model_validate(settings, context=Imports(base))
+        experiment = Experiment.model_validate(saved.experiment, context=Imports(base))
         ids = tuple(clients["ids"])
         kind = SampleKind.from_json(clients["kind"])
         (seed,), samples = experiment.seeds, clients["samples"]
@@ -186,11 +170,11 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
             tuple(sorted(samples)), device,
         )  # fmt: skip
         method = experiment.method
-        restored, rows = restore_states(folder.result_file, method, problem, ids, tensors)
-        state = ServerState(about["round"], 0, restored)
+        state, states = restore_states(folder.result_file, method, problem, ids, result.state, result.clients)
     except (KeyError, TypeError, ValidationError) as error:
         raise damaged(folder.path, f"cannot be understood ({' '.join(str(error).split())})") from None
-    return Trained(problem, method, state, ids, SavedStates(rows), kind, experiment.build_engine(), metrics)
+    state = state._replace(exchange=0)
+    return Trained(problem, method, state, ids, states, kind, experiment.build_engine(), saved.metrics)
 
 
 # ---------------------------------------------------------------------- network, loss and method
@@ -304,7 +288,7 @@ def restore_method(path: Path, about: dict[str, Any], method: Method | type[Meth
         return method
     try:
         return method(**about["settings"])
-    except (ValidationError, TypeError) as error:
+    except (SettingError, TypeError) as error:
         raise damaged(path, f"has settings that {name!r} does not take ({' '.join(str(error).split())})") from None
 
 

@@ -18,7 +18,7 @@ from ..data.federation import Federation
 from ..errors import SettingError
 from ..server import DivergedError, RefusedUpdateWarning, Training, connect
 from .experiment import Experiment
-from .start_from_run import load_start, start_population_from
+from .start import load_start, start_population_from
 
 VALIDATION = 0.2  # of each client's training samples, where the data settings hold none back
 
@@ -76,7 +76,8 @@ def attempt(
     experiment: Experiment, federation: Federation, changes: dict[str, Any], rounds: int, base: Path | None = None
 ) -> Trial:
     """Train with these settings, and score the personal models on the clients' validation samples."""
-    method = experiment.method.changed(changes)
+    experiment = experiment.model_copy(update={"method": experiment.method.changed(changes)})
+    method = experiment.method
     seed = experiment.seeds[0]
     population = experiment.build_population(federation, seed, base)
     if (start := load_start(experiment.for_seed(seed), base)) is not None:
@@ -84,8 +85,8 @@ def attempt(
     metric = population.loss.metric_name
     training = Training(
         connect(federation, population, experiment.build_engine()), population, method, rounds=rounds, seed=seed,
-        affinity=experiment.affinity.build(federation, method), dropout=experiment.dropout,
-        watch=replace(experiment.watch.build(base), every=rounds, metrics=()),
+        affinity=experiment.build_affinity(federation, base), dropout=experiment.dropout,
+        watch=experiment.watch.model_copy(update={"every": rounds, "metrics": {}}),
     ).begin()  # fmt: skip
     try:
         with warnings.catch_warnings():
