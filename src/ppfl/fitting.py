@@ -17,7 +17,7 @@ from .core.registry import Imports
 from .core.settings import shown
 from .core.trees import Params
 from .data import Federation
-from .data.sample_kind import SampleKind
+from .data.sample_spec import SampleSpec
 from .errors import AffinityError, DataError, ModelError, PPFLError, SettingError
 from .fitted import Fitted
 from .server import Training, Watch, connect, warn_if_diverged
@@ -104,7 +104,7 @@ def fit(
             if callbacks.end_round(end):
                 break
     warn_if_diverged([record["loss"] for record in training.history], training.method.local.step_size(0, 1))
-    return Fitted(**vars(training.trained(SampleKind.of(federation), engine)))
+    return Fitted(**vars(training.trained(SampleSpec.of(federation), engine)))
 
 
 def method_of(method: Method | type[Method] | str | None) -> Method | None:
@@ -201,7 +201,7 @@ def _refuse_other_start(
     """Refuse to go on with another population, other data, or without what the method needs."""
     if _parts(start.population) != _parts(population):
         raise ModelError("population is another one than start was trained with; pass start.population")
-    refuse_other_data(start.kind, federation)
+    refuse_other_data(start.spec, federation)
     if method.uses_affinity and affinity is None:
         raise SettingError(
             "clients with a penalty pull at each other, but there is no affinity between them now; pass affinity=..., "

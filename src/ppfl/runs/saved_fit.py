@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -33,15 +32,15 @@ from ..core.losses import LOSSES, Loss
 from ..core.population import Population
 from ..core.registry import Imports
 from ..core.trees import tree_map
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError, ModelError, PPFLError, SettingError
 from ..io.codec import dump, load
-from ..io.files import atomic_write, damaged, write_bytes
+from ..io.files import atomic_write, damaged
+from ..networks.description import UnknownNetworkError, describe_network, network_from
 from ..server import ServerState, Trained
 from ..sites import ENGINES, SavedStates, Stacked, engine_by_name
 from .experiment import Experiment
 from .folder import RunFolder
-from .network_description import UnknownNetworkError, build_network, describe_network
 from .record import find_runs
 from .states import check_values, pack_clients, pack_server, unpack_clients, unpack_server
 
@@ -67,7 +66,7 @@ def save_fit(path: Path, fit: Trained) -> None:
             "adapters": describe_adapters(net),
             "evaluation_mode": [name for name, module in net.named_modules() if not module.training],
         },
-        "data": fit.kind.to_json(),
+        "data": fit.spec.model_dump(mode="json"),
         "method": describe_method(fit.method),
         "problem": {"rounds": problem.rounds, "seed": problem.seed, "importance": problem.importance},
         "splits": list(problem.splits),
@@ -104,7 +103,7 @@ def load_fit(
         check_values(path, parts["network"])
         built = restore_network(path, found, net, parts)
         chosen = restore_loss(path, found["loss"], loss)
-        kind = SampleKind.from_json(about["data"])
+        spec = SampleSpec.model_validate(about["data"])
         k, canonical, mix = found["k"], found["canonical"], found["mix"]
         population = Population(built, k=k, canonical=canonical, mix=mix, loss=chosen)
         rule = restore_method(path, about["method"], method)
@@ -116,7 +115,7 @@ def load_fit(
         )  # fmt: skip
         state, clients = restore_states(path, rule, problem, parts["known_ids"], parts["state"], parts["clients"])
         return Trained(
-            problem, rule, state, parts["known_ids"], clients, kind,
+            problem, rule, state, parts["known_ids"], clients, spec,
             engine_by_name(about["engine"] if about["engine"] in ENGINES else Stacked.name), parts["history"],
         )  # fmt: skip
     except PPFLError:
@@ -160,9 +159,9 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
     try:
         experiment = Experiment.model_validate(saved.experiment, context=Imports(base))
         ids = tuple(clients["ids"])
-        kind = SampleKind.from_json(clients["kind"])
+        spec = SampleSpec.model_validate(clients["spec"])
         (seed,), samples = experiment.seeds, clients["samples"]
-        population = experiment.build_population(kind.stand_in(), seed, base)
+        population = experiment.build_population(spec, seed, base)
         if (start := folder.read_start()) is not None:
             population.start_from(start.values)
         problem = Problem(
@@ -174,7 +173,7 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
     except (KeyError, TypeError, ValidationError) as error:
         raise damaged(folder.path, f"cannot be understood ({' '.join(str(error).split())})") from None
     state = state._replace(exchange=0)
-    return Trained(problem, method, state, ids, states, kind, experiment.build_engine(), saved.metrics)
+    return Trained(problem, method, state, ids, states, spec, experiment.build_engine(), saved.metrics)
 
 
 # ---------------------------------------------------------------------- network, loss and method
@@ -205,9 +204,9 @@ def restore_network(path: Path, about: dict[str, Any], net: nn.Module | None, pa
         try:
             # a damaged file may describe a huge network: "meta" checks its shapes without memory for its values
             with torch.device("meta"):
-                _refuse_other_tensors(build_network(about["network"]), expected, path)
+                _refuse_other_tensors(network_from(about["network"]), expected, path)
             with torch.random.fork_rng(devices=[]):
-                net = build_network(about["network"])
+                net = network_from(about["network"])
         except UnknownNetworkError as error:
             raise damaged(path, f"describes a network that cannot be built: {error}") from None
     else:
@@ -290,18 +289,3 @@ def restore_method(path: Path, about: dict[str, Any], method: Method | type[Meth
         return method(**about["settings"])
     except (SettingError, TypeError) as error:
         raise damaged(path, f"has settings that {name!r} does not take ({' '.join(str(error).split())})") from None
-
-
-# ---------------------------------------------------------------------- weights for other programs
-
-
-def save_weights(path: Path, module: nn.Module) -> None:
-    """The state dict of a module as safetensors, which other programs read too."""
-    write_bytes(path, package_bytes(module.state_dict()))
-
-
-def package_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as the safetensors package writes them, for other programs."""
-    # clones, as it refuses tensors that share memory
-    copies = {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in tensors.items()}
-    return bytes(safetensors.torch.save(copies, {"format": "pt"}))

@@ -16,7 +16,7 @@ from ..algorithms.contract import Method, Problem, Rows
 from ..core.draws import name_keys, uniform
 from ..core.trees import Tree
 from ..data import Federation
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import DataError, SettingError
 from ..sites import Describe, Evaluate, Restore, SavedStates
 from ..sites.messages import join_rows, number
@@ -77,20 +77,20 @@ def adapt_clients(
     return client_states(clients, ServerState(0, exchanges, server)).rows
 
 
-def refuse_other_data(kind: SampleKind, federation: Federation) -> None:
+def refuse_other_data(spec: SampleSpec, federation: Federation) -> None:
     """Samples and classes must be those that the models were trained on."""
-    found = SampleKind.of(federation)
-    if found.shape != kind.shape or found.dtype != kind.dtype:
+    found = SampleSpec.of(federation)
+    if found.shape != spec.shape or found.dtype != spec.dtype:
         raise DataError(
             f"{federation.name} has samples of shape {found.shape}, {found.dtype}; the models were trained on "
-            f"{kind.shape}, {kind.dtype}: prepare the data as before"
+            f"{spec.shape}, {spec.dtype}: prepare the data as before"
         )
-    if (found.classes is None) != (kind.classes is None) or (
-        found.classes and kind.classes and found.classes != kind.classes[: len(found.classes)]
+    if (found.classes is None) != (spec.classes is None) or (
+        found.classes and spec.classes and found.classes != spec.classes[: len(found.classes)]
     ):
         raise DataError(
             f"{federation.name} has {_described(found.classes)}; the models were trained on "
-            f"{_described(kind.classes)}: pass the same classes=... to Federation.from_arrays"
+            f"{_described(spec.classes)}: pass the same classes=... to Federation.from_arrays"
         )
 
 
