@@ -133,13 +133,13 @@ def test_a_site_that_is_ready_says_what_its_data_are_and_what_leaves_it(clinic):
 def test_all_that_would_be_refused_later_is_named_at_once(clinic):
     secure = {"secure_sums": "secure_sums.toml"}
     check(clinic, "experiment: .*no scores of single clients", **secure)
-    (clinic / "narrow.py").write_text("import torch\n\n\ndef net(federation):\n    return torch.nn.Linear(5, 2)\n")
-    check(clinic, "model: ", changes={"model": {"factory": "narrow:net"}}, allow=["narrow:net"])
+    (clinic / "narrow.py").write_text("import torch\n\n\ndef net(spec):\n    return torch.nn.Linear(5, 2)\n")
+    check(clinic, "model: ", changes={"model": {"name": "narrow:net"}}, allow=["narrow:net"])
     write_visits(clinic, cell="much")
     check(clinic, "data: .*'dose' are not numeric")
     write_visits(clinic, cell="")
     missing = ("data: .*'dose'.*missing", "allow: .*'nowhere:net'")  # the check goes on after the first problem
-    assert check(clinic, *missing, changes={"model": {"factory": "nowhere:net"}})["missing values"] == "'dose' 1"
+    assert check(clinic, *missing, changes={"model": {"name": "nowhere:net"}})["missing values"] == "'dose' 1"
     write_visits(clinic, columns="years,dose")
     data = {**VISITS["data"], "columns": ["age", "dose"], "classes": ["ill", "well", "dead"]}
     differs = ("columns: .*age, years", "classes: .*dead", r"test data: .*test_fraction = 0\.2")

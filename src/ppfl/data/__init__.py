@@ -19,6 +19,7 @@ from ppfl.data.partitions import (
     label_groups,
 )
 from ppfl.data.readers import Pool, read_idx, read_mnist, read_npz
+from ppfl.data.sample_spec import SampleSpec
 from ppfl.data.samples import Samples
 from ppfl.data.shakespeare import SHAKESPEARE_CHARACTERS, read_shakespeare
 from ppfl.data.sklearn_digits import digits, digits_federation
@@ -45,6 +46,7 @@ __all__ = [
     "Federation",
     "MappedRows",
     "Pool",
+    "SampleSpec",
     "Samples",
     "Truth",
     "bayes_accuracy",

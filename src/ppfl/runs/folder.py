@@ -34,7 +34,7 @@ from ..algorithms.contract import Method
 from ..core.simplex import check
 from ..core.trees import Params, Tree
 from ..data.federation import Federation
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError, PPFLError
 from ..io.codec import dump, load, message, read_about, read_digest
 from ..io.files import PARTIAL, Log, atomic_write, damaged, digest_of, flush, read_json, write_json, writing
@@ -322,7 +322,7 @@ def describe_clients(federation: Federation, fingerprint: str) -> Record:
         "samples": {split: samples.sizes.tolist() for split, samples in federation.splits.items()},
         "truth": None if truth is None else truth.memberships.tolist(),
         "data": fingerprint,
-        "kind": SampleKind.of(federation).to_json(),
+        "spec": SampleSpec.of(federation).model_dump(mode="json"),
     }
 
 

@@ -197,7 +197,7 @@ def load_run(path: str | Path) -> RunRecord:
         memberships_by_round=saved.memberships,
         scores=scores,
         finished=result is not None,
-        preparation=saved.clients["kind"].get("preparation"),
+        preparation=saved.clients["spec"]["preparation"],
     )
 
 

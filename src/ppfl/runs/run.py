@@ -14,6 +14,7 @@ import torch
 
 from ..algorithms.contract import Method
 from ..data.federation import Federation
+from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError, RankError, SettingError
 from ..io.lock import locked
 from ..server import (
@@ -138,7 +139,7 @@ class SeedRun:
         self.fingerprint = ranks.decide_on_first(lambda: federation.fingerprint)
         self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
         self.resumes = ranks.decide_on_first(lambda: folder.started)
-        self.population = experiment.build_population(self.federation, self.seed, base)
+        self.population = experiment.build_population(SampleSpec.of(self.federation), self.seed, base)
         self.start = None
         if experiment.start is not None:
             find = folder.read_start if self.resumes else partial(load_start, experiment, base, start_method)

@@ -10,12 +10,10 @@ ids, known_ids, history
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..algorithms.contract import Method, Problem, Roster, Rows
 from ..core.affinity import nothing
@@ -23,10 +21,11 @@ from ..core.ids import ClientIds
 from ..core.losses import Loss
 from ..core.population import Population
 from ..core.trees import tree_map
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError, PPFLError
 from ..io.codec import dump, load
-from ..io.files import atomic_write, damaged, write_bytes
+from ..io.files import atomic_write, damaged
+from ..networks.description import describe_network
 from ..server import ServerState, Trained
 from ..sites import ENGINES, SavedStates, Stacked, engine_by_name
 from .fit_parts import (
@@ -37,7 +36,6 @@ from .fit_parts import (
     restore_method,
     restore_network,
 )
-from .network_description import describe_network
 from .states import check_values, pack_clients, pack_server, unpack_clients, unpack_server
 
 KIND = "fitted population"
@@ -62,7 +60,7 @@ def save_fit(path: Path, fit: Trained) -> None:
             "adapters": describe_adapters(net),
             "evaluation_mode": [name for name, module in net.named_modules() if not module.training],
         },
-        "data": fit.kind.to_json(),
+        "data": fit.spec.model_dump(mode="json"),
         "method": describe_method(fit.method),
         "problem": {"rounds": problem.rounds, "seed": problem.seed, "importance": problem.importance},
         "splits": list(problem.splits),
@@ -98,7 +96,7 @@ def load_fit(
         check_values(path, parts["network"])
         built = restore_network(path, found, net, parts)
         chosen = restore_loss(path, found["loss"], loss)
-        kind = SampleKind.from_json(about["data"])
+        spec = SampleSpec.model_validate(about["data"])
         k, canonical, mix = found["k"], found["canonical"], found["mix"]
         population = Population(built, k=k, canonical=canonical, mix=mix, loss=chosen)
         rule = restore_method(path, about["method"], method)
@@ -110,7 +108,7 @@ def load_fit(
         )  # fmt: skip
         state, clients = restore_states(path, rule, problem, parts["known_ids"], parts["state"], parts["clients"])
         return Trained(
-            problem, rule, state, parts["known_ids"], clients, kind,
+            problem, rule, state, parts["known_ids"], clients, spec,
             engine_by_name(about["engine"] if about["engine"] in ENGINES else Stacked.name), parts["history"],
         )  # fmt: skip
     except PPFLError:
@@ -127,15 +125,3 @@ def restore_states(
     clients = unpack_clients(path, clients, method.init_client(problem.population), ids)
     server, values = tree_map(lambda leaf: leaf.to(problem.device), (state.server, clients.rows.values))
     return state._replace(server=server), clients._replace(rows=Rows(clients.rows.ids, values))
-
-
-def save_weights(path: Path, module: nn.Module) -> None:
-    """The state dict of a module as safetensors, which other programs read too."""
-    write_bytes(path, package_bytes(module.state_dict()))
-
-
-def package_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as the safetensors package writes them, for other programs."""
-    # clones, as it refuses tensors that share memory
-    copies = {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in tensors.items()}
-    return bytes(safetensors.torch.save(copies, {"format": "pt"}))

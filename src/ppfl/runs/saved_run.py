@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from ..algorithms.contract import Problem, Roster
 from ..core.affinity import nothing
 from ..core.registry import Imports
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError
 from ..io.files import damaged
 from ..server import Trained
@@ -34,9 +34,9 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
     try:
         experiment = Experiment.model_validate(saved.experiment, context=Imports(base))
         ids = tuple(clients["ids"])
-        kind = SampleKind.from_json(clients["kind"])
+        spec = SampleSpec.model_validate(clients["spec"])
         (seed,), samples = experiment.seeds, clients["samples"]
-        population = experiment.build_population(kind.stand_in(), seed, base)
+        population = experiment.build_population(spec, seed, base)
         if (start := folder.read_start()) is not None:
             population.start_from(start.values)
         problem = Problem(
@@ -48,4 +48,4 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
     except (KeyError, TypeError, ValidationError) as error:
         raise damaged(folder.path, f"cannot be understood ({' '.join(str(error).split())})") from None
     state = state._replace(exchange=0)
-    return Trained(problem, method, state, ids, states, kind, experiment.build_engine(), saved.metrics)
+    return Trained(problem, method, state, ids, states, spec, experiment.build_engine(), saved.metrics)
