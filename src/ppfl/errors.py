@@ -54,7 +54,7 @@ class SettingError(PPFLError):
     >>> Watch(every=0)
     Traceback (most recent call last):
         ...
-    ppfl.errors.SettingError: evaluation every 0 rounds; set every >= 1
+    ppfl.errors.SettingError: Watch: every is 0; it should be greater than 0
     """
 
 
