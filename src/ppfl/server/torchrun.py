@@ -121,7 +121,7 @@ class TorchRanks(Ranks):
         return self.add(tensor.clone() if self.first else torch.zeros_like(tensor))
 
     def value_from_first(self, value: Answer | None) -> Answer:
-        text, tensors = split(value) if self.first else (b"", [])
+        text, tensors = split(value) if self.first else (b"{}", [])
         text = self.gather_texts(text)[0]
         if not self.first:
             tensors = [torch.zeros(shape, dtype=dtype) for dtype, shape in specs_of(text)]
