@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..core.settings import Settings
 from ..errors import DataError
+from .arrays import quoted
 from .federation import Federation
-from .inputs import scaled
 from .preparation import Preparation, as_numbers
-from .raw_arrays import quoted
+from .samples import scaled
 
 _TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
