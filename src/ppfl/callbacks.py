@@ -152,7 +152,7 @@ class EarlyStopping:
         measured = setting.measured
         if self.metric not in measured:
             held_out = self.metric.startswith("validation") and "validation" not in setting.problem.splits
-            advice = 'use federation.holdout(0.1, into="validation")' if held_out else "use one of these"
+            advice = 'use federation.holdout(0.1, into="validation")' if held_out else "use one of these, or Watch(metrics=...)"
             raise SettingError(
                 f"early stopping by {self.metric!r}, which is not measured in this fit "
                 f"(measured: {', '.join(measured)}); {advice}"
