@@ -151,8 +151,9 @@ class EarlyStopping:
             )
         measured = setting.measured
         if self.metric not in measured:
-            held_out = self.metric.startswith("validation") and "validation" not in setting.problem.splits
-            advice = 'use federation.holdout(0.1, into="validation")' if held_out else "use one of these, or Watch(metrics=...)"
+            advice = "use one of these, or Watch(metrics=...)"
+            if self.metric.startswith("validation") and "validation" not in setting.problem.splits:
+                advice = 'use federation.holdout(0.1, into="validation")'
             raise SettingError(
                 f"early stopping by {self.metric!r}, which is not measured in this fit "
                 f"(measured: {', '.join(measured)}); {advice}"
