@@ -81,11 +81,11 @@ def test_a_checkpoint_with_another_beginning_or_of_another_version_is_refused(co
 
 
 def test_changed_data_are_noticed(tmp_path):
-    """More rows, or as many with another value."""
+    """More rows, as many with another value, or another client: the first difference is said, not all ids."""
     table, out = tmp_path / "table.csv", tmp_path / "out"
 
-    def write(first: float, rows: int) -> None:
-        lines = [f"{client},{first if i == 0 else i % 5},{i % 2}" for client in "abc" for i in range(rows)]
+    def write(first: float, rows: int, clients: str = "abc") -> None:
+        lines = [f"{client},{first if i == 0 else i % 5},{i % 2}" for client in clients for i in range(rows)]
         table.write_text("\n".join(["who,x,y", *lines]))
 
     experiment = small_experiment(data={"name": "csv", "file": str(table), "client": "who", "target": "y"})
@@ -93,9 +93,13 @@ def test_changed_data_are_noticed(tmp_path):
     with pytest.raises(StopError):
         run(experiment, out, checkpoint_every=1, on_round_end=stop_after(3))
     before, refused = file_bytes(out), (CheckpointError, "clients.json", "bring the old data back")
-    for changed in ((0.5, 10), (0.0, 12)):
+    for changed, said in (
+        ((0.5, 10), "data is"),
+        ((0.0, 12), "[0] is"),
+        ((0.0, 10, "abd"), "(ids[2] is 'c' there and 'd' here)"),
+    ):
         write(*changed)
-        assert_refused(lambda: run(experiment, out, resume=True), *refused)
+        assert_refused(lambda: run(experiment, out, resume=True), *refused, said)
     assert file_bytes(out) == before
     write(0.0, 10)
     assert run(experiment, out, resume=True)[0].finished

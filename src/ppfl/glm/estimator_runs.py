@@ -18,7 +18,7 @@ from ..data.preparation import Preparation
 from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError
 from ..networks.plain import split_columns
-from ..runs.estimator_settings import EstimatorSettings
+from ..runs.experiment import EstimatorSettings
 from ..runs.folder import RunFolder
 from ..runs.record import load_run
 from .families import Family, classification_family, regression_family

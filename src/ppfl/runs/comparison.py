@@ -20,8 +20,7 @@ from ..data import Federation
 from ..errors import PPFLError, SettingError
 from ..io.files import checked_name, folder_name, same_folder_key
 from .experiment import Experiment
-from .explain import explain
-from .load import load_settings
+from .load import explain, load_settings
 from .processes import ProcessPool
 from .record import RunRecord, load_run
 from .run import run

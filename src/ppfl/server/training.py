@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
-from pydantic import Field, TypeAdapter, field_validator
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from ..algorithms.contract import Method, Plan, Problem, Roster, Rows
@@ -19,7 +19,7 @@ from ..core.affinity import Affinity, nothing
 from ..core.draws import uniform
 from ..core.ids import ClientIds
 from ..core.population import Population
-from ..core.registry import PythonName, find_function
+from ..core.registry import find_function
 from ..core.settings import Count, NonNegative, Settings
 from ..core.trees import Tree
 from ..data.sample_spec import SampleSpec
@@ -46,7 +46,6 @@ from .transports import Transport
 
 Record = dict[str, Any]
 OutputRule = Literal["last", "best", "random"]
-_NAMES = TypeAdapter(tuple[PythonName, ...])
 FindAffinity = Callable[[Roster], Affinity | None]
 
 
@@ -78,7 +77,9 @@ class Watch(Settings):
     @classmethod
     def _are_names_or_functions(cls, given: Any) -> Any:
         if isinstance(given, list | tuple) and given and all(isinstance(metric, str) for metric in given):
-            return _NAMES.validate_python(given)
+            if odd := [name for name in given if ":" not in name]:
+                raise ValueError(f'{odd[0]!r} names no function; write "module:function"')
+            return tuple(given)
         return as_metrics(given)
 
     def with_functions(self, base: Path | None = None) -> Watch:
