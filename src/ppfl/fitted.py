@@ -99,7 +99,7 @@ class Fitted(Trained):
 
     def models(self, clients: Sequence[ClientId]) -> Models:
         """The personal models of these clients, as engines run them; `model` gives a plain network."""
-        return self._personal.of(self._known(clients))
+        return self._personal.models(self._known(clients))
 
     @overload
     def predict(self, client: ClientId, x: Tensor, *, hard: bool = False) -> Tensor: ...
@@ -110,7 +110,8 @@ class Fitted(Trained):
 
         Args:
             client: Its id.
-            x: Samples (B, ...) like those of the training data: a tensor, an array or nested lists.
+            x: Samples (B, ...) like those of the training data: a tensor, an array, nested lists, or a table with the
+                columns by name. Bytes stay bytes, and numbers of a prepared table are in their own units.
             hard: Whether the client is put wholly into its largest membership.
 
         Returns:

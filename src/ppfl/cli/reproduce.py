@@ -23,7 +23,9 @@ Records = dict[str, dict[str, list[RunRecord]]]  # by case and method
 
 def tasks_of_study(study: Study, out: Path) -> Tasks:
     """The tasks of every case: one per method and seed, with one folder per case."""
-    return {case.name: tasks_of(case.experiments, out / folder_name(case.name, "case"), None) for case in study.cases}
+    return {
+        case.name: tasks_of(case.experiments, out / folder_name(case.name, "case"), study.base) for case in study.cases
+    }
 
 
 def refuse_missing_data(study: Study, tasks: Tasks) -> None:

@@ -103,7 +103,8 @@ class SampleSpec(Settings):
         their own units. Images of bytes have whole numbers from 0 to 255. What would lose digits is refused.
         """
         if hasattr(x, "columns"):
-            x = self._from_table(x.rename(columns=str))
+            table = x.to_pandas() if hasattr(x, "to_pandas") else x
+            x = self._from_table(table.rename(columns=str))
         found = self._as_rows(x)
         if self.preparation is not None:
             values = self.preparation.scale(found.detach().cpu().double().numpy())
