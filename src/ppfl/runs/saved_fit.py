@@ -127,8 +127,8 @@ def load_fit(
 def _refuse_weights(path: Path) -> None:
     """Refuse files of torch.save by what they are, which is no damage."""
     with path.open("rb") as file:
-        start = file.read(4)
-    if start.startswith((b"PK", b"\x80")):  # a zip archive, a pickle
+        start = file.read(9)
+    if start.startswith((b"PK", b"\x80")) and not start.endswith(b"{"):  # zip, pickle; ours has JSON after 8 bytes
         raise CheckpointError(
             f"{path} is of torch.save or a pickle, and ppfl.load reads what fitted.save wrote; weights go into a "
             f"network with net.load_state_dict(torch.load(...)), and then Population(net, ...) begins with them"
