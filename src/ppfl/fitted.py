@@ -42,7 +42,8 @@ ClientId = str | int
 class Fitted(Trained):
     """A trained population: who the clients are, and a model for each.
 
-    Clients are named by text: 7 and "7" are the same client. x may be a tensor, an array or nested lists.
+    Clients are named by text: 7 and "7" are the same client. x may be a tensor, an array, nested lists, or a table with
+    the columns by name; bytes stay bytes, and numbers of a prepared table are in their own units.
 
     >>> from ppfl import PPFL, fit
     >>> from ppfl.data import digits_federation
@@ -93,7 +94,7 @@ class Fitted(Trained):
 
     def models(self, clients: Sequence[ClientId]) -> Models:
         """The personal models of these clients."""
-        return self._personal.of(self._known(clients))
+        return self._personal.models(self._known(clients))
 
     @overload
     def predict(self, client: ClientId, x: Tensor, *, hard: bool = False) -> Tensor: ...

@@ -15,10 +15,9 @@ import pyarrow
 import pytest
 import torch
 
-from kit.files import idx_bytes, npy_bytes, write_bytes, write_mnist, write_zip
+from kit.files import idx_bytes, limited, npy_bytes, write_bytes, write_mnist, write_zip
 from kit.refusals import DataError, assert_refused
 from ppfl.data import build, from_table, read_csv, read_idx, read_mnist, read_npz, read_parquet
-from ppfl.data.limits import limited
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (20, 28, 28), dtype=np.uint8)

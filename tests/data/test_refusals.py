@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import ChainDataset, DataLoader, Dataset
 
 import ppfl.data as data
+from kit.files import limited
 from kit.refusals import DataError, SettingError, assert_refused
 from ppfl.data import Federation, Samples, Truth, from_table, read_csv
-from ppfl.data.limits import limited
 
 X, Y, C = np.zeros((6, 2), np.float32), [0, 1, 0, 1, 0, 1], ["a", "a", "a", "b", "b", "b"]
 NANS = np.where(np.arange(12).reshape(6, 2) > 7, np.nan, 0)

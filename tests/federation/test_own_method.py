@@ -51,7 +51,7 @@ def test_sites_that_allow_a_method_train_as_one_process_does(own, tmp_path):
     there = sites.run()
     (here,) = run(own, tmp_path / "alone", base=tmp_path)
     assert_same_run(here, there, own)
-    assert all(models_of(service).ids for service in sites.services.values())
+    assert all(models_of(service).personal.ids for service in sites.services.values())
 
 
 def test_a_site_that_does_not_allow_it_imports_nothing(own, tmp_path):

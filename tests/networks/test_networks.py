@@ -144,7 +144,8 @@ def test_attention_is_torchs_own():
 def test_a_pretrained_network_is_frozen_but_for_its_head_and_frozen_layers_run_once_per_sample(monkeypatch):
     """As many in 3 rounds as in 1; the head comes from the seed."""
     federation, head, seen = make_images(3), ["hidden", "classifier"], []
-    net, other = (build(federation, seed=seed, **LITE0, size=32, hidden=[8]) for seed in (0, 1))
+    net, other, again = (build(federation, seed=seed, **LITE0, size=32, hidden=[8]) for seed in (0, 1, 0))
+    assert torch.equal(net.classifier.weight, again.classifier.weight)
     population = Population(net, k=2, canonical=head, mix="weights")
     assert {name.split(".")[0] for name in population.canonical_names} == {*head} and not population.common_names
     assert not torch.equal(net.classifier.weight, other.classifier.weight)

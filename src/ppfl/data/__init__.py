@@ -8,7 +8,6 @@ from ppfl.data.domains import DOMAINS, digit_domains
 from ppfl.data.drawn_digits import drawn_digits
 from ppfl.data.federation import Assignment, Federation
 from ppfl.data.femnist import FEMNIST_CLASSES, read_femnist
-from ppfl.data.inputs import MappedRows
 from ppfl.data.lazy_population import lazy_population
 from ppfl.data.partitions import (
     MNIST_GROUPS,
@@ -20,7 +19,7 @@ from ppfl.data.partitions import (
 )
 from ppfl.data.readers import Pool, read_idx, read_mnist, read_npz
 from ppfl.data.sample_spec import SampleSpec
-from ppfl.data.samples import Samples
+from ppfl.data.samples import MappedRows, Samples
 from ppfl.data.shakespeare import SHAKESPEARE_CHARACTERS, read_shakespeare
 from ppfl.data.sklearn_digits import digits, digits_federation
 from ppfl.data.stackexchange import read_stackexchange

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ppfl.data.limits import check_limit
+from ppfl.data.files import check_limit
 
 OTHER = "other"
 RARE = 5  # a level with fewer rows becomes `other`

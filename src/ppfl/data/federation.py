@@ -13,14 +13,12 @@ from ppfl.core.ids import ClientIds, as_ids
 from ppfl.core.settings import usable_device
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets
-from ppfl.data.client_rows import as_weights, group_rows, split_rows
 from ppfl.data.client_summaries import count_labels, mean_features, number_classes, size_shares
-from ppfl.data.columns import column, features_of
 from ppfl.data.fingerprint import fingerprint_federation
-from ppfl.data.inputs import MappedRows
+from ppfl.data.ids import as_weights, group_rows, split_rows
 from ppfl.data.preparation import Preparation
-from ppfl.data.samples import Samples, held_out
-from ppfl.data.torch_datasets import read_clients, read_items
+from ppfl.data.samples import MappedRows, Samples, held_out
+from ppfl.data.sources import column, features_of, read_clients, read_items
 from ppfl.data.truth import Truth
 from ppfl.errors import DataError
 from ppfl.io.text import visible

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ppfl.data.arrays import quoted
 from ppfl.data.encoded_column import EncodedColumn, is_text
-from ppfl.data.raw_arrays import quoted
 from ppfl.errors import DataError
 
 MISSING = "missing"  # the level of a missing text where missing values are filled

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..core.settings import Settings
 from ..errors import DataError
+from .arrays import quoted
 from .federation import Federation
-from .inputs import scaled
 from .preparation import Preparation, as_numbers
-from .raw_arrays import quoted
+from .samples import scaled
 
 _TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -103,7 +103,8 @@ class SampleSpec(Settings):
         their own units. Images of bytes have whole numbers from 0 to 255. What would lose digits is refused.
         """
         if hasattr(x, "columns"):
-            x = self._from_table(x.rename(columns=str))
+            table = x.to_pandas() if hasattr(x, "to_pandas") else x
+            x = self._from_table(table.rename(columns=str))
         found = self._as_rows(x)
         if self.preparation is not None:
             values = self.preparation.scale(found.detach().cpu().double().numpy())

@@ -8,11 +8,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from ppfl.data.arrays import LearningTask
+from ppfl.data.arrays import LearningTask, quoted
 from ppfl.data.federation import Federation
-from ppfl.data.limits import check_limit
-from ppfl.data.raw_arrays import quoted
-from ppfl.data.streams import check_size, existing_file, open_bounded, reading
+from ppfl.data.files import check_limit, check_size, existing_file, open_bounded, reading
 from ppfl.errors import DataError, SettingError
 
 _ROWS_AT_A_TIME = 8192

@@ -16,7 +16,7 @@ from ..core.adapters import Lora
 from ..core.losses import Loss, cross_entropy, loss_by_name, squared
 from ..core.registry import Functions, NamedCall
 from ..core.settings import Settings
-from ..data.limits import check_limit
+from ..data.files import check_limit
 from ..data.sample_spec import SampleSpec
 from ..errors import ModelError
 from .images import cnn, resnet18

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..core.losses import Loss, cross_entropy
 from ..core.settings import Count
 from ..data.federation import Federation
-from ..data.inputs import row_blocks
 from ..data.sample_spec import SampleSpec
+from ..data.samples import row_blocks
 from ..errors import ModelError
 from .plain import count_classes
 

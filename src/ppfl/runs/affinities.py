@@ -8,7 +8,7 @@ from ..core.affinity import Affinity
 from ..core.registry import Functions, NamedCall
 from ..core.settings import Count
 from ..data.federation import Federation
-from ..data.limits import check_limit
+from ..data.files import check_limit
 from ..errors import AffinityError
 
 AFFINITIES = Functions("affinity", "affinity", given=("federation", "method"), error=AffinityError)

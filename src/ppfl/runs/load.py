@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from ..core.registry import ByName, Imports, did_you_mean
-from ..data.streams import one_line
+from ..data.files import one_line
 from ..errors import SettingError
 from .experiment import Experiment
 

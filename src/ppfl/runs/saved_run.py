@@ -21,7 +21,7 @@ from .saved_fit import restore_states
 
 
 def load_finished_run(path: Path, device: torch.device, base: Path | None = None) -> Trained:
-    """The run in this folder, or the only one in a folder of runs. A factory's module is looked for in `base` first."""
+    """The run in this folder, or the only one in a folder of runs. Own modules are looked for in `base` first."""
     runs = find_runs(path)
     if len(runs) > 1:
         raise CheckpointError(f"{path} has {len(runs)} runs; give the folder of one of them, such as {runs[0]}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from ..algorithms.contract import Method, Rows
 from ..core.backends import Backend
-from ..core.ids import ClientIds
+from ..core.ids import ClientIds, positions_of
 from ..core.population import Mixture, Models, Population
 from ..core.trees import Tree, tree_map
 from ..data.sample_spec import SampleSpec
-from ..errors import ModelError, SettingError, WriteError
+from ..errors import DataError, ModelError, SettingError, WriteError
 from .client_model import client_model
 from .engines import Engine
 from .states import states_of
@@ -46,9 +46,14 @@ class PersonalModels:
         x, y = self.spec.batch(self.spec.example(self.device)), self.spec.example_targets(self.device)
         return self.engine.backend(self.population, x, y, self.spec.n_classes)
 
-    def of(self, clients: Sequence[str], *, hard: bool = False) -> Models:
+    def models(self, clients: Sequence[str], *, hard: bool = False) -> Models:
         """The models of these clients. hard: every client is wholly in its largest membership."""
         ids = tuple(clients)
+        if unknown := [client for client in ids if client not in self._known]:
+            raise DataError(
+                f"there is no client {unknown[0]!r} among the {len(self.ids)} that have models; ids look like "
+                f"{self.ids[0]!r}"
+            )
         shared, own = self.send(ids)
         states = states_of(self.method.init_client(self.population), self.states, ids)
         placed = tree_map(lambda leaf: leaf.to(self.device), states)
@@ -56,24 +61,28 @@ class PersonalModels:
         return models.hardened() if hard else models
 
     @cached_property
+    def _known(self) -> Mapping[str, int]:
+        return positions_of(self.ids)
+
+    @cached_property
     def are_mixtures(self) -> bool:
         """Whether clients have canonical models in common. One client tells, and the networks of all would be large."""
-        return isinstance(self.of(self.ids[:1]), Mixture)
+        return isinstance(self.models(self.ids[:1]), Mixture)
 
     def memberships(self, clients: Sequence[str]) -> Tensor:
         """(M, K), one row for each of these clients; ones (M, 1) where clients are no mixtures."""
-        models = self.of(clients) if self.are_mixtures else None
+        models = self.models(clients) if self.are_mixtures else None
         return models.memberships if isinstance(models, Mixture) else torch.ones(len(clients), 1)
 
     def predict(self, client: str, x: Any, *, hard: bool = False) -> Tensor:
         """Mean predictions (B, ...) of a client's own model on raw rows x (B, ...), in the units of the target."""
         batch = self.spec.batch(x).to(self.device)
         with torch.no_grad():
-            return self.spec.restore(self.backend.predict(self.of([client], hard=hard), batch[None])[0])
+            return self.spec.restore(self.backend.predict(self.models([client], hard=hard), batch[None])[0])
 
     def module(self, client: str, *, predictions: bool = False, hard: bool = False) -> nn.Module:
         """A client's own model as a plain nn.Module, which takes raw rows and predicts in the units of the target."""
-        net = client_model(self.population, self.of([client], hard=hard), predictions=predictions)
+        net = client_model(self.population, self.models([client], hard=hard), predictions=predictions)
         return self.spec.wrap(net).to(self.device)
 
     def export_onnx(self, client: str, path: str | Path, *, predictions: bool = True) -> Path:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...data.arrays import quoted
 from ...data.encoded_column import EncodedColumn, is_text
-from ...data.raw_arrays import quoted
 from ...errors import DataError
 from ..client_ids import Array
 from ..standardize import INTERCEPT

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...data.client_rows import as_ids, group_rows
-from ...data.raw_arrays import quoted
+from ...data.arrays import quoted
+from ...data.ids import group_rows, text_ids
 from ...data.samples import held_out
 from ...data.table_readers import with_text_names
 from ...errors import DataError, SettingError
@@ -130,7 +130,7 @@ def _check_columns(kept: Any, settings: TableSettings | None) -> Any:
 
 
 def _check_clients(kept: Any, settings: TableSettings) -> Array:
-    clients = as_ids(kept[settings.client].to_numpy())
+    clients = text_ids(kept[settings.client].to_numpy())
     count = len(np.unique(clients))
     if not isinstance(settings.ks, str) and (most := max(settings.ks)) > count:
         raise SettingError(f"k is {most} but there are {count} clients; set k to at most this number")
