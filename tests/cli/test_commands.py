@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -133,22 +131,3 @@ def test_glm_prints_and_writes_what_was_fitted(ppfl, here):
         assert ppfl(*way, "-k", "2", "--out", name, "--quiet") == (0, "", "")
         found = [float(row["A"]) for row in rows_of(here / name / "memberships.csv")]
         assert found == pytest.approx([float(row["A"]) for row in rows_of(here / "named" / "memberships.csv")])
-
-
-LIGHT = """
-import sys
-from ppfl.cli import main
-
-try:
-    main({arguments})
-finally:
-    heavy = {{"torch", "numpy", "scipy", "pandas", "pydantic", "sklearn"}} & sys.modules.keys()
-    assert not heavy, heavy
-"""
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--hlep"], ["federation", "up", "--help"]])
-def test_help_does_not_wait_for_large_libraries(arguments):
-    code = LIGHT.format(arguments=arguments)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr

@@ -50,7 +50,7 @@ class Settings(BaseModel):
             try:
                 super().__init__(**settings)
             except ValidationError as error:
-                raise SettingError(f"{name}: {_first_fault(error, type(self).model_fields)}") from None
+                raise SettingError(f"{name}: {first_fault(error, type(self).model_fields)}") from None
 
         # validation within other settings does not call it, so that their errors say where the fault is
         __init__.__pydantic_base_init__ = True
@@ -102,8 +102,8 @@ def expected_value(fault: Any) -> str:
     return re.sub(r"^\w+ should", "it should", message).removesuffix(", unable to parse string as a number")
 
 
-def _first_fault(error: ValidationError, known: Mapping[str, Any]) -> str:
-    """What was found, and what was expected."""
+def first_fault(error: ValidationError, known: Mapping[str, Any], what: str = "setting") -> str:
+    """What was found, and what was expected. what: what its keys are called."""
     from .registry import did_you_mean  # here, as registries hold settings
 
     faults = error.errors(include_url=False)
@@ -119,7 +119,7 @@ def _first_fault(error: ValidationError, known: Mapping[str, Any]) -> str:
             return f"there is no setting {key!r}; every client makes its own SGD: set lr, momentum and weight_decay"
         other = _OTHER_NAMES.get(key)
         near = f"did you mean {other!r}? " if other in known else did_you_mean(key, known)
-        return f"there is no setting {key!r}; {near}settings are {', '.join(known)}"
+        return f"there is no {what} {key!r}; {near}its {what}s are {', '.join(known)}"
     expected = dict.fromkeys(expected_value(fault) for fault in faults if fault["loc"][0] == first["loc"][0])
     return f"{key} is {shown(first['input'])}; {', or '.join(expected)}"
 

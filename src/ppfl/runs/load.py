@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from ..core.registry import ByName, Imports, did_you_mean
+from ..core.settings import expected_value, shown
 from ..data.files import one_line
 from ..errors import SettingError
 from .experiment import Experiment
@@ -22,7 +23,6 @@ from .experiment import Experiment
 _MOST_BYTES = 1 << 20  # of an experiment file
 _DEEPEST = 32  # tables or lists within each other
 _LONGEST_KEY = 100  # dots
-_LONGEST = 200  # characters of a value that are shown
 _INSTEAD_OF_ESTIMATOR = ("model", "population", "method", "affinity")
 # what other programs call some tables
 _OTHER_NAMES = {"algorithm": "method", "algorithms": "methods", "network": "model", "net": "model", "dataset": "data",
@@ -147,7 +147,7 @@ def explain(error: ValidationError, found: Mapping[str, Any], whole: type[BaseMo
         here = _settings_at(location, found, whole)
         return _EXPLANATIONS[first["type"]](key, value, first, here)
     alternatives = [fault for fault in faults if _locate(fault["loc"], found)[0] == key]
-    return _wrong(key, value, [_expectation(fault) for fault in alternatives])
+    return _wrong(key, value, [_expected(fault) for fault in alternatives])
 
 
 def _locate(location: Location, found: Any) -> tuple[str, Any]:
@@ -170,7 +170,7 @@ def _unknown(key: str, value: Any, fault: Any, here: Variants) -> str:
     named = ["name"] if any(_name(s) for s in here) else []
     allowed = list(dict.fromkeys([*named, *(key for s in here for key in s.model_fields)]))
     near = _meant(str(fault["loc"][-1]), allowed)
-    return f"unknown key {_shown(key)} (found {_shown(value)}); {near}keys here are {', '.join(allowed)}"
+    return f"unknown key {shown(key)} (found {shown(value)}); {near}keys here are {', '.join(allowed)}"
 
 
 def _meant(key: str, allowed: Sequence[str]) -> str:
@@ -204,24 +204,23 @@ def _missing(key: str, value: Any, fault: Any, here: Variants) -> str:
 
 def _unnamed(key: str, value: Any, fault: Any, here: Variants) -> str:
     names = ", ".join(map(repr, filter(None, map(_name, here))))
-    return f"[{key}] has no name (found {_shown(value)}); set name to one of {names}"
+    return f"[{key}] has no name (found {shown(value)}); set name to one of {names}"
 
 
 def _misnamed(key: str, value: Any, fault: Any, here: Variants) -> str:
     names, tag = [name for s in here if (name := _name(s)) is not None], str(fault["ctx"]["tag"])
-    return f"{key}.name is {_shown(tag)}; {did_you_mean(tag, names)}use one of {', '.join(map(repr, names))}"
+    return f"{key}.name is {shown(tag)}; {did_you_mean(tag, names)}use one of {', '.join(map(repr, names))}"
 
 
 def _wrong(key: str, value: Any, expectations: Iterable[str]) -> str:
     expected = ", or ".join(dict.fromkeys(expectations))
     if isinstance(value, dict):
         return f"[{key}]: {expected}" if key else expected
-    return f"{key} is {_shown(value)}; {expected}" if key else expected
+    return f"{key} is {shown(value)}; {expected}" if key else expected
 
 
-def _expectation(fault: Any) -> str:
-    message = " ".join(fault["msg"].removeprefix("Value error, ").split())
-    return re.sub(r"^\w+ should", "it should", message).replace("a valid tuple", "a list")  # as TOML calls it
+def _expected(fault: Any) -> str:
+    return expected_value(fault).replace("a valid tuple", "a list")  # as TOML calls it
 
 
 _EXPLANATIONS = {
@@ -230,19 +229,6 @@ _EXPLANATIONS = {
     "union_tag_not_found": _unnamed,
     "union_tag_invalid": _misnamed,
 }
-
-
-def _shown(value: Any) -> str:
-    """A value for a message, not too long.
-
-    >>> _shown(0.5), len(_shown("x" * 1000))
-    ('0.5', 203)
-    """
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # too many digits, or nested too deep
-        text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _settings_at(location: Location, found: Any, whole: type[BaseModel]) -> Variants:

@@ -24,7 +24,7 @@ from ..server import Ranks
 from .experiment import Experiment
 from .folder import RunFolder, StartNetwork
 from .record import find_runs
-from .saved_run import load_finished_run
+from .saved_fit import load_finished_run
 
 
 def load_start(experiment: Experiment, base: Path | None, method_folder: Path | None = None) -> StartNetwork | None:
