@@ -9,7 +9,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..data.file_settings import dataset_folder
+from ..core.registry import find_path
+from ..data.files import data_folder
 from ..errors import DataError, SettingError
 from ..io.files import folder_name, write_text
 from ..paper import VIEWS, Study, StudyTable, all_series, chart_lines, study_tables
@@ -36,7 +37,7 @@ def refuse_missing_data(study: Study, tasks: Tasks) -> None:
         if all(RunFolder(task.run_folder).finished for task in tasks[case.name]):
             continue
         try:
-            _refuse_missing_files(next(iter(case.experiments.values())).data)
+            _refuse_missing_files(next(iter(case.experiments.values())).data, study.base)
             available.append(case.name)
         except DataError as error:
             missing[case.name] = error
@@ -45,10 +46,10 @@ def refuse_missing_data(study: Study, tasks: Tasks) -> None:
         raise SettingError(f"{study.name}, {name}: {reason}{rest}")
 
 
-def _refuse_missing_files(data: Any) -> None:
-    """Refuse a data set whose file or folder is not there."""
+def _refuse_missing_files(data: Any, base: Path | None) -> None:
+    """Refuse a data set whose folder is not there."""
     if hasattr(data, "folder") and data.name != "digit_domains":  # its domains are in folders of their own
-        place = dataset_folder(data.folder, None, data.name)
+        place = data_folder(data.name) if data.folder is None else find_path(data.folder, base)
         if not place.exists():
             raise DataError(f"there is no {place}; put the data there, or set PPFL_DATA to the folder that has them")
 

@@ -181,7 +181,7 @@ class FederatedRun:
                 elif len(self.transport.sites) != n_sites:
                     self.folder.write_clients(self.clients)
                 n_sites = len(self.transport.sites)
-                self.folder.append(end.record, None if end.measured is None else end.measured.memberships)
+                self.folder.log.append(end.record, None if end.measured is None else end.measured.memberships)
                 self._save(end)
                 if on_round_end is not None:
                     on_round_end(self.seed, end)

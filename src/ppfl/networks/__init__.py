@@ -6,6 +6,7 @@ A network is a function of a `SampleSpec`, the loss, and the keys of `[model]`, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -45,10 +46,12 @@ class _EqualParts(NetworkSettings):
 
 
 NETWORKS = Functions("network", "model", given=("spec", "loss", "seed"), base=NetworkSettings, error=ModelError)
-for function in (linear, perceptron, glm, lstm):
-    NETWORKS.register(function.__name__)(function)
-for function in (cnn, resnet18, transformer):
-    NETWORKS.register(function.__name__, base=_EqualParts)(function)
+_FUNCTIONS: dict[str, Callable[..., nn.Module]] = {"linear": linear, "perceptron": perceptron, "glm": glm, "lstm": lstm}
+_WITH_EQUAL_PARTS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "resnet18": resnet18, "transformer": transformer}
+for _name, _function in _FUNCTIONS.items():
+    NETWORKS.register(_name)(_function)
+for _name, _function in _WITH_EQUAL_PARTS.items():
+    NETWORKS.register(_name, base=_EqualParts)(_function)
 
 
 def build_network(

@@ -212,7 +212,7 @@ class Experiment(Settings):
         net = build_network(self.model, spec, seed, loss, copies=settings.k, base=base)
         if self.start is not None:
             freeze(net, self.start.frozen)
-        if self.model.adapters is not None:
-            net = with_adapters(net, self.model.adapters, seed)
+        if (adapters := self.model.setting("adapters")) is not None:
+            net = with_adapters(net, adapters, seed)
         k, canonical, mix = settings.k, settings.canonical, settings.mix
         return Population(net, k=k, canonical=canonical, mix=mix, loss=loss)

@@ -4,8 +4,7 @@ run.json                the experiment as it was asked for, the method as it ran
                         fingerprint of the data, of which run the start is, and what it ran on
 clients.json            ids, sizes, true memberships where they are known, and what a sample is
 metrics.jsonl           one line per round
-memberships.log         of the rounds that were evaluated: the length of a record in 8 bytes, little-endian, and the
-                        record as io.codec writes it
+memberships.log         at the rounds that were evaluated; round_log.py says how it is read
 start.safetensors       only with [start]: the network it began with
 checkpoint.safetensors  state and kept state after the last round that is safe
 result.safetensors      the state the run returns, with its scores; a run that has it is finished
@@ -18,35 +17,27 @@ these lengths. The checkpoint and the result also name what the run was resumed 
 
 from __future__ import annotations
 
-import json
-import math
 import shutil
 from functools import cached_property
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..algorithms.contract import Method
-from ..core.simplex import check
 from ..core.trees import Params, Tree
 from ..data.federation import Federation
 from ..data.sample_spec import SampleSpec
-from ..errors import CheckpointError, PPFLError
+from ..errors import CheckpointError
 from ..io.codec import dump, load, message, read_about, read_digest
-from ..io.files import PARTIAL, Log, atomic_write, damaged, digest_of, flush, read_json, write_json, writing
+from ..io.files import PARTIAL, atomic_write, damaged, digest_of, flush, read_json, write_json, writing
 from ..server import Checkpoint, ServerState
 from ..sites import SavedStates
 from .experiment import Experiment
 from .provenance import describe_environment, package_version
+from .round_log import Record, RoundLog, finite
 from .states import check_values, pack, pack_clients, pack_server, unpack
 
-Record = dict[str, Any]
-_ROUND = "memberships of a round"
-_LENGTH = 8  # bytes before each record of memberships
 _LONGEST = 60  # characters of a value in a message
 
 
@@ -91,7 +82,7 @@ class RunFolder:
         self.run_file, self.clients_file = path / "run.json", path / "clients.json"
         self.start_file, self.result_file = path / "start.safetensors", path / "result.safetensors"
         self.checkpoint_file = path / "checkpoint.safetensors"
-        self.metrics, self.memberships = Log(path / "metrics.jsonl"), Log(path / "memberships.log")
+        self.log = RoundLog(path)
         self._clients = 0, ""  # how many are in clients.json, and its digest
         self._resumed: list[Record] = []
 
@@ -148,8 +139,8 @@ class RunFolder:
             beside._remove_leftovers()
             try:
                 beside.path.mkdir(parents=True)
-                beside.metrics.path.touch()
-                beside.memberships.path.touch()
+                for file in beside.log.files:
+                    file.touch()
                 if start is not None:
                     _write(beside.start_file, start.values, "start", {})
                     about["start"] = [start.about, read_digest(beside.start_file)]
@@ -170,22 +161,14 @@ class RunFolder:
     def _remove_leftovers(self) -> None:
         """Of a process that was killed while it made this folder."""
         if self.path.exists():
-            known = [getattr(value, "path", value) for value in vars(self).values()]
-            ours = {file.name for file in known if isinstance(file, Path)}
+            files = (*vars(self).values(), *self.log.files)
+            ours = {file.name for file in files if isinstance(file, Path)}
             for item in sorted(self.path.iterdir()):
                 if item.name.removesuffix(PARTIAL) not in ours:
                     raise CheckpointError(f"{item} is in the way of a new run; move it to another folder")
             shutil.rmtree(self.path)
 
     # ------------------------------------------------------------------ on the way
-
-    def append(self, record: Record, memberships: Tensor | None) -> None:
-        """Add a round to the record, with memberships where they are to be kept."""
-        if memberships is not None:
-            content = BytesIO()
-            dump([record["round"], memberships], content, _ROUND)
-            self.memberships.append(content.tell().to_bytes(_LENGTH, "little") + content.getvalue())
-        self.metrics.append(json.dumps(_finite(record)).encode() + b"\n")
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Make everything up to this state safe."""
@@ -195,13 +178,13 @@ class RunFolder:
     def finish(self, result: Result) -> None:
         """Write the state the run returns, which ends it."""
         state, clients = pack_server(result.state), pack_clients(result.clients, self._clients[0])
-        _write(self.result_file, Result(state, clients, result.memberships, _finite(result.scores)), "result",
+        _write(self.result_file, Result(state, clients, result.memberships, finite(result.scores)), "result",
                self._chain())  # fmt: skip
 
     def _chain(self) -> Record:
         """What ties a file to this run and to what its other files hold so far."""
-        logs = {log.path.name: log.mark() for log in (self.memberships, self.metrics)}
-        return {"run": digest_of(self.about), "clients": self._clients[1], "logs": logs, "resumed": self._resumed}
+        digests = {"run": digest_of(self.about), "clients": self._clients[1]}
+        return {**digests, "logs": self.log.marks(), "resumed": self._resumed}
 
     # ------------------------------------------------------------------ going on
 
@@ -226,11 +209,7 @@ class RunFolder:
             # the clients' states stay in the file: sites copy them, to memory or to files of their own
             packed = load(self.checkpoint_file, "checkpoint", mapped=("clients.", "kept_clients."))
             found = unpack(self.checkpoint_file, packed, server, client, tuple(clients["ids"]))
-        logs = [(log, chain["logs"].get(log.path.name)) for log in (self.metrics, self.memberships)]
-        for log, mark in logs:
-            log.read(mark)  # so that damage is noticed before anything is changed
-        for log, mark in logs:
-            log.cut(mark)
+        self.log.cut(chain["logs"])
         self._clients = len(clients["ids"]), digest_of(clients)
         self._resumed = [*chain["resumed"], describe_environment()]
         return found
@@ -248,8 +227,8 @@ class RunFolder:
             result = load(self.result_file, "result") if self.finished else None
             clients, whole = read_json(self.clients_file), result is not None
             chain = self._read_chain(clients)
-            metrics = self._read_metrics(chain["logs"], whole=whole)
-            by_round = self._read_memberships(chain["logs"], len(metrics), len(clients["ids"]), whole=whole)
+            metrics = self.log.read_metrics(chain["logs"], whole=whole)
+            by_round = self.log.read_memberships(chain["logs"], len(metrics), len(clients["ids"]), whole=whole)
             if result is not None:
                 shown = {} if result.memberships is None else {"memberships": result.memberships}
                 check_values(self.result_file, {**result.state.server, **shown})
@@ -282,37 +261,6 @@ class RunFolder:
                 return chain
         return {"logs": {}, "resumed": []}
 
-    def _read_metrics(self, marks: Record, *, whole: bool) -> list[Record]:
-        """Of rounds 1, 2, 3 and so on; a kill may have cut the last line short."""
-        file = self.metrics.path
-        lines = self.metrics.read(marks.get(file.name), whole=whole).splitlines(keepends=True)
-        try:
-            found = [json.loads(line) for line in lines if line.endswith(b"\n")]
-            rounds = [row["round"] for row in found]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise damaged(file, f"has a line that cannot be read ({error})") from None
-        if rounds != [*range(1, len(found) + 1)]:
-            raise damaged(file, f"does not have the rounds 1 to {len(found)} in its lines")
-        return found
-
-    def _read_memberships(self, marks: Record, rounds: int, clients: int, *, whole: bool) -> dict[int, Tensor]:
-        """By round, of the first rounds. A method that makes new models on the way (clustered FL) has fewer columns in
-        its first rounds: they get zeros."""
-        file = self.memberships.path
-        content, start = self.memberships.read(marks.get(file.name), whole=whole), _LENGTH
-        found: dict[int, Tensor] = {}
-        try:
-            while start < len(content) >= (end := start + int.from_bytes(content[start - _LENGTH : start], "little")):
-                round, values = load(content[start:end], _ROUND)
-                check(values, "memberships")
-                # clients of sites that joined later are the last ones, and had no preference yet
-                new = values.new_full((clients - len(values), values.shape[1]), 1 / values.shape[1])
-                found[round], start = torch.cat([values, new]), end + _LENGTH
-        except (PPFLError, ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
-            raise damaged(file, f"has a record that cannot be read ({' '.join(str(error).split())})") from None
-        most = max((values.shape[1] for values in found.values()), default=0)
-        return {at: pad(values, (0, most - values.shape[1])) for at, values in found.items() if at <= rounds}
-
 
 def describe_clients(federation: Federation, fingerprint: str) -> Record:
     """What a run folder says of the clients."""
@@ -335,15 +283,6 @@ def method_that_ran(experiment: Experiment, about: Record) -> Method:
 def _write(path: Path, value: Any, kind: str, about: Record) -> None:
     with atomic_write(path) as file:
         dump(value, file, kind, about=about)
-
-
-def _finite(value: Any) -> Any:
-    """None in the place of NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _difference(there: Any, here: Any, key: str = "") -> str:

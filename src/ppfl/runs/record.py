@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -120,7 +120,7 @@ class RunRecord:
         return {client: float(score) for client, score in found if _is_number(score)}
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
 
 

@@ -30,7 +30,7 @@ from ..server import (
     score_newcomers,
 )  # fmt: skip
 from .experiment import Experiment
-from .folder import Record, Result, RunFolder, describe_clients, method_that_ran
+from .folder import Result, RunFolder, describe_clients, method_that_ran
 from .provenance import describe_environment
 from .record import RunRecord, load_run
 from .start import load_start, start_on_every_rank
@@ -214,12 +214,12 @@ class SeedRun:
         packed = self.ranks.value_from_first(pack(found[0], len(ids)) if found else None)
         return unpack(self.folder.checkpoint_file, packed, *states, ids)
 
-    def _record(self, end: RoundEnd, environment: Record) -> None:
+    def _record(self, end: RoundEnd, environment: dict[str, str]) -> None:
         if self.ranks.first:
             if end.state.round == 1 and not self.resumes:  # a run that fails at once should leave nothing behind
                 clients = describe_clients(self.federation, self.fingerprint)
                 self.folder.begin(self.experiment, self.training.method, clients, environment, self.start)
-            self.folder.append(end.record, None if end.measured is None else end.measured.memberships)
+            self.folder.log.append(end.record, None if end.measured is None else end.measured.memberships)
 
     def _is_due(self, timer: _Timer, round: int) -> bool:
         """Whether to write a checkpoint; processes that die cannot do so on their way out, so there is one early."""
