@@ -25,7 +25,11 @@ from ppfl.io.text import visible
 
 
 class Assignment(NamedTuple):
-    """The client of every row of pooled data, as a partition assigns them."""
+    """The client of every row of pooled data, as a partition assigns them.
+
+    >>> Assignment(torch.tensor([0, 1, 1]), ("a", "b")).sizes
+    tensor([1, 2])
+    """
 
     clients: Tensor  # (n,) positions in `ids`, int64
     ids: tuple[str, ...]
