@@ -51,7 +51,7 @@ def test_compare_puts_methods_side_by_side(ppfl, experiment, here):
         assert f"{label}, seed 1: round 4 of 4" in done.err and f'<th scope="row">{label}</th>' in page
     shown = ppfl("show", here / "runs" / "both")
     table, again = (text.partition("method")[2].partition("±  ")[0].splitlines()[2:4] for text in (done.out, shown.out))
-    assert shown.code == 0 and sorted(again) == sorted(table) and str(Path("both", "FedAvg", "seed-0")) in shown.out
+    assert shown.code == 0 and sorted(again) == sorted(table) and str(Path("both", "PPFL", "seed-0")) in shown.out
 
 
 def test_the_version(ppfl):

@@ -240,13 +240,13 @@ def _waves(tasks: list[RunTask]) -> list[list[RunTask]]:
 
 def _attempt(task: RunTask) -> PPFLError | None:
     try:
-        run(task.experiment, task.folder, base=task.base, resume=True, read=_read_once, start_method=task.start_method)
+        run(task.experiment, task.folder, base=task.base, resume=True, read=read_once, start_method=task.start_method)
     except PPFLError as error:
         return error
     return None
 
 
-def _read_once(experiment: Experiment, base: Path | None) -> Federation:
+def read_once(experiment: Experiment, base: Path | None) -> Federation:
     """Methods that are compared have the same data, and a process runs several of them."""
     asked = experiment.model_dump_json(include={"data", "preparation"}), base
     if asked not in _READ:

@@ -18,6 +18,7 @@ from ..data.federation import Federation
 from ..data.sample_spec import SampleSpec
 from ..errors import SettingError
 from ..server import DivergedError, RefusedUpdateWarning, Training, connect
+from .comparison import read_once
 from .experiment import Experiment
 from .start import load_start, start_population_from
 
@@ -47,7 +48,7 @@ def tune(
         raise SettingError(f"budget is {budget}; a method needs at least one trial")
     found: dict[str, list[Trial]] = {}
     for label, experiment in experiments.items():
-        federation = without_test(experiment.build_data(base)).to(experiment.device)
+        federation = without_test(read_once(experiment, base)).to(experiment.device)
         trials = []
         for changes in candidates(experiment.method, budget, experiment.seeds[0]):
             trial = attempt(experiment, federation, changes, rounds or experiment.rounds, base)
