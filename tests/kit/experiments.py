@@ -12,11 +12,13 @@ import torch
 from ppfl.algorithms import PPFL
 from ppfl.cli import main
 from ppfl.cli.reproduce import tasks_of_study, write_study
-from ppfl.core.trees import named_leaves
+from ppfl.core.trees import named_leaves as named_leaves
 from ppfl.io.codec import load
 from ppfl.io.lock import locked as locked
 from ppfl.paper import Study
+from ppfl.paper.tables import nearest_group_accuracy as nearest_group_accuracy
 from ppfl.runs import Experiment, OnRoundEnd, RunFolder, RunRecord
+from ppfl.runs.affinities import AFFINITIES as AFFINITIES
 from ppfl.runs.comparison import run_tasks
 from ppfl.server import RoundEnd
 from ppfl.sites import Site

@@ -5,13 +5,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from kit.experiments import named_leaves
+from kit.files import dump, load
 from kit.refusals import CheckpointError, assert_refused
-from ppfl.algorithms.contract import Rows
-from ppfl.core.trees import named_leaves
-from ppfl.io.codec import dump, load
+from ppfl.algorithms import Rows
 from ppfl.runs.states import pack, unpack
-from ppfl.server import Checkpoint, ServerState
-from ppfl.server.training import Kept
+from ppfl.server import Checkpoint, Kept, ServerState
 from ppfl.sites import SavedStates
 
 
