@@ -243,7 +243,7 @@ def check_and_build(table: Any) -> object:
     from ppfl.data import SampleSpec
     from ppfl.errors import SettingError
     from ppfl.runs import Experiment
-    from ppfl.runs.explain import explain
+    from ppfl.runs.load import explain
     from ppfl.runs.tuning import attempt, without_test
 
     try:

@@ -228,7 +228,7 @@ class Place:
         folder = RunFolder(self.out / "seed-0")
         if not folder.started:
             return None
-        done, saved = len(folder.log.read().metrics), folder.read_checkpoint_round()
+        done, saved = len(folder.read().metrics), (folder.saved_at() or {"round": 0})["round"]
         self.lost = done - saved
         if self.lost > EVERY:
             return f"{self.lost} rounds are lost, with a checkpoint every {EVERY}"

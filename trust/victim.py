@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from ppfl.core.trees import named_leaves
+from ppfl.io.codec import load
 from ppfl.runs import Experiment, RunFolder, load_run, run
-from ppfl.runs.storage import read_tensors
 
 SETTINGS: dict[str, Any] = {
     "name": "victim",
@@ -47,12 +48,9 @@ def difference(folder: Path, whole: Path) -> str | None:
     here, there = load_run(folder), load_run(whole)
     if not here.finished:
         return "it is not finished"
-    (a, about_a), (b, about_b) = (read_tensors(RunFolder(path).result_file, "result") for path in (folder, whole))
-    if (
-        about_a["scores"] != about_b["scores"]
-        or a.keys() != b.keys()
-        or not all(torch.equal(a[name], b[name]) for name in a)
-    ):
+    a, b = (named_leaves(load(RunFolder(path).result_file, "result")) for path in (folder, whole))
+    same = (torch.equal(a[name], b[name]) if isinstance(a[name], torch.Tensor) else a[name] == b[name] for name in a)
+    if a.keys() != b.keys() or not all(same):
         return "the result differs"
     if [row | {"seconds": 0} for row in here.metrics] != [row | {"seconds": 0} for row in there.metrics]:
         return "the metrics differ"

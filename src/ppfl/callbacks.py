@@ -1,4 +1,4 @@
-"""Callbacks for `fit(..., on_round=...)`, ready-made.
+"""What a fit tells while it runs: callbacks, a progress bar, and Python's logging.
 
 A callback is anything that can be called with the record of a round, a dict such as `{"round": 3, "loss": 0.41,
 "accuracy": 0.88, ...}`; scores are in it where the round was evaluated. To end the training there, return True.
@@ -9,83 +9,132 @@ an error where the callback cannot work. `end()` is called once afterwards, also
 
 from __future__ import annotations
 
-import csv
-import io
+import logging
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
 
 from .algorithms.contract import Method, Problem
+from .core.losses import SCORES
 from .errors import SettingError
-from .server import Record, Watch
+from .server import Record, RoundEnd, Watch
+from .server.evaluation import FIGURES, figures_of_split
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+__all__ = ["Callback", "EarlyStopping", "FitSetting", "OnRound", "TensorBoard"]
+
 Callback = Callable[[Record], object]  # with `begin` and `end` where it has them
+OnRound = Callback | Sequence[Callback] | None
+
+# No handler is added to it: what becomes of the messages is for the program to say, as with logging.basicConfig.
+logger = logging.getLogger("ppfl")
+
+_BETTER = SCORES | {"loss": False, "objective": False, "stationarity": False}  # whether higher is better, by name
 
 
 class FitSetting(NamedTuple):
     """What is known before training.
 
-    >>> import torch
-    >>> from ppfl import FedAvg, Population, fit
-    >>> from ppfl.data import digits_federation
-    >>> class Announce:
-    ...     def begin(self, setting):
-    ...         print(setting.problem.n_clients, "clients,", setting.problem.rounds, "rounds of", setting.method.title)
-    ...     def __call__(self, record):
-    ...         print("round", record["round"])
-    ...     def end(self):
-    ...         print("done")
-    >>> population = Population(torch.nn.Linear(64, 10), k=1)
-    >>> fitted = fit(population, digits_federation(), FedAvg(lr=0.1), rounds=2, on_round=Announce())
-    40 clients, 2 rounds of FedAvg
-    round 1
-    round 2
-    done
+    Attributes:
+        problem: Population, client ids, rounds, seed and splits.
+        method: The method; its lr may still be "auto".
+        watch: What is measured, and which state is returned.
+
+    Example:
+        >>> import torch
+        >>> from ppfl import FedAvg, Population, fit
+        >>> from ppfl.data import digits_federation
+        >>> class Announce:
+        ...     def begin(self, setting):
+        ...         print(setting.problem.n_clients, "clients, method", setting.method.title)
+        ...     def __call__(self, record):
+        ...         print("round", record["round"])
+        ...     def end(self):
+        ...         print("done")
+        >>> population = Population(torch.nn.Linear(64, 10), k=1)
+        >>> fitted = fit(population, digits_federation(), FedAvg(lr=0.1), rounds=2, on_round=Announce())
+        40 clients, method FedAvg
+        round 1
+        round 2
+        done
     """
 
-    problem: Problem  # population, client ids, rounds, seed, splits
-    method: Method  # its lr may still be "auto"
+    problem: Problem
+    method: Method
     watch: Watch
 
     @property
-    def measured(self) -> tuple[str, ...]:
-        """The figures that every evaluated round has."""
-        metric = self.problem.population.loss.metric_name
-        splits = [split for split in ("test", "validation") if split in self.problem.splits]
-        names = [name for split in splits for name in (f"{split}_{metric}".removeprefix("test_"), f"{split}_loss")]
-        needed = self.watch.output == "best" and "validation" not in splits  # "best" is by the objective then
-        return ("loss", *names, *(["objective"] if self.watch.objective or needed else []))
+    def measured(self) -> dict[str, bool | None]:
+        """The figures that every evaluated round has, and whether higher is better; None where that is not known."""
+        watch, loss, splits = self.watch, self.problem.population.loss, self.problem.splits
+        found: dict[str, bool | None] = {"loss": False}
+        for split in ("test", "validation"):
+            if split in splits:
+                found |= figures_of_split(split, loss, watch.metrics)
+        if watch.objective or (
+            watch.output == "best" and "validation" not in splits
+        ):  # "best" is by the objective then
+            found["objective"] = False
+        if watch.stationarity and self.method.stationarity_task(self.problem) is not None:
+            found["stationarity"] = False
+        return found
 
 
 class EarlyStopping:
-    """End training when a figure has not improved by more than `min_delta` in `patience` evaluations.
+    """Ends training when a figure has not improved in the last few evaluations.
 
-    metric: the name of a figure in the record, such as "loss" (training), "accuracy" (test data), "validation_loss" or
-    "validation_accuracy". Accuracies should rise, everything else should fall. To stop by test data makes the test
-    score too good: hold out validation data with `federation.holdout(0.1, into="validation")` and use these.
+    To stop by test data makes the test score too good: hold out validation data with
+    `federation.holdout(0.1, into="validation")` and use `metric="validation_loss"`.
 
-    Which state is returned is decided by `Watch`: that of the last round that ran, or with `Watch(output="best")` that
-    of the round with the lowest loss on validation data. With `EarlyStopping(metric="validation_loss")` this is
-    `best_round`. `Watch(output="random")` cannot be combined with early stopping.
+    `Watch` decides which state is returned: that of the last round that ran, or with `Watch(output="best")` that of the
+    round with the lowest loss on validation data. With `metric="validation_loss"` this is `best_round`.
 
-    >>> stopping = EarlyStopping(patience=2, metric="accuracy")
-    >>> [stopping({"round": t + 1, "accuracy": a}) for t, a in enumerate([0.5, 0.7, 0.6, 0.7])]
-    [False, False, False, True]
-    >>> stopping.best_round, stopping.best
-    (2, 0.7)
+    Args:
+        patience: Number of evaluations without improvement after which training ends.
+        metric: A figure of the record: "loss" (training), "accuracy" (test data), "validation_loss",
+            "accuracy_worst_tenth", or a metric of your own in `Watch(metrics=...)`, by its name.
+        min_delta: What counts as an improvement: a change by more than this.
+        mode: "min" if the figure should fall, "max" if it should rise. By default it is known by name for losses,
+            accuracy, rmse, mae and deviance, and for metrics with an attribute `higher_is_better`.
+
+    Attributes:
+        best: The best value so far.
+        best_round: The round that had it.
+
+    Raises:
+        SettingError: When a fit begins that will not measure the figure, or if its direction is not known.
+
+    Example:
+        >>> stopping = EarlyStopping(patience=2, metric="accuracy")
+        >>> [stopping({"round": t + 1, "accuracy": a}) for t, a in enumerate([0.5, 0.7, 0.6, 0.7])]
+        [False, False, False, True]
+        >>> stopping.best_round, stopping.best
+        (2, 0.7)
     """
 
-    def __init__(self, patience: int = 10, metric: str = "loss", min_delta: float = 0.0) -> None:
+    def __init__(
+        self,
+        patience: int = 10,
+        metric: str = "loss",
+        min_delta: float = 0.0,
+        mode: Literal["min", "max"] | None = None,
+    ) -> None:
         if patience < 1 or not 0 <= min_delta < math.inf:
             raise SettingError(
                 f"patience is {patience} and min_delta is {min_delta}; set patience >= 1 and min_delta >= 0"
             )
-        self.patience, self.metric, self.min_delta = patience, metric, min_delta
+        if mode not in ("min", "max", None):
+            raise SettingError(f'mode is {mode!r}; use "max" if {metric!r} should rise, "min" if it should fall')
+        self.patience, self.metric, self.min_delta, self.mode = patience, metric, min_delta, mode
+        self._higher_is_better = _better_by_name(metric) if mode is None else mode == "max"
         self._reset()
 
     def _reset(self) -> None:
@@ -94,96 +143,73 @@ class EarlyStopping:
         self.waited = 0  # evaluations since then
 
     def begin(self, setting: FitSetting) -> None:
-        """Start anew; refuse a figure that this fit will not measure."""
+        """Starts anew; refuses a figure that this fit will not measure, or whose direction is not known."""
         if setting.watch.output == "random":
             raise SettingError(
                 'output = "random" draws the round before training, and early stopping may never get there; '
                 'use Watch(output="last") or "best"'
             )
-        if self.metric not in setting.measured and not setting.watch.stationarity:
-            held_out = self.metric.startswith("validation") and "validation" not in setting.problem.splits
-            advice = 'use federation.holdout(0.1, into="validation")' if held_out else "use one of these"
+        measured = setting.measured
+        if self.metric not in measured:
+            advice = "use one of these, or Watch(metrics=...)"
+            if self.metric.startswith("validation") and "validation" not in setting.problem.splits:
+                advice = 'use federation.holdout(0.1, into="validation")'
             raise SettingError(
                 f"early stopping by {self.metric!r}, which is not measured in this fit "
-                f"(measured: {', '.join(setting.measured)}); {advice}"
+                f"(measured: {', '.join(measured)}); {advice}"
             )
+        if self.mode is None:
+            self._higher_is_better = measured[self.metric]
+        self._known_direction()
         self._reset()
 
     def __call__(self, record: Record) -> bool:
         if self.metric not in record:  # a round without evaluation
             return False
         value = float(record[self.metric])
-        sign = -1 if self.metric.endswith("accuracy") else 1
+        sign = -1 if self._known_direction() else 1
         if self.best is None or sign * (self.best - value) > self.min_delta or math.isnan(self.best):
             self.best, self.best_round, self.waited = value, int(record["round"]), 0
         else:
             self.waited += 1
         return self.waited >= self.patience
 
+    def _known_direction(self) -> bool:
+        if self._higher_is_better is None:
+            raise SettingError(
+                f"early stopping by {self.metric!r}, and it is not known whether that should rise or fall; "
+                f'pass mode="max" or mode="min"'
+            )
+        return self._higher_is_better
 
-class CSVLog:
-    """Write the figures of every round to a CSV file, one line per round; a file that exists is replaced.
 
-    Every line is written at once, so that a process that is killed leaves whole lines. Figures of a client, such as
-    its own score, are not written.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     log = CSVLog(f"{folder}/rounds.csv")
-    ...     log({"round": 1, "loss": 0.5})
-    ...     log({"round": 2, "loss": 0.25, "accuracy": 0.75})
-    ...     print(log.file.read_text(), end="")
-    round,loss,accuracy
-    1,0.5,
-    2,0.25,0.75
-    """
-
-    def __init__(self, file: str | PathLike[str]) -> None:
-        self.file = Path(file)
-        self._columns: list[str] = []
-
-    def begin(self, setting: FitSetting) -> None:
-        """Make the folder, and forget the columns of another fit."""
-        from .io.files import make_folder  # here and below, so that a fit without a file need not import it
-
-        make_folder(self.file.parent)
-        self._columns = []
-
-    def __call__(self, record: Record) -> None:
-        from .io.files import writing
-
-        row = _numbers(record)
-        new = [name for name in row if name not in self._columns]
-        if new:
-            self._add_columns(new)
-        with writing(self.file), self.file.open("ab", buffering=0) as file:
-            file.write(_csv_line([row.get(name) for name in self._columns]))
-
-    def _add_columns(self, new: list[str]) -> None:
-        """Write the file again with more columns: the first evaluated round has figures that others have not."""
-        from .io.files import write_bytes
-
-        rows: list[list[str]] = []
-        if self._columns:
-            with self.file.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.reader(file))[1:]
-        self._columns += new
-        lines = [self._columns, *([*row, *[""] * len(new)] for row in rows)]
-        write_bytes(self.file, b"".join(map(_csv_line, lines)))
+def _better_by_name(figure: str) -> bool | None:
+    """Whether higher is better, for the figures that are always reported."""
+    score = figure.removeprefix("validation_").removeprefix("test_")
+    if score.endswith("_sd"):
+        return False
+    for end in FIGURES:
+        score = score.removesuffix(end)
+    return _BETTER.get(score)
 
 
 class TensorBoard:
-    """Write the figures of every round for TensorBoard: `tensorboard --logdir FOLDER`.
+    """Writes the figures of every round for TensorBoard: `tensorboard --logdir FOLDER`.
 
-    It needs an extra: `pip install 'ppfl[tensorboard]'`.
+    Args:
+        folder: Where the events go.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     board = TensorBoard(folder)
-    ...     board({"round": 1, "loss": 0.5})
-    ...     board.end()
-    ...     [file.name.split(".")[0] for file in board.folder.iterdir()]
-    ['events']
+    Raises:
+        SettingError: If the package tensorboard is missing: `pip install 'ppfl[tensorboard]'`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     board = TensorBoard(folder)
+        ...     board({"round": 1, "loss": 0.5})
+        ...     board.end()
+        ...     [file.name.split(".")[0] for file in board.folder.iterdir()]
+        ['events']
     """
 
     def __init__(self, folder: str | PathLike[str]) -> None:
@@ -202,22 +228,120 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(self.folder))
-        for name, value in _numbers(record).items():
-            if name != "round":
+        for name, value in record.items():
+            if name != "round" and isinstance(value, int | float):
                 self._writer.add_scalar(name, value, record["round"])
 
     def end(self) -> None:
-        """Write what is still in memory."""
+        """Writes what is still in memory."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
 
-def _numbers(record: Record) -> dict[str, int | float]:
-    return {name: value for name, value in record.items() if isinstance(value, int | float)}
+# ---------------------------------------------------------------------- what a fit does with them
 
 
-def _csv_line(cells: list[str] | list[int | float | None]) -> bytes:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(cells)
-    return line.getvalue().encode()
+class CallbackList:
+    """The callbacks of one fit, in the order in which they were given."""
+
+    def __init__(self, setting: FitSetting, callbacks: Sequence[Callback]) -> None:
+        self.setting, self.callbacks = setting, callbacks
+
+    def log_start(self, method: Method) -> None:
+        """One line, when the step size is known."""
+        problem = self.setting.problem
+        logger.info(
+            "%s of %d clients: %d rounds, k = %d, lr = %g%s",
+            method.title,
+            problem.n_clients,
+            problem.rounds,
+            problem.population.k,
+            method.local.step_size(0, problem.rounds),
+            " (found by trials)" if self.setting.method.local.lr == "auto" else "",
+        )
+
+    def end_round(self, end: RoundEnd) -> bool:
+        """Call every callback with the record of a round; whether one of them ends training there."""
+        answers = [callback(end.record) for callback in self.callbacks]  # all of them: each sees every round
+        if not any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers):
+            return False
+        if self.setting.watch.output == "random":
+            raise SettingError(
+                f'a callback ended training after round {end.state.round}, but output = "random" has drawn one of '
+                f'{self.setting.problem.rounds} rounds; use Watch(output="last") or "best"'
+            )
+        logger.info("ended by a callback after round %d", end.state.round)
+        return True
+
+
+@contextmanager
+def running(on_round: OnRound, progress: bool | None, setting: FitSetting) -> Iterator[CallbackList]:
+    """Begin all callbacks, and end them whatever happens."""
+    callbacks = _as_list(on_round)
+    with ExitStack() as stack:
+        for callback in callbacks:
+            _begin(callback, setting, stack)
+        if progress is not False:
+            callbacks += _progress(progress, setting, stack)
+        if logger.isEnabledFor(logging.DEBUG):
+            callbacks.append(_log_round(setting.problem.rounds))
+        yield CallbackList(setting, callbacks)
+
+
+def _as_list(on_round: OnRound) -> list[Callback]:
+    callbacks = list(on_round) if isinstance(on_round, Sequence) else [] if on_round is None else [on_round]
+    for callback in callbacks:
+        if not callable(callback):
+            raise SettingError(
+                f"on_round has {callback!r}, which cannot be called; give functions or objects that take a record"
+            )
+        if isinstance(callback, type):
+            raise SettingError(f"on_round has the class {callback.__name__}; give an object: {callback.__name__}(...)")
+    return callbacks
+
+
+def _begin(callback: Any, setting: FitSetting, stack: ExitStack) -> None:
+    begin: Callable[[FitSetting], object] | None = getattr(callback, "begin", None)
+    end: Callable[[], object] | None = getattr(callback, "end", None)
+    if begin is not None:
+        begin(setting)
+    if end is not None:
+        stack.callback(end)
+
+
+def _progress(progress: bool | None, setting: FitSetting, stack: ExitStack) -> list[Callback]:
+    if progress is None and not _may_show_bar():
+        return []
+    from .report.progress_bar import show_rounds  # here, as rich takes time to import and scripts may not need it
+
+    search = "set lr to skip this" if setting.method.local.lr == "auto" else None
+    show = stack.enter_context(show_rounds(setting.problem.rounds, search=search, lines=progress is True))
+    title = setting.method.title
+    return [] if show is None else [lambda record: show(title, record)]
+
+
+def show_frozen_layers(progress: bool | None) -> AbstractContextManager[None]:
+    """While it is open, samples that run through the frozen layers of a network are shown."""
+    if progress is False or (progress is None and not _may_show_bar()):
+        return nullcontext()
+    from .report.progress_bar import show_frozen_layers
+
+    return show_frozen_layers(lines=progress is True)
+
+
+def _may_show_bar() -> bool:
+    """Whether standard error is a terminal, or this may be a notebook."""
+    return "IPython" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+
+
+def _log_round(rounds: int) -> Callback:
+    from .report.metric import show_score
+    from .runs import metric_name
+
+    def log(record: Record) -> None:
+        metric = metric_name(record)
+        score = "" if metric is None else f", {metric} {show_score(metric, record[metric])}"
+        logger.debug("round %d of %d: loss %s%s", record["round"], rounds, show_score("loss", record["loss"]), score)
+
+    return log

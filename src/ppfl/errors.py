@@ -54,7 +54,7 @@ class SettingError(PPFLError):
     >>> Watch(every=0)
     Traceback (most recent call last):
         ...
-    ppfl.errors.SettingError: evaluation every 0 rounds; set every >= 1
+    ppfl.errors.SettingError: Watch: every is 0; it should be greater than 0
     """
 
 
@@ -80,9 +80,10 @@ class CheckpointError(PPFLError):
 class WriteError(PPFLError):
     """A file that cannot be written; what was there before is unchanged.
 
-    >>> from ppfl.callbacks import CSVLog
-    >>> CSVLog("no such folder/rounds.csv")({"round": 1, "loss": 0.5})
+    >>> from pathlib import Path
+    >>> from ppfl.io.files import write_text
+    >>> write_text(Path("no such folder/notes.txt"), "")
     Traceback (most recent call last):
         ...
-    ppfl.errors.WriteError: no such folder/rounds.csv cannot be written (No such file or directory); ...
+    ppfl.errors.WriteError: no such folder/notes.txt cannot be written (No such file or directory); ...
     """

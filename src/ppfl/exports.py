@@ -22,7 +22,7 @@ from .algorithms import (
     PFedMe,
     Scaffold,
 )
-from .callbacks import CSVLog, EarlyStopping, TensorBoard
+from .callbacks import EarlyStopping, TensorBoard
 from .core import Lora, Population, affinity, lora, with_adapters
 from .data import Federation
 from .errors import PPFLError
@@ -35,7 +35,6 @@ __all__ = [
     "CFL",
     "IFCA",
     "PPFL",
-    "CSVLog",
     "Ditto",
     "DivergedWarning",
     "EarlyStopping",

@@ -21,14 +21,13 @@ from .core.settings import usable_device
 from .data import Federation
 from .data.federation import Split
 from .errors import DataError, ModelError
-from .insight import onboarding
 from .networks.peft_files import save_adapter
-from .runs.saved_fit import load_fit, save_fit
-from .runs.saved_run import load_finished_run
-from .server import Evaluation, Trained, connect
+from .runs.saved_fit import load_finished_run, load_fit, save_fit
+from .server import Evaluation, Trained, adapt_clients, connect
 from .server.evaluation import read_evaluation
 from .server.loop import MAIN, setup_sites
-from .sites import Evaluate, Metrics, Restore, as_metrics
+from .server.newcomers import refuse_other_data, replace_rows
+from .sites import Evaluate, Metrics, Restore, SavedStates, as_metrics
 from .sites.client_model import client_model
 from .sites.personal_models import PersonalModels
 
@@ -40,25 +39,31 @@ ClientId = str | int
 
 @dataclass(frozen=True)
 class Fitted(Trained):
-    """A trained population: who the clients are, and a model for each.
+    """A trained population: who the clients are, and a model for each. `fit` and `load` return it.
 
-    Clients are named by text: 7 and "7" are the same client. x may be a tensor, an array, nested lists, or a table with
-    the columns by name; bytes stay bytes, and numbers of a prepared table are in their own units.
+    Clients are named by text: 7 and "7" are the same client. It does not change: `onboard` and `update` return another.
 
-    >>> from ppfl import PPFL, fit
-    >>> from ppfl.data import digits_federation
-    >>> federation = digits_federation()
-    >>> fitted = fit(Population(torch.nn.Linear(64, 10), k=4), federation, PPFL(lr=0.1), rounds=3)
-    >>> fitted
-    <Fitted PPFL(lr=0.1), 3 rounds, 40 clients, accuracy ...%, shares ...>
-    >>> fitted.membership("g0-c0").shape
-    torch.Size([4])
-    >>> fitted.predict("g0-c0", torch.rand(2, 64)).shape  # probabilities of ten classes
-    torch.Size([2, 10])
-    >>> fitted.evaluate(federation)
-    <Evaluation of 40 clients with 360 samples: score ...>
-    >>> fitted.model("g0-c0")
-    Linear(in_features=64, out_features=10, bias=True)
+    Attributes:
+        ids: All known clients.
+        memberships: (M, K), one row per client, in the order of `ids`.
+        history: One record per round, a dict.
+        population, method, problem, state: What was trained, how, and where training ended.
+
+    Example:
+        >>> from ppfl import PPFL, fit
+        >>> from ppfl.data import digits_federation
+        >>> federation = digits_federation()
+        >>> fitted = fit(Population(torch.nn.Linear(64, 10), k=4), federation, PPFL(lr=0.1), rounds=3)
+        >>> fitted
+        <Fitted PPFL(lr=0.1), 3 rounds, 40 clients, accuracy ...%, shares ...>
+        >>> fitted.membership("g0-c0").shape
+        torch.Size([4])
+        >>> fitted.predict("g0-c0", torch.rand(2, 64)).shape  # probabilities of ten classes
+        torch.Size([2, 10])
+        >>> fitted.evaluate(federation)
+        <Evaluation of 40 clients with 360 samples: score ...>
+        >>> fitted.model("g0-c0")
+        Linear(in_features=64, out_features=10, bias=True)
     """
 
     def __repr__(self) -> str:
@@ -93,7 +98,7 @@ class Fitted(Trained):
         return self._personal.memberships(self._known([client]))[0]
 
     def models(self, clients: Sequence[ClientId]) -> Models:
-        """The personal models of these clients."""
+        """The personal models of these clients, as engines run them; `model` gives a plain network."""
         return self._personal.models(self._known(clients))
 
     @overload
@@ -101,9 +106,19 @@ class Fitted(Trained):
     @overload
     def predict(self, client: ClientId, x: ArrayLike, *, hard: bool = False) -> NDArray[Any]: ...
     def predict(self, client: ClientId, x: Any, *, hard: bool = False) -> Any:
-        """Mean predictions (B, ...) of a client's own model on x (B, ...): a tensor for a tensor, else an array.
+        """Predicts with a client's own model.
 
-        hard: by the max rule, every client wholly in its largest membership.
+        Args:
+            client: Its id.
+            x: Samples (B, ...) like those of the training data: a tensor, an array, nested lists, or a table with the
+                columns by name. Bytes stay bytes, and numbers of a prepared table are in their own units.
+            hard: Whether the client is put wholly into its largest membership.
+
+        Returns:
+            Mean predictions (B, ...), such as probabilities of classes: a tensor for a tensor, otherwise an array.
+
+        Raises:
+            DataError: If the client is unknown, or x has another shape than the training data.
         """
         (name,) = self._known([client])
         found = self._personal.predict(name, x, hard=hard)
@@ -112,11 +127,28 @@ class Fitted(Trained):
     def evaluate(
         self, federation: Federation, split: Split = "test", *, hard: bool = False, metrics: Metrics = ()
     ) -> Evaluation:
-        """Every client's own model on its own data, found by its id; rows in the order of the federation.
+        """Scores every client's own model on its own data. Clients are found by their ids.
 
-        metrics: functions (prediction, target) -> number or objects of torchmetrics, by name or as a list.
+        Args:
+            federation: Known clients, with samples like those of the training data.
+            split: "train", "test" or "validation".
+            hard: Whether every client is put wholly into its largest membership.
+            metrics: Functions (prediction, target) -> number or objects of torchmetrics, by name or as a list.
+
+        Returns:
+            An Evaluation: `pooled` is the score over all samples; `score`, `loss` and `metrics[name]` have `mean`,
+            `worst_tenth` and `values`, one per client in the order of the federation.
+
+        Raises:
+            DataError: If a client is unknown, or the samples are of another kind than the training data.
         """
+        if not isinstance(federation, Federation):
+            raise DataError(
+                f"federation is a {type(federation).__name__}; give a Federation, such as "
+                f"Federation.from_arrays(x, y, clients)"
+            )
         federation.split(split)
+        refuse_other_data(self.spec, federation)
         chosen = as_metrics(metrics)
         self._refuse_unknown(federation.ids)
         transport = connect(federation, self.population, self.engine, metrics=chosen)
@@ -139,20 +171,24 @@ class Fitted(Trained):
     def model(self, client: ClientId, *, predictions: bool = False, hard: bool = False) -> nn.Module:
         """A client's own model as a plain nn.Module in evaluation mode, which needs nothing of ppfl's engines.
 
-        It returns what the network returns: outputs before the link, such as logits. Low-rank adapters are merged into
-        the layers they belong to. With mix="predictions", or with
-        `predictions`, it returns predictions, as `predict` does.
+        Low-rank adapters are merged into the layers they belong to.
+
+        Args:
+            client: Its id.
+            predictions: Whether the module returns predictions, as `predict` does. By default it returns what the
+                network returns: outputs before the link, such as logits; with mix="predictions" always predictions.
+            hard: Whether the client is put wholly into its largest membership.
         """
         (name,) = self._known([client])
         return self._personal.module(name, predictions=predictions, hard=hard)
 
     def export_onnx(self, client: ClientId, path: str | Path, *, predictions: bool = True) -> Path:
-        """Write a client's own model as ONNX, for batches of any size. Needs pip install 'ppfl[export]'."""
+        """Writes a client's own model as ONNX, for batches of any size. Needs pip install 'ppfl[export]'."""
         (name,) = self._known([client])
         return self._personal.export_onnx(name, path, predictions=predictions)
 
     def save_adapter(self, client: ClientId, folder: str | Path) -> Path:
-        """Write a client's own low-rank adapter to a folder that `peft` reads, for use with the network as it was."""
+        """Writes a client's own low-rank adapter to a folder that `peft` reads, for use with the network as it was."""
         net = client_model(self.population, self.models([client]), predictions=False, merge=False)
         if adapted_layers(net).keys() != adapted_layers(self.population.architecture).keys():
             raise ModelError(
@@ -164,21 +200,64 @@ class Fitted(Trained):
     # ------------------------------------------------------------------ keeping it, and going on
 
     def save(self, path: str | Path) -> Path:
-        """Write everything to one file (safetensors, with its SHA-256), which `ppfl.load` reads. Nothing is pickled."""
+        """Writes everything to one file (safetensors, with its SHA-256), which `ppfl.load` reads. Nothing is pickled.
+
+        Returns:
+            The path.
+
+        Raises:
+            CheckpointError: If it is the path of a folder, or in a folder that does not exist.
+        """
         save_fit(Path(path), self)
         return Path(path)
 
     def onboard(self, federation: Federation) -> Fitted:
-        """With the clients of `federation`, which are new: each finds its place among the models as they are.
+        """Lets new clients in: each finds its place among the models, which stay as they are.
 
-        With PPFL that is its membership, fitted to its training samples. Known clients stay as they are.
+        With PPFL that is its membership and nothing else, fitted to its training samples until it no longer improves.
+        With another method a client does what clients do in its last rounds, and what it would upload is thrown away.
+
+        Args:
+            federation: The new clients.
+
+        Returns:
+            A Fitted that knows these clients too. Known clients are in it as they were.
+
+        Raises:
+            DataError: If a client is known already, or the samples are of another kind than the training data.
         """
-        clients = onboarding.onboard(self, federation)
-        return replace(self, ids=(*self.ids, *federation.ids), clients=clients)
+        if old := [client for client in federation.ids if client in self.known]:
+            raise DataError(
+                f"client {old[0]!r} is already known ({len(old)} of {federation.n_clients} are); onboard new clients "
+                f"only, and use update(federation) for new data of known ones"
+            )
+        return replace(self, ids=(*self.ids, *federation.ids), clients=self._with_adapted(federation, None))
 
     def update(self, federation: Federation) -> Fitted:
-        """With known clients fitted to the data that `federation` has of them, the models as they are."""
-        return replace(self, clients=onboarding.update(self, federation))
+        """Fits known clients to new data of theirs; the models stay as they are.
+
+        Args:
+            federation: Known clients, with the data to fit them to.
+
+        Returns:
+            A Fitted with these clients as they are now.
+
+        Raises:
+            DataError: If a client is not known, or the samples are of another kind than the training data.
+        """
+        if new := [client for client in federation.ids if client not in self.known]:
+            raise DataError(
+                f"there is no client {new[0]!r} among the {len(self.ids)} that are known; update known clients only, "
+                f"and use onboard(federation) for new ones"
+            )
+        return replace(self, clients=self._with_adapted(federation, self.clients))
+
+    def _with_adapted(self, federation: Federation, states: SavedStates | None) -> SavedStates:
+        """The states of all clients, after those of `federation` have found their place, from `states` if given."""
+        refuse_other_data(self.spec, federation)
+        transport = connect(federation.to(self.problem.device), self.population, self.engine)
+        rows = adapt_clients(self.method, self.problem, self.state.server, transport, states)
+        return self.clients._replace(rows=replace_rows(self.clients.rows, federation.ids, rows))
 
     @cached_property
     def known(self) -> Mapping[str, int]:
@@ -187,6 +266,8 @@ class Fitted(Trained):
 
     def _known(self, clients: Sequence[ClientId]) -> tuple[str, ...]:
         """Clients by their names, which are text."""
+        if odd := [client for client in clients if hasattr(client, "__len__") and not isinstance(client, str)]:
+            raise DataError(f"client is a {type(odd[0]).__name__}; give the id of one client first, and then x")
         ids = tuple(map(str, clients))
         self._refuse_unknown(ids)
         return ids
@@ -208,21 +289,33 @@ def load(
     method: Method | type[Method] | None = None,
     device: torch.device | str = "cpu",
 ) -> Fitted:
-    """A fitted population from the file that `fitted.save` wrote, or from the folder of a finished run.
+    """Reads a fitted population. A file holds no code, so parts of a class of your own are passed again.
 
-    net: needed where the network is of a class of your own, for no code is kept in a file. Build it again; its values
-    come from the file. Chains (nn.Sequential) of layers of torch.nn, and networks of experiment files, need none.
-    loss, method: needed where these are of a class of your own; for the method the class is enough.
+    Args:
+        path: The file that `fitted.save` wrote, or the folder of a finished run.
+        net: The network, if it is of a class of your own; its values come from the file. Chains (nn.Sequential) of
+            layers of torch.nn, and networks of experiment files, need none.
+        loss: The loss, if it is your own.
+        method: The method or its class, if it is your own.
+        device: Where it computes.
 
-    >>> import tempfile
-    >>> from ppfl import PPFL, fit
-    >>> from ppfl.data import digits_federation
-    >>> fitted = fit(Population(torch.nn.Linear(64, 10), k=2), digits_federation(), PPFL(lr=0.1), rounds=2)
-    >>> x = torch.rand(3, 64)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     again = load(fitted.save(Path(folder) / "digits.safetensors"))
-    >>> torch.equal(again.predict("g0-c0", x), fitted.predict("g0-c0", x))
-    True
+    Returns:
+        The Fitted that was saved. It predicts the same bits.
+
+    Raises:
+        CheckpointError: If there is no such file, or it is damaged or of another kind.
+        ModelError: If the network or the loss is needed, or does not fit the file.
+
+    Example:
+        >>> import tempfile
+        >>> from ppfl import PPFL, fit
+        >>> from ppfl.data import digits_federation
+        >>> fitted = fit(Population(torch.nn.Linear(64, 10), k=2), digits_federation(), PPFL(lr=0.1), rounds=2)
+        >>> x = torch.rand(3, 64)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = load(fitted.save(Path(folder) / "digits.safetensors"))
+        >>> torch.equal(again.predict("g0-c0", x), fitted.predict("g0-c0", x))
+        True
     """
     path, place = Path(path), usable_device(device)
     found = load_finished_run(path, place) if path.is_dir() else load_fit(path, net, loss, method, place)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 CHECK_SECONDS = 0.2
 _is_watching = False
@@ -19,8 +22,11 @@ def end_with_parent() -> None:
     """
     global _is_watching
     if not _is_watching:
+        import multiprocessing  # here, as help need not wait for it
+
         _is_watching = True
-        threading.Thread(target=_leave_when_alone, args=(os.getppid(),), daemon=True).start()
+        who = os.getppid(), multiprocessing.parent_process()
+        threading.Thread(target=_leave_when_alone, args=who, daemon=True).start()
 
 
 def end_with_torchrun() -> None:
@@ -40,8 +46,7 @@ def _torchrun_is_dead() -> bool:
     return os.getppid() == 1 and command.exists() and b"torch" not in command.read_bytes()
 
 
-def _leave_when_alone(parent: int) -> None:
-    started_by = multiprocessing.parent_process()
+def _leave_when_alone(parent: int, started_by: BaseProcess | None) -> None:
     if started_by is not None:  # also knows of a parent that died before this thread began
         started_by.join()
     else:

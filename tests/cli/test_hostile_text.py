@@ -70,9 +70,11 @@ def test_hostile_labels_ids_folders_and_arguments_are_shown_and_not_obeyed(ppfl,
     assert len(runs) == 1 + len(HOSTILE) and f"the report is {shown}<script>" in done.out
     for each in runs:
         assert each.code == 0 and not [name for name in HOSTILE.values() if name not in each.out]
-    refused = [ppfl(*arguments) for arguments in (["show", out], [out], ["show", f"--{out}"])]
+    refused = [ppfl(*arguments) for arguments in (["show", f"{out}2"], [out], ["show", f"--{out}"])]
     assert all(each.code == 2 and shown in each.err for each in refused)
-    for each in (*runs, *refused, ppfl("tune", "c.toml", "--budget", 1, "--rounds", 1)):
+    compared = ppfl("show", out)
+    assert compared.code == 0
+    for each in (*runs, compared, *refused, ppfl("tune", "c.toml", "--budget", 1, "--rounds", 1)):
         assert not CONTROLS & {*each.out, *each.err}
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import pytest
 from pydantic import TypeAdapter
 
-from kit.experiments import SHORT
+from kit.experiments import AFFINITIES, SHORT
 from kit.own_methods import forget, join, split
 from kit.refusals import DataError, PPFLError, SettingError, assert_refused
 from ppfl import FedAvg
@@ -17,7 +17,6 @@ from ppfl.algorithms import METHODS, FineTune
 from ppfl.core.registry import Functions, Imports, NamedCall, python_names
 from ppfl.core.settings import Count, Positive, Seed, Settings
 from ppfl.runs import Experiment
-from ppfl.runs.affinities import AFFINITIES
 
 MODULE = """
 from ppfl import FedAvg

@@ -17,12 +17,11 @@ LAYERS = (  # each part may import those before its line
     ("algorithms",),
     ("sites",),
     ("server",),
-    ("insight", "runs"),
+    ("runs",),
     ("federation",),
     ("glm",),
     ("report", "paper"),
     ("callbacks",),
-    ("callback_list",),
     ("fitted",),
     ("fitting",),
     ("cli",),
@@ -160,7 +159,7 @@ def test_tests_import_fronts_and_what_they_mirror_and_no_other_test(folder: str)
 
 def test_the_test_tells_fronts_from_what_is_below_them() -> None:
     allowed = [("core", "ppfl.core.draws", ()), ("core", "ppfl", ("fit",)), ("glm", "ppfl.core", ("simplex",))]
-    allowed += [("runs", "kit.files", ()), ("runs", "ppfl.callbacks", ("CSVLog",)), ("door", "ppfl.fitted", ("load",))]
+    allowed += [("runs", "kit.files", ()), ("runs", "ppfl.errors", ("PPFLError",)), ("door", "ppfl.fitted", ("load",))]
     refused = [("glm", "ppfl.core.draws", ()), ("glm", "ppfl.core", ("draws",)), ("door", "ppfl.runs.load", ())]
     refused += [("cli", "door.test_fit", ("CASES",)), ("runs", "ppfl.fitted", ("load",))]
     assert all(is_allowed(*each) for each in allowed) and not any(is_allowed(*each) for each in refused)

@@ -1,6 +1,5 @@
-"""What a fit tells while it runs: callbacks, which may end it; logs in files; a bar; and Python's logging."""
+"""What a fit tells while it runs: callbacks, which may end it; a bar; and Python's logging."""
 
-import csv
 import logging
 import math
 import re
@@ -10,10 +9,10 @@ import pytest
 import torch
 
 from kit.problems import make_federation, make_net
-from kit.refusals import SettingError, WriteError, assert_refused
+from kit.refusals import SettingError, assert_refused
 from kit.terminals import terminal
 from ppfl import PPFL, FedAvg, Population, Watch, fit
-from ppfl.callbacks import CSVLog, EarlyStopping, TensorBoard
+from ppfl.callbacks import EarlyStopping, TensorBoard
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)
 WITH_VALIDATION = make_federation((30, 40, 30, 20), test_fraction=0.2, validation_fraction=0.3)
@@ -63,10 +62,28 @@ def test_callbacks_all_see_every_round_and_are_ended_after_an_error_too():
     assert log == ["a begins 3", "a 1", "a ends"]
 
 
+def margin(prediction, target):
+    """How much more probable the label is than chance: higher is better, and its name does not say so."""
+    return float(prediction.gather(1, target[:, None]).mean()) - 1 / 3
+
+
+def confusion(prediction, target):
+    return -margin(prediction, target)
+
+
+confusion.higher_is_better = False
+
+
 REFUSED = {
     "a class": (lambda: train(EarlyStopping), "EarlyStopping("),
     "a figure without data": (lambda: train([interrupt, EarlyStopping(metric="validation_loss")]), "holdout(0.1"),
     "a figure that is not measured": (lambda: train([interrupt, EarlyStopping(metric="rmse")]), "loss, accuracy"),
+    "a metric that does not say which way is better": (
+        lambda: train(EarlyStopping(metric="margin_mean"), watch=Watch(metrics={"margin": margin})),
+        "'margin_mean'",
+        'mode="max"',
+    ),
+    "a mode that is none": (lambda: EarlyStopping(mode="up"), "'up'", '"min"'),
     "a random round cut short": (lambda: train(lambda _: True, watch=Watch(output="random")), "after round 1"),
 }
 
@@ -96,6 +113,33 @@ def test_early_stopping_waits_for_evaluations_without_improvement():
     assert (stopping.best_round, fitted.state.round) == (3, 6), "rounds that were not evaluated do not count"
 
 
+def test_what_is_measured_is_what_a_record_has():
+    numbers = ("round", "participants", "bytes_up", "bytes_down", "bytes_carried", "seconds")
+    for settings in ({}, {"objective": True, "stationarity": True}, {"metrics": [margin]}):
+        for federation in (FEDERATION, WITH_VALIDATION):
+            settings_seen = Recorder([], "a")
+            settings_seen.begin = lambda setting: found.append(setting.measured)
+            found = []
+            record = train(settings_seen, rounds=1, federation=federation, watch=Watch(**settings)).history[-1]
+            figures = {name for name, value in record.items() if isinstance(value, int | float)}
+            assert {*found[0]} == figures - {*numbers}
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "rises"),
+    [
+        ("accuracy", None, True), ("accuracy_worst_tenth", None, True), ("validation_accuracy_mean", None, True),
+        ("accuracy_sd", None, False), ("validation_loss", None, False), ("margin", "max", True),
+        ("validation_margin_worst_tenth", "max", True), ("confusion", None, False), ("accuracy", "min", False),
+    ],
+)  # fmt: skip
+def test_every_figure_is_followed_in_the_direction_that_is_better(metric, mode, rises):
+    stopping = EarlyStopping(patience=100, metric=metric, mode=mode)
+    watch = Watch(metrics={"margin": margin, "confusion": confusion})
+    fitted = train(stopping, federation=WITH_VALIDATION, watch=watch, rounds=6)
+    assert stopping.best == (max if rises else min)(record[metric] for record in fitted.history)
+
+
 def test_the_best_state_is_that_of_the_best_round():
     stopping = EarlyStopping(patience=3, metric="validation_loss")
     settings = {"method": FedAvg(lr=3.0, momentum=0.0), "rounds": 60, "federation": WITH_VALIDATION}
@@ -107,23 +151,6 @@ def test_the_best_state_is_that_of_the_best_round():
     assert f"accuracy {100 * fitted.evaluate(WITH_VALIDATION).pooled:.2f}%" in repr(fitted)
     last = train(stopping, **settings)
     assert last.state.round == len(losses), "an object can be used again, and starts anew"
-
-
-def test_a_csv_file_has_the_figures_of_all_rounds_and_a_kill_leaves_whole_lines(tmp_path):
-    log = CSVLog(tmp_path / "new" / "rounds.csv")
-    train(log)
-    fitted = train(log, watch=Watch(every=2))  # the second fit replaces the file
-    with log.file.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row, record in zip(rows, fitted.history, strict=True):
-        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
-        assert {name: float(cell) for name, cell in row.items() if cell} == numbers
-    assert_refused(lambda: train(CSVLog(log.file / "rounds.csv")), WriteError, "rounds.csv")
-    log = CSVLog(tmp_path / "killed.csv")
-    for t in range(1, 9):
-        log({"round": t, "loss": 1 / t, **({"accuracy": 1 - 1 / t} if t > 4 else {})})
-        text = log.file.read_text()  # nothing waits in memory
-        assert text.endswith("\n") and text.count("\n") == t + 1 and text.startswith("round,loss")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tensorboard itself

@@ -120,9 +120,11 @@ def test_the_code_about_ones_own_parts_runs(section, here):
 def test_the_code_about_data_and_about_keeping_a_fit_runs(here):
     assert "in a file" in run_blocks(*blocks(DATA))["federation"].describe()
     pytest.importorskip("onnxscript")
+    pytest.importorskip("PIL")
     names = run_blocks(*blocks(PYTHON))
-    assert set(names["more"].ids) == set(names["newer"].ids) == set(names["longer"].ids) == set(names["everyone"].ids)
-    assert {file.name for file in here.iterdir()} >= {"digits.safetensors", "client.pt", "client.onnx"}
+    assert set(names["more"].ids) == set(names["newer"].ids) == {*names["fitted"].ids, "shop-new"}
+    assert names["photos"].classes == ("cat", "dog") and names["fitted"].history[-1]["accuracy"] > 0.75
+    assert {file.name for file in here.iterdir()} >= {"shops.safetensors", "client.pt", "client.onnx"}
 
 
 def test_the_session_of_a_statistician_runs(here):

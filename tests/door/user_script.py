@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import ppfl
 from ppfl import PPFL, FedAvg, Federation, Fitted, Local, Population, PPFLError, Watch, affinity, fit
 from ppfl.algorithms import METHODS, Ditto, FineTune, Method
-from ppfl.callbacks import CSVLog, EarlyStopping, FitSetting
+from ppfl.callbacks import EarlyStopping, FitSetting
 from ppfl.core import Loss, Params
 from ppfl.data import Samples, digits_federation, iid
 from ppfl.errors import SettingError
@@ -94,11 +94,10 @@ def share_right(prediction: Tensor, target: Tensor) -> float:
 
 def use_own_parts(population: Population, federation: Federation) -> None:
     fit(population, federation, "ppfl", rounds=2, on_round=lambda record: print(record["loss"]))
-    with TemporaryDirectory() as folder:
-        stopping = EarlyStopping(patience=2, metric="validation_loss", min_delta=1e-3)
-        fit(population, federation, rounds=2, on_round=[stopping, CSVLog(Path(folder) / "rounds.csv"), Printer()])
-        assert_type(stopping.best_round, int | None)
-    fitted = fit(population, federation, PPFL(lr=0.1), rounds=1, watch=Watch(metrics={"right": share_right}))
+    stopping = EarlyStopping(patience=2, metric="right", mode="max", min_delta=1e-3)
+    watch = Watch(metrics={"right": share_right})
+    fitted = fit(population, federation, PPFL(lr=0.1), rounds=2, watch=watch, on_round=[stopping, Printer()])
+    assert_type(stopping.best_round, int | None)
     assert_type(fitted.evaluate(federation, metrics=[share_right]), Evaluation)
     fit(Population(nn.Linear(4, 3), k=2, loss=nn.CrossEntropyLoss(label_smoothing=0.1)), federation, rounds=1)
     shops = Federation.from_arrays(torch.randn(40, 3), torch.randn(40), clients=[i % 4 for i in range(40)])

@@ -121,7 +121,7 @@ def test_a_run_goes_on_without_a_client_that_is_deleted_in_the_middle(method, tm
         without_score = [[i for i, score in enumerate(one["per_client"]) if score is None] for one in record.metrics]
         assert without_score == [[], [at], [at], [at]]
     if method == "ppfl-outputs":  # the server's last known membership is gone
-        c = server_of(record)["server.memberships"]
+        c = server_of(record)["state.server.memberships"]
         even = torch.full_like(c[at], 1 / c.shape[1])
         assert torch.equal(c[at], even) and not torch.allclose(last[2].memberships[at], even)
         assert torch.equal(record.memberships[at], even)

@@ -199,6 +199,6 @@ def test_the_membership_of_a_site_that_left_goes_on_to_count(tmp_path):
 
     record = sites.run(on_round_end=leave)
     left = torch.tensor([client in sites.services["b"].federation.ids for client in record.ids])
-    memberships = server_of(record)["server.memberships"]
+    memberships = server_of(record)["state.server.memberships"]
     assert torch.equal(memberships[left], kept[0][left])
     assert not torch.equal(memberships[~left], kept[0][~left])

@@ -65,7 +65,7 @@ def test_three_sites_with_text_and_gaps_train_and_predict_as_one_process_does(me
     assert there.finished and {*there.ids} == {*alone.ids}
     assert [one["loss"] for one in there.metrics] == pytest.approx([one["loss"] for one in alone.metrics], abs=1e-5)
     pooled, federated = server_of(alone), server_of(there)
-    shared = [name for name in pooled if name.startswith("server.shared")]
+    shared = [name for name in pooled if name.startswith("state.server.shared")]
     assert shared
     for name in shared:
         torch.testing.assert_close(federated[name], pooled[name], rtol=0, atol=1e-5)

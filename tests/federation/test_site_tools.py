@@ -4,6 +4,7 @@ import csv
 import json
 import re
 
+import pandas as pd
 import pytest
 import tomli_w
 import torch
@@ -16,6 +17,7 @@ from ppfl.federation.federation_errors import FederationError
 from ppfl.federation.federation_status import server_status, site_status
 from ppfl.federation.provisioning import init_federation
 from ppfl.federation.site_check import check_site
+from ppfl.federation.site_data import SiteData
 from ppfl.federation.site_predictions import export_models, predict_table
 from ppfl.federation.site_settings import SiteSettings, load_site
 from ppfl.runs import Experiment, load_experiment
@@ -114,8 +116,13 @@ def check(folder, *problems, changes=None, **of_site):
 PRIVATE = {"method": {"name": "ppfl", "lr": 0.1, "share_memberships": False}, "watch": {"report_clients": False}}
 
 
-def test_a_site_that_is_ready_says_what_its_data_are_and_what_leaves_it(clinic):
+def test_a_site_that_is_ready_says_what_its_data_are_and_what_leaves_it(clinic, monkeypatch):
+    reads, read_csv = [], pd.read_csv
+    monkeypatch.setattr(pd, "read_csv", lambda *given, **more: reads.append(given) or read_csv(*given, **more))
+    SiteData(load_site(clinic / "site.toml"), clinic)
+    once = len(reads)
     facts = check(clinic)
+    assert len(reads) == 2 * once > 0, "the check reads the table more often than the site itself does"
     assert facts["clients"] == "4" and facts["columns"] == "2: age, dose" and facts["classes"] == "2: ill, well"
     assert sum(int(part.split()[0]) for part in facts["samples"].split(", ")) == 31
     assert facts["smallest client"].startswith("north/p3: 1 ")

@@ -7,13 +7,18 @@ from typing import Any, NamedTuple
 
 import pytest
 import tomli_w
+import torch
 
 from ppfl.algorithms import PPFL
 from ppfl.cli import main
 from ppfl.cli.reproduce import tasks_of_study, write_study
+from ppfl.core.trees import named_leaves as named_leaves
+from ppfl.io.codec import load
 from ppfl.io.lock import locked as locked
 from ppfl.paper import Study
+from ppfl.paper.tables import nearest_group_accuracy as nearest_group_accuracy
 from ppfl.runs import Experiment, OnRoundEnd, RunFolder, RunRecord
+from ppfl.runs.affinities import AFFINITIES as AFFINITIES
 from ppfl.runs.comparison import run_tasks
 from ppfl.server import RoundEnd
 from ppfl.sites import Site
@@ -47,6 +52,16 @@ def write_experiment(folder: Path, text: str = TEXT, name: str = "groups") -> Pa
 def file_bytes(folder: Path) -> dict[str, bytes]:
     """Every file in a folder, by its path there."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def content_of(file: Path) -> dict[str, Any]:
+    """What a checkpoint, a result or a start holds, by name: tensors, numbers and texts."""
+    return named_leaves(load(file, file.stem))
+
+
+def tensors_of(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors among that."""
+    return {name: leaf for name, leaf in content_of(file).items() if isinstance(leaf, torch.Tensor)}
 
 
 def memory_limit(size: int) -> AbstractContextManager[None]:
@@ -85,8 +100,8 @@ PLACES = {
     "in an evaluation": Place(Site, "evaluate", 2),
     "before a state is kept": Place(Site, "keep", 1),
     "after a state is kept": Place(Site, "keep", 1, after=True),
-    "while a checkpoint is written": Place(RunFolder, "save_checkpoint", 3),
-    "after a checkpoint is written": Place(RunFolder, "save_checkpoint", 3, after=True),
+    "while a checkpoint is written": Place(RunFolder, "checkpoint", 3),
+    "after a checkpoint is written": Place(RunFolder, "checkpoint", 3, after=True),
 }
 
 

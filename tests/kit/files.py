@@ -14,6 +14,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ppfl.io.codec import dump as dump
+from ppfl.io.codec import load as load
+from ppfl.io.files import read_json as read_json
+from ppfl.io.files import write_json as write_json
+
 
 @contextmanager
 def limited(**sizes: int) -> Iterator[None]:

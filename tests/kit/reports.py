@@ -1,17 +1,20 @@
 """Made-up runs and fitted tables for reports."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from ppfl.report import PopulationResults
+from ppfl.runs import RunRecord
 
 
 def empty_run(**changes):
-    """What a report reads of a run."""
-    fields = {"name": "run", "experiment": {}, "ids": (), "metrics": [], "scores": {}, "versions": {}, "finished": True}
-    return SimpleNamespace(**{**fields, "memberships": None, "memberships_by_round": {}, "truth": None, **changes})
+    """A run without any round."""
+    fields = {"folder": Path(), "experiment": {"name": "run", "method": {"name": "ppfl"}}, "ids": (), "metrics": [],
+              "scores": {}, "versions": {}, "finished": True}  # fmt: skip
+    return RunRecord(**{**fields, "memberships": None, "memberships_by_round": {}, "truth": None, **changes})
 
 
 def fake_run(
@@ -39,9 +42,7 @@ def fake_run(
     settings = {"method": {"name": method, "lr": lr}, "population": {"k": k}, "seeds": [seed]}
     memberships = {"memberships": found, "memberships_by_round": dict.fromkeys(range(0, rounds + 1, 5), found)}
     ids, experiment = tuple(f"site-{i:03d}" for i in range(clients)), {"name": method, "data": {}, **settings}
-    run = empty_run(name=method, experiment=experiment, ids=ids, metrics=metrics, truth=true)
-    vars(run).update(memberships if k > 1 else {})
-    return run
+    return empty_run(experiment=experiment, ids=ids, metrics=metrics, truth=true, **memberships if k > 1 else {})
 
 
 def effect(outcome, name, values, pooled, is_shared=False, reach=None, pooled_reach=0.0):

@@ -6,6 +6,7 @@ import pytest
 import tomli_w
 import torch
 
+from kit.experiments import tensors_of
 from kit.masked_sites import PAIRS, PUBLIC_KEYS
 from kit.messages import encode, payload_of
 from kit.training import assert_same
@@ -161,8 +162,8 @@ def sent_fields(folder):
 
 def server_of(record):
     """What the server has at the end of a run, by name."""
-    tensors, _ = RunFolder(record.folder).read_result()
-    return {name: leaf for name, leaf in tensors.items() if name.startswith(("server", "memberships"))}
+    found = tensors_of(RunFolder(record.folder).result_file)
+    return {name: leaf for name, leaf in found.items() if not name.startswith("clients.")}
 
 
 def assert_same_bits(one: RunRecord, other: RunRecord) -> None:

@@ -64,7 +64,7 @@ def test_constants_bound_derivatives_at_any_point(short):
     study, runs, _ = short
     run, generator = runs["theorem-2"]["noisy c"][0], torch.Generator().manual_seed(0)
     found = constants(study.cases[1].experiments["noisy c"], run)
-    final = RunFolder(run.folder).read_result()[0]["server.shared.classifier.weight"].double()[:, 0]
+    final = RunFolder(run.folder).read().result.state.server["shared.classifier.weight"].double()[:, 0]
     assert math.isclose(found.L_1, L_1)
     exact = study.cases[0].experiments["E=1"]
     assert constants(exact, runs["corollary-o1"]["E=1"][0]).gap == pytest.approx(loss_at_start(exact), rel=1e-5)

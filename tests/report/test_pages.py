@@ -1,6 +1,7 @@
 """Report pages need no outside resources, escape all data, list every client and cope with missing values."""
 
 import re
+from dataclasses import replace
 from statistics import fmean, stdev
 from xml.etree import ElementTree
 
@@ -52,8 +53,8 @@ def first_cells(page: str, at: int) -> list[str]:
 
 def test_everything_from_data_is_shown_and_not_obeyed(tmp_path):
     one = fake_run("<i>m</i>", clients=len(HOSTILE), k=2, groups=2)
-    one.ids = tuple(HOSTILE)
-    one.name = one.experiment["<u>"] = one.versions["<s>"] = '<a onclick="x">'
+    one = replace(one, ids=tuple(HOSTILE))
+    one.experiment["name"] = one.experiment["<u>"] = one.versions["<s>"] = '<a onclick="x">'
     for label, shown in HOSTILE.items():
         page, picture = render([one], label, [label])
         parsed(picture)
@@ -74,7 +75,7 @@ def test_every_client_is_listed_up_to_the_limit(clients):
 
 def test_clients_are_matched_by_name_and_not_by_their_order_in_files():
     one, turned = fake_run("ppfl", k=1), fake_run("other", k=1)
-    turned.ids = turned.ids[::-1]
+    turned = replace(turned, ids=turned.ids[::-1])
     for row in turned.metrics:
         row["per_client"] = row.get("per_client", [])[::-1]
     assert all(row[-1] == row[-2] for row in table(render([one, turned], "t")[0], 1))
@@ -128,7 +129,7 @@ def test_a_page_copes_with_what_is_missing_or_not_finite():
         for row in runs[1].metrics:
             row.update({key: value for key in row if key != "round"} | {"refusals": 7})
             row["per_client"] = [value] * len(runs[1].ids)
-        runs[1].memberships = torch.full_like(runs[1].memberships, torch.nan)
+        runs[1] = replace(runs[1], memberships=torch.full_like(runs[1].memberships, torch.nan))
         page, _ = render(runs, "t")
         assert first_cells(page, 0)[-1] == "PPFL" and not re.search(r"\bnan\b|\binf\b", page)
 
@@ -142,7 +143,7 @@ def test_the_report_reads_what_runs_write(tmp_path):
     assert {*first_cells(text, 0)} == {"Ours", "Theirs"}
     assert all(f"{record.scores['accuracy']:.1%}" in text for record in records)
     one = fake_run("ppfl")  # scores are those of the state that the run returned, and not of the last round
-    one.scores = {"accuracy": 0.123, "per_client": [0.5] * len(one.ids)}
+    one = replace(one, scores={"accuracy": 0.123, "per_client": [0.5] * len(one.ids)})
     assert table(render([one], "t")[0], 0)[0][1] == "12.3%"
 
 

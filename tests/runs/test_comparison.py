@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import os
+import shlex
 import signal
 import time
 from dataclasses import replace
@@ -83,7 +84,10 @@ def test_trials_see_no_test_data():
     assert without_test(federation).test is None
 
 
-def test_tune_tries_every_method_as_often_and_writes_a_comparison_with_the_best(file, capsys):
+def test_tune_tries_every_method_as_often_and_writes_a_comparison_with_the_best(file, capsys, monkeypatch):
+    """The comparison runs as it is suggested, also after the same methods ran with other settings."""
+    monkeypatch.chdir(file.parent)
+    assert call_ppfl(capsys, "compare", file, "--jobs", 1).code == 0
     experiments, reported = load_comparison(file), []
     found = tune(experiments, None, budget=3, rounds=2, on_trial=lambda label, trial: reported.append(label))
     assert reported == [label for label in experiments for _ in range(3)]
@@ -92,6 +96,11 @@ def test_tune_tries_every_method_as_often_and_writes_a_comparison_with_the_best(
     done = call_ppfl(capsys, "tune", file, "--budget", 2, "--set", "method.lr=0.001")
     assert done.code == 0 and "validation accuracy" in done.err
     assert list(load_comparison(file.with_name("few-tuned.toml"))) == list(experiments)
+    suggested = shlex.split(done.out.partition("compare them with: ppfl ")[2])
+    compared = call_ppfl(capsys, *suggested, "--jobs", 1)
+    assert compared.code == 0, compared.err
+    elsewhere = call_ppfl(capsys, "tune", file, "--out", file.parent / "deeper" / "tuned.toml")
+    assert elsewhere.code == 2 and "is in another folder" in elsewhere.err
     again = call_ppfl(capsys, "tune", file, "--budget", 2)
     assert again.code == 2 and "exists" in again.err
 

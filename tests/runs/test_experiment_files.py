@@ -81,7 +81,7 @@ def test_affinities_are_those_of_the_core_and_what_does_not_fit_into_memory_is_r
 
 
 def test_what_is_watched_by_default_is_the_same_in_a_file_and_in_python(file):
-    assert load_experiment(file).watch.build() == Watch()
+    assert load_experiment(file).watch == Watch()
 
 
 def test_a_metric_beside_the_experiment_file_is_recorded_and_one_that_is_not_there_refused(tmp_path):
@@ -93,10 +93,10 @@ def test_a_metric_beside_the_experiment_file_is_recorded_and_one_that_is_not_the
     for figure in ("", "_mean", "_worst_tenth"):
         assert record.scores[f"share_right{figure}"] == pytest.approx(record.scores[f"accuracy{figure}"])
     (compared,) = load_comparison(file).values()
-    assert list(compared.watch.build(tmp_path).known_metrics) == ["share_right"]
+    assert list(compared.watch.with_functions(tmp_path).metrics) == ["share_right"]
     for metric, words in (("no_module:f1", "no module"), ("torchmetrics:F1Score", "class that needs arguments")):
         watch = small_experiment(watch={"metrics": [metric]}).watch
-        assert_refused(lambda: watch.build(tmp_path), SettingError, words)
+        assert_refused(lambda: watch.with_functions(tmp_path), SettingError, words)
 
 
 WRONG: dict[str, tuple[str, ...]] = {
@@ -106,6 +106,10 @@ WRONG: dict[str, tuple[str, ...]] = {
     "method.membershp_lr=1": ("unknown key 'method.membershp_lr'", "did you mean 'membership_lr'?"),
     "method.local_epochs=2;method.local_steps=2": ("[method]: local_epochs and local_steps",),
     "rouns=3": ("unknown key 'rouns' (found 3)", "did you mean 'rounds'?", "watch"),
+    "k=3": ("unknown key 'k'", "did you mean 'population.k'?"),
+    "watch.rounds=3": ("unknown key 'watch.rounds'", "did you mean 'rounds' at the top"),
+    "population.K=3": ("unknown key 'population.K'", "did you mean 'k'?"),
+    "network.name=linear": ("unknown key 'network'", "did you mean 'model'?"),
     "model={name='cnn', channels=[6]}": ("6 channels do not split into 4 groups",),
     "data={name='csv', target='client', file='csv'}": ("data.client is missing", "under [data]"),
     f"{NESTED};method.method.name=finetune": ("[method.method]: the method 'finetune'", "use one of 'local'"),
@@ -125,6 +129,8 @@ OVERRIDES = {"rounds.sub=3": "'rounds' is a value", "rounds": "key.sub=value", "
 DEEP = "nested deeper than"
 FILES = {
     "no rounds": (TEXT.replace("rounds = 4", ""), "rounds is missing", "at the top"),
+    "a key mistyped": (TEXT.replace("rounds", "round"), "unknown key 'round' (found 4)", "did you mean 'rounds'?"),
+    "an old name": (TEXT.replace("[method]", "[algorithm]"), "unknown key 'algorithm'", "did you mean 'method'?"),
     "not TOML": ("rounds = = 3", "is not TOML"),
     "not text": (b"\xff\xfe", "is not TOML"),
     "too large": ("#" * 2_000_000, "2,000,000 bytes"),

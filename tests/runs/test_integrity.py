@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.experiments import StopError, file_bytes, locked, small_experiment, stop_after
+from kit.experiments import StopError, file_bytes, locked, small_experiment, stop_after, tensors_of
+from kit.files import read_json, write_json
 from kit.refusals import CheckpointError, WriteError, assert_refused
 from ppfl.runs import RunFolder, folder, load_run, run
-from ppfl.runs.storage import read_tensors, save_tree
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,12 @@ def assert_not_used(folder: Path, *words: str) -> None:
     assert file_bytes(folder) == before
 
 
-FILES = ("experiment.json", "chosen.json", "clients.json", "versions.json", "metrics.jsonl", "memberships.log")
+FILES = ("run.json", "clients.json", "metrics.jsonl", "memberships.log")
 
 
 @pytest.mark.parametrize("name", [*FILES, "result.safetensors", "checkpoint.safetensors"])
 def test_a_changed_bit_or_half_a_file_is_noticed(copy_of, tmp_path, name):
-    """Other files may be named first, where a file says whose they are. Readers do not need a checkpoint."""
+    """A changed run.json may be taken for one of another experiment. Readers do not need a checkpoint."""
     in_checkpoint = name == "checkpoint.safetensors"
     folder = copy_of("stopped" if in_checkpoint else "finished", tmp_path)
     content = (folder / name).read_bytes()
@@ -55,7 +55,7 @@ def test_a_changed_bit_or_half_a_file_is_noticed(copy_of, tmp_path, name):
         (folder / name).write_bytes(spoilt)
         before = file_bytes(folder)
         if not in_checkpoint:
-            with pytest.raises(CheckpointError, match=f"{name}|another experiment|another run"):
+            with pytest.raises(CheckpointError, match=f"{name}|another run"):
                 load_run(folder)
         with pytest.raises(CheckpointError):
             resume(folder)
@@ -67,26 +67,25 @@ def test_a_file_of_another_seed_is_refused(copy_of, tmp_path, name):
     kind = "finished" if name == "result.safetensors" else "stopped"
     folder, other = copy_of(kind, tmp_path), copy_of(kind, tmp_path, seed=1)
     shutil.copy(other / name, folder / name)
-    words = ["is of another run: seed is 1, in this run 0"] if name.endswith("safetensors") else []
+    words = ["is of another run than run.json"] if name.endswith("safetensors") else []
     assert_not_used(folder, name, *words)
 
 
-def test_a_checkpoint_of_other_settings_or_of_another_version_is_refused(copy_of, tmp_path, monkeypatch):
+def test_a_checkpoint_with_another_beginning_or_of_another_version_is_refused(copy_of, tmp_path, monkeypatch):
     changed, older = copy_of("stopped", tmp_path / "changed"), copy_of("stopped", tmp_path / "older")
-    tensors, about = read_tensors(changed / "checkpoint.safetensors", "checkpoint")
-    other = about | {"run": about["run"] | {"settings": "0"}}
-    save_tree(changed / "checkpoint.safetensors", tensors, "checkpoint", other)
-    assert_not_used(changed, "checkpoint.safetensors is of another run", "settings is '0'")
+    about = read_json(changed / "run.json")
+    write_json(changed / "run.json", about | {"method": about["method"] | {"momentum": 0.5}})
+    assert_not_used(changed, "checkpoint.safetensors is of another run than run.json")
     monkeypatch.setattr(folder, "package_version", lambda _name: "9.9")
     assert_refused(lambda: resume(older), CheckpointError, "this is 9.9", "install the older version")
 
 
 def test_changed_data_are_noticed(tmp_path):
-    """More rows, or as many with another value."""
+    """More rows, as many with another value, or another client: the first difference is said, not all ids."""
     table, out = tmp_path / "table.csv", tmp_path / "out"
 
-    def write(first: float, rows: int) -> None:
-        lines = [f"{client},{first if i == 0 else i % 5},{i % 2}" for client in "abc" for i in range(rows)]
+    def write(first: float, rows: int, clients: str = "abc") -> None:
+        lines = [f"{client},{first if i == 0 else i % 5},{i % 2}" for client in clients for i in range(rows)]
         table.write_text("\n".join(["who,x,y", *lines]))
 
     experiment = small_experiment(data={"name": "csv", "file": str(table), "client": "who", "target": "y"})
@@ -94,9 +93,13 @@ def test_changed_data_are_noticed(tmp_path):
     with pytest.raises(StopError):
         run(experiment, out, checkpoint_every=1, on_round_end=stop_after(3))
     before, refused = file_bytes(out), (CheckpointError, "clients.json", "bring the old data back")
-    for changed in ((0.5, 10), (0.0, 12)):
+    for changed, said in (
+        ((0.5, 10), "data is"),
+        ((0.0, 12), "[0] is"),
+        ((0.0, 10, "abd"), "(ids[2] is 'c' there and 'd' here)"),
+    ):
         write(*changed)
-        assert_refused(lambda: run(experiment, out, resume=True), *refused)
+        assert_refused(lambda: run(experiment, out, resume=True), *refused, said)
     assert file_bytes(out) == before
     write(0.0, 10)
     assert run(experiment, out, resume=True)[0].finished
@@ -180,5 +183,5 @@ def test_a_full_disk_costs_nothing(copy_of, tmp_path, size):
     assert not list(out.rglob("*.partial"))
     (resumed,) = run(small_experiment(), out, resume=True)
     folders = copy_of("finished", tmp_path), resumed.folder
-    a, b = (read_tensors(folder / "result.safetensors", "result")[0] for folder in folders)
+    a, b = (tensors_of(folder / "result.safetensors") for folder in folders)
     torch.testing.assert_close(a, b, atol=0, rtol=0)

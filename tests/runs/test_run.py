@@ -10,16 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 
-from kit.experiments import file_bytes, small_experiment, stop_after
+from kit.experiments import file_bytes, nearest_group_accuracy, small_experiment, stop_after, tensors_of
 from kit.refusals import CheckpointError, SettingError, assert_refused
 from ppfl import fit, load
 from ppfl.algorithms import FedAvg
 from ppfl.core import simplex
 from ppfl.data import SampleSpec
 from ppfl.runs import Interrupted, find_runs, group_agreement, load_run, run
-from ppfl.runs.agreement import told_apart
 from ppfl.runs.provenance import commit_of
-from ppfl.runs.storage import read_tensors
 from ppfl.server import part_newcomers
 
 FEDAVG = {"method": {"name": "fedavg", "lr": 0.1}, "population": {"k": 1}}
@@ -128,8 +126,8 @@ def test_a_run_that_diverges_says_so_and_has_no_checkpoint_of_it(tmp_path, monke
     monkeypatch.setattr(FedAvg, "merge", overflow)
     refused = "diverged: after round 3 shared.", "is not finite", "smaller lr"
     assert_refused(lambda: run(small_experiment(**FEDAVG), tmp_path, checkpoint_every=1), SettingError, *refused)
-    tensors, _ = read_tensors(tmp_path / "seed-0" / "checkpoint.safetensors", "checkpoint")
-    assert all(bool(leaf.isfinite().all()) for leaf in tensors.values())
+    tensors = tensors_of(tmp_path / "seed-0" / "checkpoint.safetensors")
+    assert tensors and all(bool(leaf.isfinite().all()) for leaf in tensors.values())
 
 
 FINETUNE = {"name": "finetune", "method": {"name": "fedavg", "lr": 0.3}}
@@ -163,7 +161,9 @@ def test_a_run_that_is_unfinished_or_not_alone_is_not_loaded(tmp_path):
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**31))
-def test_agreement_is_that_of_the_best_matching_and_told_apart_the_nearest_mean_of_the_others(clients, k, true, seed):
+def test_agreement_is_that_of_the_best_matching_and_a_nearest_group_has_the_nearest_mean_of_the_others(
+    clients, k, true, seed
+):
     generator = torch.Generator().manual_seed(seed)
     rows = (torch.rand(clients, n, generator=generator, dtype=torch.float64) + 0.01 for n in (k, true))
     found, truth = (c / c.sum(1, keepdim=True) for c in rows)
@@ -179,7 +179,7 @@ def test_agreement_is_that_of_the_best_matching_and_told_apart_the_nearest_mean_
         members = {g: [found[j] for j in range(clients) if group[j] == g and j != i] for g in set(group)}
         distances = {g: float((torch.stack(rows).mean(0) - mine).norm()) for g, rows in members.items() if rows}
         right += bool(distances) and min(distances, key=distances.__getitem__) == group[i]
-    assert told_apart(found, truth) == pytest.approx(right / clients)
+    assert nearest_group_accuracy(found, truth) == pytest.approx(right / clients)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

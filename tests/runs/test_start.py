@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from kit.experiments import TEXT, StopError, file_bytes, small_experiment, stop_after, write_experiment
+from kit.experiments import TEXT, StopError, file_bytes, small_experiment, stop_after, tensors_of, write_experiment
 from kit.problems import make_linear, make_net
 from kit.refusals import CheckpointError, ModelError, SettingError, assert_refused
 from ppfl import Population, fit, load
@@ -15,7 +15,6 @@ from ppfl.algorithms import METHODS
 from ppfl.data import digits_federation
 from ppfl.runs import RunFolder, run
 from ppfl.runs.comparison import load_comparison, run_tasks, tasks_of
-from ppfl.runs.storage import read_tensors
 
 ONE = {"population": {"k": 1}}
 FEDAVG = {"method": {"name": "fedavg", "lr": 0.3, "batch_size": 4}, **ONE}
@@ -37,12 +36,12 @@ def base(tmp_path_factory) -> Path:
 
 
 def result_of(folder: Path) -> dict[str, torch.Tensor]:
-    return read_tensors(folder / "result.safetensors", "result")[0]
+    return tensors_of(folder / "result.safetensors")
 
 
 def network_of(folder: Path) -> dict[str, torch.Tensor]:
     """Of a run in which all clients have the same."""
-    tensors, shared = result_of(folder), "server.shared."
+    tensors, shared = result_of(folder), "state.server.shared."
     return {name.removeprefix(shared): leaf for name, leaf in tensors.items() if name.startswith(shared)}
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.experiments import stop_after, write_experiment
+from kit.experiments import stop_after, tensors_of, write_experiment
 from ppfl.runs import Interrupted, load_experiment, run
-from ppfl.runs.storage import read_tensors
 
 EXPERIMENT = """
 name = "ranks"
@@ -55,9 +54,7 @@ def test_a_run_that_goes_on_with_more_processes_ends_in_the_same_state(tmp_path)
     with launch(file, FEW, out, "--resume") as many:
         _, said = many.communicate(timeout=120)
     assert many.returncode == 0, said
-    expected, found = (
-        read_tensors(folder / "result.safetensors", "result")[0] for folder in (alone.folder, out / "seed-0")
-    )
+    expected, found = (tensors_of(folder / "result.safetensors") for folder in (alone.folder, out / "seed-0"))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     for a, b in zip(rounds_written(out), alone.metrics, strict=True):
         for name in ("round", "bytes_up", "bytes_down", "participants", "lost"):

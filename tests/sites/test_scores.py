@@ -251,8 +251,8 @@ def test_a_client_where_a_metric_is_not_defined_is_left_out():
 
 def test_what_cannot_be_measured_is_refused():
     population, taken = Population(make_net(), k=1), Watch(metrics={"accuracy": f1})
-    assert_refused(lambda: Watch(every=0), SettingError, "every >= 1")
-    assert_refused(lambda: Watch(share=math.nan), SettingError, "0 < share <= 1")
+    assert_refused(lambda: Watch(every=0), SettingError, "every is 0", "greater than 0")
+    assert_refused(lambda: Watch(share=math.nan), SettingError, "share is nan")
     assert_refused(lambda: Watch(metrics={"f1": 3}), SettingError, "give a function")
     assert_refused(lambda: Watch(metrics=[f1, f1]), SettingError, "'f1'", "name of its own")
     assert_refused(lambda: fit(population, POOL, FedAvg(), rounds=1, watch=taken), SettingError, "'accuracy'")

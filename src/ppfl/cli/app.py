@@ -158,7 +158,7 @@ def tune_command(
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="<FILE>-tuned.toml")] = None,
 ) -> None:
     """Find settings on validation data, with the same number of trials for every method."""
-    from ..io.files import sibling_path, write_toml
+    from ..io.files import folder_name, sibling_path, write_toml
     from ..runs.comparison import load_comparison, tuned_settings
     from ..runs.tuning import tune
     from .trials import print_trial, trials_table
@@ -166,10 +166,16 @@ def tune_command(
     place = sibling_path(file, "-tuned.toml") if out is None else out
     if place.exists():
         raise SettingError(f"{place} exists; choose another --out, or move it away")
+    if place.resolve().parent != file.resolve().parent:
+        raise SettingError(
+            f"{place} is in another folder than {file}, and paths in an experiment start at its folder; choose an "
+            f"--out in {file.parent}"
+        )
+    name = folder_name(place.stem, "file")  # runs with other settings go into another folder
     experiments = load_comparison(file, settings or ())
     found = tune(experiments, file.parent, budget, rounds, on_trial=print_trial)
     best = {label: trials[0].changes for label, trials in found.items()}
-    write_toml(place, tuned_settings(file, settings or (), best))
+    write_toml(place, tuned_settings(file, settings or (), best) | {"name": name})
     make_console(wide=WIDE).print(trials_table(found))
     say(f"the best of each are in {place}; compare them with: {program()} compare {shlex.quote(str(place))}")
 
@@ -212,14 +218,20 @@ def reproduce_command(
 
 @app.command()
 def show(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs.")],
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, a folder of runs, or of a comparison.")],
 ) -> None:
-    """Show how a run went, and who the clients are."""
+    """Show how a run went, and who the clients are; of a comparison, the methods side by side."""
     from ..runs import find_runs, load_run
     from .heatmap import membership_table
-    from .run_tables import metrics_table, summary_line
+    from .run_tables import comparison_table, metrics_table, summary_line
 
     folders = find_runs(path)
+    methods = {folder.parent.name: [run for run in folders if run.parent == folder.parent] for folder in folders}
+    if len(methods) > 1:
+        records = {name: [load_run(run) for run in runs] for name, runs in methods.items()}
+        make_console(wide=WIDE).print(comparison_table(records))
+        say(f"look at one run with: {program()} show {shlex.quote(str(folders[0]))}")
+        return
     record = load_run(folders[0])
     console = make_console()
     say(summary_line(record))

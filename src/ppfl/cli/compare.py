@@ -32,7 +32,7 @@ class RunProgress(NamedTuple):
 
 def progress_of(folder: Path) -> RunProgress:
     """Read the last complete lines of the metrics file of a run."""
-    file = RunFolder(folder).metrics_file
+    file = RunFolder(folder).log.metrics.path
     if not file.is_file():
         return RunProgress(0, None, None)
     with file.open("rb") as record:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ..core.registry import find_path
+from ..data.files import data_folder
 from ..errors import DataError, SettingError
 from ..io.files import folder_name, write_text
 from ..paper import VIEWS, Study, StudyTable, all_series, chart_lines, study_tables
@@ -27,20 +30,28 @@ def tasks_of_study(study: Study, out: Path) -> Tasks:
 
 
 def refuse_missing_data(study: Study, tasks: Tasks) -> None:
-    """Check before anything runs that the data of all unfinished cases are available."""
+    """Check before anything runs that the files of all unfinished cases are there; they are read when they are used."""
     available: list[str] = []
     missing: dict[str, DataError] = {}
     for case in study.cases:
         if all(RunFolder(task.run_folder).finished for task in tasks[case.name]):
             continue
         try:
-            next(iter(case.experiments.values())).data.build(study.base)
+            _refuse_missing_files(next(iter(case.experiments.values())).data, study.base)
             available.append(case.name)
         except DataError as error:
             missing[case.name] = error
     for name, reason in missing.items():
         rest = f"; or leave it out with --case {' --case '.join(available)}" if available else ""
         raise SettingError(f"{study.name}, {name}: {reason}{rest}")
+
+
+def _refuse_missing_files(data: Any, base: Path | None) -> None:
+    """Refuse a data set whose folder is not there."""
+    if hasattr(data, "folder") and data.name != "digit_domains":  # its domains are in folders of their own
+        place = data_folder(data.name) if data.folder is None else find_path(data.folder, base)
+        if not place.exists():
+            raise DataError(f"there is no {place}; put the data there, or set PPFL_DATA to the folder that has them")
 
 
 def write_study(study: Study, tasks: Tasks, records: Records, out: Path, command: str) -> Path:

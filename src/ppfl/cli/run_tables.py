@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..report.metric import NOTHING, show_score
-from ..report.records import refused_updates
+from ..report.summary import refused_updates
 from ..runs import RunRecord, mean_and_sd
 
 ROWS = 12

@@ -19,6 +19,9 @@ from .links import Link, log_mix
 IGNORED = -100  # a label that does not count, such as padding of a sequence; torch's ignore_index
 
 
+SCORES = {"accuracy": True, "rmse": False, "mae": False, "deviance": False}  # whether higher is better
+
+
 class Loss(ABC):
     """What training minimises and testing reports. B samples, K canonical models.
 
@@ -82,6 +85,12 @@ class Loss(ABC):
     def metric(self, mean_score: Tensor) -> Tensor:
         """The metric, from the mean of the scores."""
         return mean_score
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        """Whether a higher score is better; None where the name of the score does not say. A loss with a score of its
+        own may set it."""
+        return False if self.metric_name == self.name else SCORES.get(self.metric_name)
 
     def check_mixing(self) -> None:
         """Raise a ModelError if the loss of a mean prediction cannot be derived."""
@@ -205,14 +214,22 @@ class CrossEntropy(Classification):
 
     def _check(self, y: Tensor, outputs: int | None) -> None:
         if y.is_floating_point() or y.dtype == torch.bool:
-            raise DataError(
-                f"cross_entropy: target has shape {tuple(y.shape)} and type {y.dtype}; "
-                f"expected integer labels (B,): use loss='squared' for real targets, y.long().reshape(-1) for labels"
-            )
+            raise DataError(f"cross_entropy takes integer labels (B,), and y has {_other_targets(y)}")
         top = torch.iinfo(y.dtype).max if outputs is None else outputs - 1
         wrong = ((y < 0) | (y > top)) & ~_ignored(y)
         refuse_values(wrong, y, f"is not in 0 to {top}", "number the labels from 0, with one output per label")
         refuse_nothing_but_padding(y)
+
+
+def _other_targets(y: Tensor) -> str:
+    """What targets that are no integer labels are, and what to do."""
+    found = f"{str(y.dtype).removeprefix('torch.')} values of shape {tuple(y.shape)}"
+    if y.dtype == torch.bool:
+        return f"{found}; use y.long() for two classes, or the loss 'multilabel' for several labels per sample"
+    if y.dim() == 2 and bool(((y == 0) | (y == 1)).all() & (y.sum(1) == 1).all()):
+        return f"{found} that look like one-hot labels; use y.argmax(1)"
+    classes = " For classes, give them as integers or text." if bool((y == y.floor()).all()) else ""
+    return f"{found}; to predict numbers use Population(..., loss='squared').{classes}"
 
 
 class Logistic(Classification):

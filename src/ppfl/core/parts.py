@@ -72,8 +72,8 @@ def canonical_modules(net: nn.Module, canonical: str | Sequence[str]) -> tuple[s
         if name not in known:
             frozen = bool(name) and name in dict(net.named_modules()) and [*net.get_submodule(name).parameters()] != []
             fault = "is frozen (requires_grad=False)" if frozen else "is no submodule with parameters"
-            choices = ", ".join(map(repr, sorted(known)))
-            raise ModelError(f"canonical names {name!r}, which {fault}; it must be 'all' or among {choices}")
+            choices = f" or among {', '.join(map(repr, sorted(known)))}" if known else ", as the network has no parts"
+            raise ModelError(f"canonical names {name!r}, which {fault}; it must be 'all'{choices}")
         if any(name != other and name.startswith(other + ".") for other in names):
             raise ModelError(f"canonical names {name!r} twice: it is part of another named submodule; drop one")
     if len(set(names)) < len(names) or not names:
@@ -183,6 +183,16 @@ def _ends_in(net: nn.Module, module: str) -> nn.Module:
     parent, _, name = module.rpartition(".")
     layer = net.get_submodule(parent)
     return layer if isinstance(layer, AdaptedLayer) and name == "up" else net.get_submodule(module)
+
+
+def advice_on_shape(net: nn.Module, x: Tensor) -> str:
+    """What to do where a network cannot run on samples x (N, ...)."""
+    first = next((module for module in net.modules() if isinstance(module, nn.Conv2d)), None)
+    if first is not None and x.dim() == 3:
+        return "images need an axis of channels: use x[:, None]"
+    if first is not None and x.dim() == 4 and x.shape[1] != first.in_channels == x.shape[3]:
+        return "torch has channels before rows and columns: use x.movedim(-1, 1)"
+    return "change the network's input or the data's shape"
 
 
 def refuse_outputs(loss: Loss, output: Any, y: Tensor, n_classes: int | None) -> None:

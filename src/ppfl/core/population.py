@@ -28,6 +28,7 @@ from .dropout import refuse_running_statistics, with_keyed_dropout
 from .losses import Loss
 from .mixing import MIXES, Mix
 from .parts import are_affine, canonical_modules, is_in_module, with_tensors_of, without_start
+from .registry import did_you_mean
 from .simplex import harden
 from .trees import Params, first_clients
 
@@ -36,21 +37,31 @@ APART = 0.1  # how far distinct copies of a trained network are from it, as a pa
 
 
 class Population:
-    """K canonical copies of the named submodules of `net`, the rest common to all.
+    """A network of which clients share k versions of some parts, and one of the rest.
 
-    canonical: "all" (whole networks are mixed), the name of a submodule, several names, or `lora(...)`: low-rank
-    adapters of a network that stays as it is otherwise, with one factor common and the other canonical.
-    mix: "outputs" (Fig. 2a), "predictions" (Eq. 7, after the inverse link) or "weights" (Fig. 2b).
-    loss: a name, a criterion such as nn.HuberLoss(), a function (output, target) -> losses (B,), or a `Loss`.
+    The versions are called canonical models; a client mixes them by its membership. The network that is passed is
+    copied. Parameters with `requires_grad=False` and buffers are constants: they are not trained, not copied for each
+    client and not sent. Dropout masks depend on seed, round, client and step alone. A tied parameter is
+    one parameter: it has k copies in every place if one of the modules that hold it is canonical.
 
-    Parameters with `requires_grad=False` and buffers are constants: they are not trained, not copied for each client
-    and not sent. Dropout layers draw masks that depend on seed, round, client and step alone. A tied parameter is one
-    parameter: it has K copies in every place if one of the modules that hold it is canonical.
+    Args:
+        net: Takes a batch (B, ...) and returns one tensor (B, ...), such as logits. Training begins with its values.
+        k: Number of canonical models.
+        canonical: Which parts have k versions: "all", the name of a submodule, several names, or `lora(...)` for
+            low-rank adapters of a network that stays as it is otherwise.
+        mix: What a client mixes: "outputs" (Fig. 2a), "predictions" (Eq. 7, after the inverse link) or "weights"
+            (Fig. 2b).
+        loss: "cross_entropy", "logistic", "multilabel", "squared", "poisson", a criterion such as nn.HuberLoss(), a
+            function (output, target) -> losses (B,), or a `Loss`.
 
-    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> population = Population(net, canonical="2", k=5, mix="weights")
-    >>> {name: tuple(leaf.shape) for name, leaf in population.initial_models(seed=0).items()}
-    {'0.weight': (8, 4), '0.bias': (8,), '2.weight': (5, 3, 8), '2.bias': (5, 3)}
+    Raises:
+        ModelError: If the network, a part, the loss or the kind of mixing cannot be used.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> population = Population(net, canonical="2", k=5, mix="weights")
+        >>> {name: tuple(leaf.shape) for name, leaf in population.initial_models(seed=0).items()}
+        {'0.weight': (8, 4), '0.bias': (8,), '2.weight': (5, 3, 8), '2.bias': (5, 3)}
     """
 
     def __init__(
@@ -62,10 +73,19 @@ class Population:
         mix: str = "outputs",
         loss: str | Loss | nn.Module | LossFunction = "cross_entropy",
     ) -> None:
+        if not isinstance(net, nn.Module):
+            given = f"the class {net.__name__}" if isinstance(net, type) else f"a {type(net).__name__}"
+            raise ModelError(f"net is {given}; give a network, an object of a subclass of torch.nn.Module")
+        if not isinstance(k, int) or isinstance(k, bool):
+            raise ModelError(
+                f"k is {k!r}; give a whole number of canonical models, such as k=4: compare fits with several by their "
+                f"scores on validation data (only population GLMs search for k themselves)"
+            )
         if k < 1:
             raise ModelError(f"k is {k}; a population has at least one canonical model: set k >= 1")
         if mix not in MIXES:
-            raise ModelError(f"mix is {mix!r}; it must be one of {', '.join(map(repr, MIXES))}")
+            known = ", ".join(map(repr, MIXES))
+            raise ModelError(f"mix is {mix!r}; {did_you_mean(str(mix), MIXES)}it must be one of {known}")
         if isinstance(canonical, Lora):
             net, canonical = with_adapters(net, canonical), ADAPTERS_UP
         refuse_running_statistics(net)

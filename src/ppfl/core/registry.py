@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -36,7 +35,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from ..errors import PPFLError, SettingError
-from .settings import Settings
+from .settings import Settings, first_fault
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -227,7 +226,7 @@ class Functions(Registry[type[NamedCall]]):
         try:
             return kind.model_validate(settings, context=imports)
         except ValidationError as error:
-            raise SettingError(f"[{self.table}] {_first_fault(error, kind)}") from None
+            raise SettingError(f"[{self.table}] {first_fault(error, kind.model_fields, 'key')}") from None
 
     def holds(self, kind: type) -> None:
         """Raise SettingError where a class is none of these."""
@@ -459,20 +458,7 @@ def _checked_arguments(asked: NamedCall, function: Callable[..., Any], given: Ma
     try:
         return dict(kind.model_validate(own))
     except ValidationError as error:
-        raise SettingError(f"{where}: {_first_fault(error, kind)}; it takes {wanted}") from None
-
-
-def _first_fault(error: ValidationError, kind: type[BaseModel]) -> str:
-    """What is wrong with a table that is not in a file: the key, and what pydantic says of it."""
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    said = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        near = did_you_mean(key, kind.model_fields)
-        return f"has no key {key!r}; {near}its keys are {', '.join(kind.model_fields)}"
-    if first["type"] == "missing":
-        return f"{key} is missing"
-    return f"{key} is {first['input']!r:.200}: {said}" if key else said
+        raise SettingError(f"{where}: {first_fault(error, kind.model_fields, 'key')}; it takes {wanted}") from None
 
 
 @contextmanager

@@ -4,12 +4,13 @@ The ranges are far wider than what makes sense. Within them no size overflows an
 few numbers stay finite in single precision.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import reduce
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import SettingError
 
@@ -28,11 +29,31 @@ Repeats = Annotated[int, Field(gt=0, le=10**7)]  # of rounds, epochs or steps
 RepeatsOrZero = Annotated[int, Field(ge=0, le=10**7)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
+_OTHER_NAMES = {"learning_rate": "lr", "step_size": "lr", "epochs": "local_epochs", "steps": "local_steps",
+                "client_fraction": "participation", "fraction_fit": "participation", "clusters": "k"}  # fmt: skip
+_OPTIMIZERS = ("optimizer", "optim")
+_LONGEST = 80  # characters of a value in a message
+
 
 class Settings(BaseModel):
     """Frozen, owns its defaults, checks itself, knows no other key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    if not TYPE_CHECKING:  # type checkers know the settings by their names from the class
+
+        def __init__(self, /, *values: Any, **settings: Any) -> None:
+            name = type(self).__name__
+            if values:
+                first = next(iter(type(self).model_fields), "name")
+                raise SettingError(f"{name} takes its settings by name; write {name}({first}={shown(values[0])})")
+            try:
+                super().__init__(**settings)
+            except ValidationError as error:
+                raise SettingError(f"{name}: {first_fault(error, type(self).model_fields)}") from None
+
+        # validation within other settings does not call it, so that their errors say where the fault is
+        __init__.__pydantic_base_init__ = True
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Only settings that differ from their defaults: what is left out can be left out when it is written."""
@@ -60,6 +81,47 @@ class Settings(BaseModel):
             new = getattr(copy, outer).changed({inner: value}) if inner else value
             copy = copy.model_copy(update={outer: new})
         return copy
+
+
+def shown(value: Any) -> str:
+    """A value for a message: in one line, and not too long.
+
+    >>> shown(0.5), shown("two\\nlines"), len(shown("x" * 1000))
+    ('0.5', "'two\\\\nlines'", 83)
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except (ValueError, RecursionError):  # too many digits, or nested too deep
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def expected_value(fault: Any) -> str:
+    """What pydantic expected where it found a fault, as the end of a sentence."""
+    message = " ".join(fault["msg"].removeprefix("Value error, ").split())
+    return re.sub(r"^\w+ should", "it should", message).removesuffix(", unable to parse string as a number")
+
+
+def first_fault(error: ValidationError, known: Mapping[str, Any], what: str = "setting") -> str:
+    """What was found, and what was expected. what: what its keys are called."""
+    from .registry import did_you_mean  # here, as registries hold settings
+
+    faults = error.errors(include_url=False)
+    unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
+    first = (unknown or faults)[0]
+    if not first["loc"]:  # of settings that do not go together
+        return expected_value(first)
+    key = str(first["loc"][0])
+    if first["type"] == "missing":
+        return f"{key} is missing; add {key}=..."
+    if unknown and len(first["loc"]) == 1:
+        if key in _OPTIMIZERS and "momentum" in known:
+            return f"there is no setting {key!r}; every client makes its own SGD: set lr, momentum and weight_decay"
+        other = _OTHER_NAMES.get(key)
+        near = f"did you mean {other!r}? " if other in known else did_you_mean(key, known)
+        return f"there is no {what} {key!r}; {near}its {what}s are {', '.join(known)}"
+    expected = dict.fromkeys(expected_value(fault) for fault in faults if fault["loc"][0] == first["loc"][0])
+    return f"{key} is {shown(first['input'])}; {', or '.join(expected)}"
 
 
 def usable_device(device: torch.device | str) -> torch.device:

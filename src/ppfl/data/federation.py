@@ -25,7 +25,11 @@ from ppfl.io.text import visible
 
 
 class Assignment(NamedTuple):
-    """The client of every row of pooled data, as a partition assigns them."""
+    """The client of every row of pooled data, as a partition assigns them.
+
+    >>> Assignment(torch.tensor([0, 1, 1]), ("a", "b")).sizes
+    tensor([1, 2])
+    """
 
     clients: Tensor  # (n,) positions in `ids`, int64
     ids: tuple[str, ...]
@@ -43,12 +47,20 @@ _LETTERS = 40  # of the name, in the repr
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Everything a method may know about its clients; everything indexed by client is in the order of `ids`.
+    """The clients and their samples. `from_arrays`, `from_columns` and `from_datasets` build one, and check it.
 
-    >>> f = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "b", "a", "b"],
-    ...                            test_fraction=0)
-    >>> f.describe()
-    'data: 2 clients, 4 train samples (2-2 per client), x (1,), 2 classes'
+    Everything that is indexed by client is in the order of `ids`.
+
+    Attributes:
+        ids: The clients, by text.
+        train, test, validation: Samples by split; `federation.client(id)` has those of one client.
+        classes: Names of the classes; None where targets are numbers.
+
+    Example:
+        >>> f = Federation.from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "b", "a", "b"],
+        ...                            test_fraction=0)
+        >>> f.describe()
+        'data: 2 clients, 4 train samples (2-2 per client), x (1,), 2 classes'
     """
 
     ids: ClientIds
@@ -102,18 +114,38 @@ class Federation:
         tokens: bool = False,
         pad: int = 0,
     ) -> "Federation":
-        """Group the rows of a table by a column of client ids; rows may be in any order.
+        """Groups samples by their clients. Rows may be in any order.
 
-        `clients` may also be what a partition returns, such as `dirichlet_labels(y, clients=20, alpha=0.3)`.
+        If `x` is float32, its rows are already sorted by client and none is held out, the federation shares the memory
+        of `x`: do not change it.
 
-        Clients are in the order of `ids`, or of first appearance if `ids` is not given. `is_test` marks the test rows
-        and replaces `test_fraction`; `validation_fraction` is taken from the remaining training rows. `weights` maps
-        a client id to a weight of any scale. The rows of `truth` are in the order of `ids`. If `x` is float32, its rows
-        are already sorted by client and none is held out, the federation shares the memory of `x`: do not change it.
+        Args:
+            x: Samples (n, ...): numbers; images of bytes, uint8 (n, channels, rows, columns), which stay bytes until a
+                batch scales them to 0..1; lists of token ids of different lengths; or a file mapped into memory,
+                np.load(..., mmap_mode="r"), which is never copied as a whole.
+            y: Targets (n,), or (n, ...) for several per sample. Integers, booleans and text are classes; floats are
+                numbers to predict.
+            clients: The client of every row (n,), as text or numbers; or what a partition returns, such as
+                `dirichlet_labels(y, clients=20, alpha=0.3)`.
+            test_fraction: The share of every client's rows that is held out for testing.
+            validation_fraction: The share of the remaining training rows that is held out for validation.
+            seed: Of the draw of these rows.
+            ids: The clients in the order that they should have; by default that of first appearance.
+            name: Of the data, for messages and pages.
+            truth: True memberships, in the order of `ids`, where they are known.
+            weights: How much each client counts, by id, on any scale; by default its number of samples.
+            is_test: Which rows are for testing (n,), instead of `test_fraction`.
+            task: "classification" or "regression", where the type of `y` says something else.
+            classes: Names of the classes in their order; by default those that occur, sorted.
+            features: Names of the columns of `x`.
+            tokens: Whether `x` holds token ids, which stay integers.
+            pad: The token id after the end of shorter rows.
 
-        `y` may have several values per sample, (n, ...). `x` may be images of bytes, uint8 (n, ..., rows, columns),
-        which stay bytes until a batch scales them to 0..1; lists of token ids of different lengths, which get the id
-        `pad` after their end; or a file mapped into memory, np.load(..., mmap_mode="r"), never copied as a whole.
+        Returns:
+            The federation.
+
+        Raises:
+            DataError: If the arrays do not pair row by row, have missing values, or cannot be held out from.
         """
         if isinstance(clients, Assignment):
             clients, ids, truth = np.array(clients.ids)[clients.clients], clients.ids, clients.truth
@@ -145,15 +177,25 @@ class Federation:
 
     @classmethod
     def from_datasets(cls, datasets: Any, *, test: Any = None, clients: Any = None, **settings: Any) -> "Federation":
-        """Clients from map-style torch Datasets with items (x, y), read once: {client: dataset}, or a list of them.
+        """Reads map-style torch Datasets, whose items are pairs (x, y), once.
 
-        `test` has datasets of the same clients for testing; without it a part of each client's items is held out. With
-        `clients`, one id per item, `datasets` is one dataset. Settings are those of `from_arrays`.
+        Args:
+            datasets: {client: dataset} or a list of datasets; or one dataset, with `clients`.
+            test: Datasets of the same clients for testing; without them a part of each client's items is held out.
+            clients: The client of every item, where `datasets` is one dataset.
+            **settings: As in `from_arrays`.
 
-        >>> from torch.utils.data import TensorDataset
-        >>> a, b = (TensorDataset(torch.randn(5, 2), torch.arange(5) % 2) for _ in range(2))
-        >>> Federation.from_datasets({"a": a, "b": b}).describe()
-        'data: 2 clients, 8 train / 2 test samples (4-4 per client), x (2,), 2 classes'
+        Returns:
+            The federation.
+
+        Raises:
+            DataError: If items are no pairs, or differ in shape.
+
+        Example:
+            >>> from torch.utils.data import TensorDataset
+            >>> a, b = (TensorDataset(torch.randn(5, 2), torch.arange(5) % 2) for _ in range(2))
+            >>> Federation.from_datasets({"a": a, "b": b}).describe()
+            'data: 2 clients, 8 train / 2 test samples (4-4 per client), x (2,), 2 classes'
         """
         if clients is not None:
             return cls.from_arrays(*read_items(datasets, "the dataset"), clients, **settings)
@@ -164,14 +206,26 @@ class Federation:
     def from_columns(
         cls, data: Any, *, x: str | Sequence[str] = "x", y: str = "y", client: str = "client", **settings: Any
     ) -> "Federation":
-        """Clients from columns by name: a dict of lists or arrays, a Hugging Face dataset, or a pandas table.
+        """Picks columns by their names.
 
-        `x` names the column of the inputs, or several columns of numbers. Settings are those of `from_arrays`.
+        Args:
+            data: A pandas table, a dict of lists or arrays, or a Hugging Face dataset.
+            x: The column of the inputs, or several columns of numbers.
+            y: The column of the targets.
+            client: The column of the clients.
+            **settings: As in `from_arrays`.
 
-        >>> data = {"words": [[5, 2], [7], [7, 7]], "mood": ["good", "bad", "good"], "who": ["a", "a", "b"]}
-        >>> f = Federation.from_columns(data, x="words", y="mood", client="who", test_fraction=0)
-        >>> f.train.x.tolist(), f.classes
-        ([[5, 2], [7, 0], [7, 7]], ('bad', 'good'))
+        Returns:
+            The federation.
+
+        Raises:
+            DataError: If there is no such column, or it cannot be used.
+
+        Example:
+            >>> data = {"words": [[5, 2], [7], [7, 7]], "mood": ["good", "bad", "good"], "who": ["a", "a", "b"]}
+            >>> f = Federation.from_columns(data, x="words", y="mood", client="who", test_fraction=0)
+            >>> f.train.x.tolist(), f.classes
+            ([[5, 2], [7, 0], [7, 7]], ('bad', 'good'))
         """
         inputs, names = features_of(data, x)
         settings = {"features": names, **settings}
@@ -249,10 +303,21 @@ class Federation:
         return self._changed(lambda part: part.in_memory(everyone)[0], self.ids, self.weights, self.truth)
 
     def holdout(self, fraction: float, seed: int = 0, into: Literal["test", "validation"] = "test") -> "Federation":
-        """Move a fraction of each client's training samples to another split.
+        """Moves a part of each client's training samples to another split.
 
         The samples held out of a client depend only on the seed and on its own id and size. Every client keeps at
         least one training sample. Weights n_i / n are computed again; other weights stay as they are.
+
+        Args:
+            fraction: The share of the training samples.
+            seed: Of the draw.
+            into: "test" or "validation"; that split must not exist yet.
+
+        Returns:
+            Another federation; this one stays as it is.
+
+        Raises:
+            DataError: If the split exists, or no client has enough samples.
         """
         if into in self.splits:
             raise DataError(f"{self.name} already has {into} samples; hold out into the other split")

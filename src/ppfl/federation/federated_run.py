@@ -21,15 +21,15 @@ from ..data.sample_spec import SampleSpec
 from ..errors import PPFLError
 from ..io.files import read_json
 from ..io.lock import locked
-from ..runs.checkpoint import with_positions
 from ..runs.experiment import Experiment
-from ..runs.folder import RunFolder, StartNetwork, method_of
+from ..runs.folder import Result, RunFolder, StartNetwork, method_that_ran
 from ..runs.provenance import describe_environment
 from ..runs.record import RunRecord, load_run
-from ..runs.seed_run import Interrupted, OnRoundEnd
-from ..runs.start_from_run import load_start, start_population_from
+from ..runs.run import Interrupted, OnRoundEnd
+from ..runs.start import load_start, start_population_from
 from ..server import Checkpoint, RoundEnd, Training
 from ..server.loop import MAIN, make_setup
+from ..sites import SavedStates
 from .asked_federation import AskedFederation
 from .carrier import Carrier
 from .column_agreement import agree_on_columns, refuse_other_columns
@@ -84,8 +84,8 @@ def run_federated(
                     transport = SecureFlowerTransport(mail, experiment.device, secure, notes.run)
                 if experiment.preparation is not None:
                     transport.describe = DescribeData(experiment.preparation.model_dump(mode="json"))
-                exchange = folder.read_checkpoint_exchange() if folder.started else None
-                transport.connect(sites, None if exchange is None else notes.read_sites(exchange))
+                saved = folder.saved_at()
+                transport.connect(sites, None if saved is None else notes.read_sites(saved["exchange"]))
                 FederatedRun(experiment.for_seed(seed), folder, notes, transport, base).go(on_round_end)
     return [load_run(folder.path) for folder in folders.values()]
 
@@ -115,7 +115,7 @@ class FederatedRun:
         transport.importance = notes.first_importance(transport.described_total("importance"))
         self.training = Training(
             transport, population, self._method(), rounds=experiment.rounds, seed=self.seed, affinity=self._affinity,
-            watch=experiment.watch.build(base), dropout=experiment.dropout,
+            watch=experiment.watch.with_functions(base), dropout=experiment.dropout,
         )  # fmt: skip
         self.saved = 0  # the round of the last checkpoint
 
@@ -167,7 +167,7 @@ class FederatedRun:
         """As the experiment has it; a run that is resumed has chosen what was left to it."""
         if not self.resumes:
             return self.experiment.method
-        return method_of(self.folder.read_experiment(), self.folder.chosen_file)
+        return method_that_ran(self.experiment, self.folder.about)
 
     def go(self, on_round_end: OnRoundEnd | None) -> None:
         """Train to the end, with a checkpoint after every round."""
@@ -224,10 +224,11 @@ class FederatedRun:
 
     def _save(self, end: RoundEnd) -> None:
         self.notes.save_sites(end.state.exchange, self.transport)
-        self.folder.save_checkpoint(self.training.checkpoint(end))
+        self.folder.checkpoint(self.training.checkpoint(end))
         self.saved, self.transport.saved[MAIN] = end.state.round, end.state.exchange
 
     def _finish(self) -> None:
         measured, state = self.training.finish(), self.training.state
-        returned = {"server": state.server, **with_positions(Rows((), {}), ())}
-        self.folder.finish(returned, state.round, measured.memberships, measured.record)
+        # the sites keep the states of their clients
+        nothing_here = SavedStates(Rows((), {}))
+        self.folder.finish(Result(state, nothing_here, measured.memberships, measured.record))

@@ -15,7 +15,7 @@ from ..core.registry import python_names
 from ..io.files import write_toml
 from ..runs.experiment import Experiment
 from ..runs.record import RunRecord
-from ..runs.seed_run import OnRoundEnd
+from ..runs.run import OnRoundEnd
 from .carrier import OnlineSite
 from .certificates import create_authority, create_certificate, create_key_pair
 from .federated_run import run_federated

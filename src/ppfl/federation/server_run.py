@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..runs import load_experiment
 from ..runs.record import RunRecord
-from ..runs.seed_run import OnRoundEnd
+from ..runs.run import OnRoundEnd
 from .federated_run import run_federated
 from .federation_errors import FederationError
 from .flower_carrier import FlowerCarrier

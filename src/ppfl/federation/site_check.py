@@ -12,9 +12,7 @@ import torch
 
 from ..core.registry import find_function, python_names
 from ..data import Federation
-from ..data.file_settings import resolved
 from ..data.sample_spec import SampleSpec
-from ..data.table_readers import read_frame
 from ..errors import PPFLError, SettingError
 from ..runs.experiment import Experiment
 from ..server import Training, Watch, connect
@@ -54,11 +52,14 @@ def check_site(settings: SiteSettings, base: Path, experiment: Experiment) -> Si
     _check_functions(settings, base, experiment, found)
     federation: Federation | None = None
     with found.noting("data"):
-        as_read, federation = _read_data(settings, base, experiment)
-        found.facts.extend(_describe(as_read))
-        found.problems.extend(_differences(as_read, experiment.data))
-    with suppress(PPFLError):  # a file that cannot be read is a problem already
-        found.facts.append(("missing values", _missing_values(settings.data, base)))
+        data = SiteData(settings, base, _forgotten(base / settings.state))
+        missing = ("missing values", _missing_values(data.table, settings.data))
+        try:
+            as_read, federation = _as_used(data, experiment)
+            found.facts.extend(_describe(as_read))
+            found.problems.extend(_differences(as_read, experiment.data))
+        finally:
+            found.facts.append(missing)
     if federation is not None:
         found.facts.append(("leaves the site", _what_leaves(federation, experiment, settings)))
         with found.noting("model"):
@@ -91,9 +92,9 @@ def _check_functions(settings: SiteSettings, base: Path, experiment: Experiment,
             )
 
 
-def _read_data(settings: SiteSettings, base: Path, experiment: Experiment) -> tuple[Federation, Federation]:
+def _as_used(data: SiteData, experiment: Experiment) -> tuple[Federation, Federation]:
     """The data as they are, and as the experiment uses them: prepared with this site's sums, as others' are away."""
-    data, preparation = SiteData(settings, base, _forgotten(base / settings.state)), experiment.preparation
+    preparation = experiment.preparation
     if preparation is None:
         federation, _ = data.plain()
         return federation, federation
@@ -127,12 +128,11 @@ def _describe(federation: Federation) -> list[tuple[str, str]]:
     ]
 
 
-def _missing_values(data: Any, base: Path) -> str:
+def _missing_values(table: Any, data: Any) -> str:
     """Of each column of a table that is used."""
-    if not hasattr(data, "client") or not hasattr(data, "drop"):
+    if table is None:
         return "none"  # other readers refuse them
-    frame = read_frame(resolved(data.file, base), data.client)
-    counts = {str(name): int(frame[name].isna().sum()) for name in frame.columns if name not in data.drop}
+    counts = {str(name): int(table[name].isna().sum()) for name in table.columns if name not in data.drop}
     return ", ".join(f"{name!r} {count}" for name, count in counts.items() if count) or "none"
 
 
@@ -193,7 +193,7 @@ def _one_step(federation: Federation, settings: SiteSettings, base: Path, experi
     allowed = settings.model_copy(update={"allow": (*settings.allow, *python_names(asked))})
     taken = experiment_of(OpenRun(asked, seed), allowed, base)
     population = taken.build_population(SampleSpec.of(federation), seed, base)
-    metrics = taken.watch.build(base).known_metrics
+    metrics = taken.watch.with_functions(base).metrics
     at = int(federation.train.sizes.argmin())
     copies = _copies_of(federation, at, max(2, population.k))
     transport = connect(copies, population, taken.build_engine(), metrics=metrics)

@@ -55,6 +55,11 @@ class SiteData:
         except UnpreparedError as error:  # an experiment with [preparation] can use them
             self._error = error
 
+    @property
+    def table(self) -> Any:
+        """The table as it was read, with all its columns; None where the data are none."""
+        return self._frame
+
     def _chosen(self, whole: Federation) -> tuple[Federation, Tensor]:
         """The site's clients, without those that are forgotten."""
         return without_clients(*self.settings.choose_clients(whole), self._forgotten)

@@ -231,7 +231,7 @@ class SiteService:
         experiment = experiment_of(request, self.settings, self.base)
         federation, importance = self.data.prepared(request.settings.get("preparation"), request.preparation)
         population = experiment.build_population(SampleSpec.of(federation), request.seed, self.base)
-        metrics = experiment.watch.build(self.base).known_metrics
+        metrics = experiment.watch.with_functions(self.base).metrics
         return Site(
             federation, population, experiment.build_engine(), name=self.settings.name, metrics=metrics,
             importance=importance, states_on_disk=experiment.states_on_disk,

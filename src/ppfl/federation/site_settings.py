@@ -14,8 +14,7 @@ from ..core.registry import PythonName
 from ..core.settings import Count, Settings
 from ..data import DataSettings, Federation
 from ..errors import SettingError
-from ..runs.explain import explain
-from ..runs.load import load_settings
+from ..runs.load import explain, load_settings
 from ..sites.engines import balanced
 from .envelope import MOST_BYTES
 
@@ -81,4 +80,4 @@ def load_site(file: Path) -> SiteSettings:
     try:
         return SiteSettings.model_validate(settings)
     except ValidationError as error:
-        raise SettingError(f"{file}: {explain(error, settings)}") from None
+        raise SettingError(f"{file}: {explain(error, settings, SiteSettings)}") from None

@@ -17,9 +17,8 @@ from ..core import affinity
 from ..data.preparation import Preparation
 from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError
-from ..io.files import read_json
 from ..networks.plain import split_columns
-from ..runs.estimator_settings import EstimatorSettings
+from ..runs.experiment import EstimatorSettings
 from ..runs.folder import RunFolder
 from ..runs.record import load_run
 from .families import Family, classification_family, regression_family
@@ -31,7 +30,7 @@ from .solvers.problem import SPREAD
 from .solvers.profile import Profile
 from .standardize import ColumnScaling
 
-_SHARED = "server.shared."
+_SHARED = "shared."
 
 
 def estimator_from_run(folder: str | Path) -> Any:
@@ -56,14 +55,16 @@ def estimator_from_run(folder: str | Path) -> Any:
         raise CheckpointError(f"the run in {folder} has no [estimator], so there is no estimator of it; use ppfl.load")
     if not record.finished:
         raise CheckpointError(f"the run in {folder} is not finished; resume it first")
-    clients, (tensors, _) = read_json(place.clients_file), place.read_result()
+    saved = place.read()
+    assert saved.result is not None, "the run is finished"
+    clients, tensors = saved.clients, saved.result.state.server
     settings, spec = EstimatorSettings.model_validate(asked), SampleSpec.model_validate(clients["spec"])
     assert spec.preparation is not None, "an experiment with [estimator] prepares its table"
     model, samples = _unfitted(settings, record.seed, record.experiment["rounds"]), sum(clients["samples"]["train"])
     family = _set_family(model, settings, spec)
     _set_columns(model, settings, spec.preparation)
     shared = {name.removeprefix(_SHARED): leaf for name, leaf in tensors.items() if name.startswith(_SHARED)}
-    coefficients, memberships = read_models(shared, tensors["server.memberships"], family)
+    coefficients, memberships = read_models(shared, tensors["memberships"], family)
     path = [float(one["objective"]) for one in record.metrics]
     loss = path[-1]
     if settings.penalty:

@@ -144,8 +144,9 @@ def constants(experiment: Experiment, run: RunRecord) -> Constants:
     federation = experiment.data.build()
     largest = max(float(torch.linalg.eigvalsh(x.mT @ x / len(x))[-1]) for x in _inputs(federation))
     length = max(float(x.square().sum(1).mean()) for x in _inputs(federation))
-    models = RunFolder(run.folder).read_result()[0]
-    canonical = [v for name, v in models.items() if name.startswith("server.shared.")]
+    result = RunFolder(run.folder).read().result
+    assert result is not None, "the run is finished"
+    canonical = [leaf for name, leaf in result.state.server.items() if name.startswith("shared.")]
     R = max(float(torch.cat([v[k].flatten() for v in canonical]).norm()) for k in range(experiment.population.k))
     affinity = experiment.build_affinity(federation)
     degree = 0.0 if affinity is None else float(affinity.degree.max())

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from ..runs.agreement import group_agreement, told_apart
-from ..runs.record import RunRecord, mean_and_sd
+import torch
+from torch import Tensor
+
+from ..core.simplex import harden
+from ..runs.record import RunRecord, group_agreement, mean_and_sd
 from .convergence import Series, all_series
 from .costs import Cost, mean_cost
 from .published import PaperResult, paper_results
@@ -127,9 +130,29 @@ def _agreement_by_round(runs: Sequence[RunRecord]) -> dict[int, tuple[str, str, 
     found = {}
     for t in common:
         each = [group_agreement(run.memberships_by_round[t], truth) for run in runs]
-        apart = fmean(told_apart(run.memberships_by_round[t], truth) for run in runs)
+        apart = fmean(nearest_group_accuracy(run.memberships_by_round[t], truth) for run in runs)
         found[t] = (f"{fmean(a.share for a in each):.1%}", f"{fmean(a.distance for a in each):.3f}", f"{apart:.1%}")
     return found
+
+
+def nearest_group_accuracy(memberships: Tensor, truth: Tensor) -> float:
+    """The share of clients whose membership is nearest to the mean membership of the others in their true group.
+
+    Groups can be told apart by their memberships also where each mixes several canonical models.
+
+    >>> truth = torch.eye(2)[[0, 0, 1, 1]]
+    >>> memberships = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.6, 0.4]])
+    >>> nearest_group_accuracy(memberships, truth), group_agreement(memberships, truth).share
+    (1.0, 0.5)
+    """
+    c, group = memberships.double().cpu(), harden(truth.double().cpu())
+    sizes, sums = group.sum(0), group.T @ c
+    others = sums - group[:, :, None] * c[:, None]  # (M, Kt, K): sums without the client itself
+    left = sizes - group
+    distance = (others / left[:, :, None] - c[:, None]).norm(dim=2)
+    distance[left == 0] = torch.inf  # nobody else is in that group
+    near = distance.min(dim=1, keepdim=True)
+    return float((group.gather(1, near.indices) * near.values.isfinite()).mean())
 
 
 def _rates(study: Study, runs: Mapping[str, Runs]) -> list[StudyTable]:

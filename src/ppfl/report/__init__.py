@@ -3,7 +3,7 @@
 The page needs no network and no script. Its drawings are SVG built by this package, so the same drawing can be shown
 on the page and in a README.
 
-- `records` and `sorted_memberships` read what the page needs from a run, `methods` averages it over seeds;
+- `sorted_memberships` prepares memberships for display, `methods` averages runs over seeds;
 - `membership_bars`, `line_chart`, `area_charts` and `dot_chart` are the charts, built on `drawing`;
 - `curves` prepares the curves over rounds and over bytes sent;
 - `results` and `detail_tables` are the tables, `summary` is the text, and `page` puts everything together;

@@ -19,7 +19,7 @@ def client_table(methods: Sequence[MethodRuns], metric: Metric, shown: SortedMem
     """One row per client, in the order of the picture: its memberships, and its metric with each method."""
     all_ids = dict.fromkeys(id_ for method in methods for id_ in method.first.ids)
     ids = list(dict.fromkeys([*(shown.ids if shown else ()), *all_ids]))
-    scores = [method.per_client(metric) for method in methods]
+    scores = [method.per_client() for method in methods]
     place = {id_: at for at, id_ in enumerate(shown.ids)} if shown else {}
     scored = [at for at, score in enumerate(scores) if score]
     heads = [element("th", escape("client"), scope="col")]

@@ -8,26 +8,25 @@ from typing import NamedTuple, TypeVar
 
 from ppfl.algorithms import METHODS
 from ppfl.errors import SettingError
+from ppfl.runs.record import RunRecord
 
-from . import records
 from .metric import Metric, recorded_metric
-from .records import Run, method_name
 
 K = TypeVar("K")
 
 
 class MethodRuns(NamedTuple):
     label: str  # unique among the methods of a report
-    runs: tuple[Run, ...]  # at least one; they differ in their seeds only
+    runs: tuple[RunRecord, ...]  # at least one; they differ in their seeds only
 
     @property
-    def first(self) -> Run:
+    def first(self) -> RunRecord:
         """The run to show where a mean makes no sense: the order of canonical models differs between seeds."""
         return self.runs[0]
 
     @property
     def rounds(self) -> int:
-        return max(map(records.rounds_done, self.runs))
+        return max(run.rounds_done for run in self.runs)
 
     @property
     def finished(self) -> bool:
@@ -35,22 +34,22 @@ class MethodRuns(NamedTuple):
 
     def curve(self, key: str) -> list[tuple[int, float]]:
         """(round, mean over seeds), at the rounds that all seeds have."""
-        return _shared_means([records.curve(run, key) for run in self.runs])
+        return _shared_means([run.curve(key) for run in self.runs])
 
     def curve_over_traffic(self, key: str) -> list[tuple[float, float]]:
         """Like `curve`, but over the bytes a client has sent and received so far instead of the round."""
-        traffic = dict(_shared_means([records.traffic(run) for run in self.runs]))
+        traffic = dict(_shared_means([run.traffic() for run in self.runs]))
         return [(traffic[t], value) for t, value in self.curve(key) if t in traffic]
 
-    def values(self, measure: Callable[[Run], float | None]) -> list[float]:
+    def values(self, measure: Callable[[RunRecord], float | None]) -> list[float]:
         """One value per seed, without the seeds where it is unknown."""
         return [value for run in self.runs if (value := measure(run)) is not None]
 
     def score(self, metric: Metric) -> float | None:
-        return mean(self.values(lambda run: records.final(run, metric.name)))
+        return mean(self.values(lambda run: run.final(metric.name)))
 
-    def per_client(self, metric: Metric) -> dict[str, float]:
-        return dict(_shared_means([records.per_client(run, metric) for run in self.runs]))
+    def per_client(self) -> dict[str, float]:
+        return dict(_shared_means([run.per_client() for run in self.runs]))
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -63,12 +62,12 @@ def spread(values: Sequence[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
-def common_metric(runs: Sequence[Run]) -> Metric:
+def common_metric(runs: Sequence[RunRecord]) -> Metric:
     """The metric that the runs have recorded."""
     return recorded_metric(key for run in runs for row in (*run.metrics, run.scores) for key in row)
 
 
-def rank_methods(runs: Sequence[Run], metric: Metric, labels: Sequence[str] | None = None) -> list[MethodRuns]:
+def rank_methods(runs: Sequence[RunRecord], metric: Metric, labels: Sequence[str] | None = None) -> list[MethodRuns]:
     """Methods from best to worst, then those without a score. Runs with the same label are seeds of one method."""
     if labels is None:
         groups = _group_seeds(runs)
@@ -88,20 +87,20 @@ def _shared_means(found: Sequence[Mapping[K, float]]) -> list[tuple[K, float]]:
     return [(key, fmean(one[key] for one in found)) for key in found[0] if all(key in one for one in found)]
 
 
-def _group_by_label(runs: Sequence[Run], labels: Sequence[str]) -> list[MethodRuns]:
+def _group_by_label(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[MethodRuns]:
     if len(labels) != len(runs):
         raise SettingError(
             f"{len(labels)} labels for {len(runs)} runs; give one label per run, the same one for all seeds of a method"
         )
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RunRecord]] = {}
     for label, run in zip(labels, runs, strict=True):
         groups.setdefault(label, []).append(run)
     return [MethodRuns(label, tuple(group)) for label, group in groups.items()]
 
 
-def _group_seeds(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
+def _group_seeds(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, ...]]:
     """Group runs that differ in their seeds only; a run without a recorded seed is a group of its own."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RunRecord]] = {}
     for at, run in enumerate(runs):
         rest = {name: value for name, value in run.experiment.items() if name != "seeds"}
         key = json.dumps(rest, sort_keys=True, default=str) if "seeds" in run.experiment else str(at)
@@ -109,9 +108,9 @@ def _group_seeds(runs: Sequence[Run]) -> list[tuple[Run, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def _labels(groups: Sequence[tuple[Run, ...]]) -> list[str]:
+def _labels(groups: Sequence[tuple[RunRecord, ...]]) -> list[str]:
     """Titles of methods if they are unique, otherwise experiment names, otherwise experiment names with a number."""
-    methods = [method_name(group[0]) for group in groups]
+    methods = [group[0].method for group in groups]
     spelled = [METHODS[name].title if name in METHODS else name.rpartition(":")[2] for name in methods]
     names = [group[0].name for group in groups]
     numbered = [f"{name} ({at})" for at, name in enumerate(names, 1)]

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from ppfl.runs.record import RunRecord
+
 from .area_charts import client_chart, example_clients, share_chart
 from .curves import cut_note, over_rounds, over_traffic, score_axis
 from .detail_tables import client_table, settings_table, swatch
@@ -14,7 +16,6 @@ from .methods import MethodRuns, common_metric, rank_methods
 from .metric import Metric
 from .palette import method_colour
 from .preparation_table import preparation_table
-from .records import Run
 from .results import result_table
 from .sorted_memberships import SortedMemberships, letter, memberships_of_methods
 from .summary import plural, summary
@@ -28,7 +29,7 @@ _MAX_MEMBERSHIP_PICTURES = 4
 _MAX_TITLE_LABEL = 48  # letters; longer labels would not fit into the picture
 
 
-def render(records: Sequence[Run], title: str, labels: Sequence[str] | None = None) -> tuple[str, str]:
+def render(records: Sequence[RunRecord], title: str, labels: Sequence[str] | None = None) -> tuple[str, str]:
     """The HTML page, and the standalone picture of the memberships.
 
     `labels` names the method of each record; records with the same label are seeds of one method. Without labels,
@@ -53,7 +54,7 @@ def render(records: Sequence[Run], title: str, labels: Sequence[str] | None = No
     return document(title, join(sections)), picture + "\n"
 
 
-def _preparation(records: Sequence[Run]) -> list[Markup]:
+def _preparation(records: Sequence[RunRecord]) -> list[Markup]:
     """How the columns of the table were prepared; nothing where they were not."""
     found = [preparation for run in records if (preparation := getattr(run, "preparation", None)) is not None]
     return [collapsible("How the columns were prepared", preparation_table(found[0]))] if found else []
@@ -134,7 +135,7 @@ def _clients(methods: Sequence[MethodRuns], metric: Metric) -> Markup:
     rows = [
         DotRow(method.label, method_colour(at), clients)
         for at, method in enumerate(methods)
-        if (clients := method.per_client(metric))
+        if (clients := method.per_client())
     ]
     if not rows:
         return escape("")

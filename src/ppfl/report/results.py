@@ -1,14 +1,13 @@
 """The table of results: one row per method, the best value of each column in bold."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
-from . import records
+from ppfl.runs.record import RunRecord
+
 from .markup import Markup, element, escape, join
 from .methods import MethodRuns, mean, spread
 from .metric import Metric
-from .records import Run
 from .sorted_memberships import truth_agreement
 
 NOTHING = "–"
@@ -62,20 +61,20 @@ def result_table(methods: Sequence[MethodRuns], metric: Metric) -> Markup:
 
 
 def _columns(methods: Sequence[MethodRuns], metric: Metric) -> list[ResultColumn]:
-    def over_methods(measure: Callable[[Run], float | None]) -> list[list[float]]:
+    def over_methods(measure: Callable[[RunRecord], float | None]) -> list[list[float]]:
         return [method.values(measure) for method in methods]
 
     def scores(title: str, explanation: str, suffix: str) -> ResultColumn:
-        values = over_methods(partial(records.final, key=metric.name + suffix))
+        values = over_methods(lambda run: run.final(metric.name + suffix))
         return ResultColumn(title, explanation, values, metric.show, metric.show_spread, metric.higher_is_better)
 
     direction = "higher" if metric.higher_is_better else "lower"
     pooled = f"{metric.full_name} over all test samples, each client with its own model; {direction} is better"
-    uploads = over_methods(records.upload)
+    uploads = over_methods(lambda run: run.upload)
     scale, unit = byte_unit([value for values in uploads for value in values])
     scaled = [[value / scale for value in values] for values in uploads]
-    seconds = over_methods(partial(records.total, key="seconds"))
-    refused = over_methods(lambda run: records.total(run, "refused") or 0.0)
+    seconds = over_methods(lambda run: run.total("seconds"))
+    refused = over_methods(lambda run: run.total("refused"))
     refused = refused if any(map(any, refused)) else []
     return [
         scores(metric.name, pooled, ""),

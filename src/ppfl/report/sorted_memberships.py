@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ppfl.core.simplex import harden, match
+from ppfl.runs.record import RunRecord, group_agreement
 
 from .methods import MethodRuns
-from .records import Run, method_name
 
 MIXED_BELOW = 0.6  # a client whose largest membership is below this is called mixed
 
@@ -66,7 +66,7 @@ def letter(position: int) -> str:
     return (letter(before - 1) if before else "") + chr(ord("A") + at)
 
 
-def sort_memberships(label: str, run: Run) -> SortedMemberships | None:
+def sort_memberships(label: str, run: RunRecord) -> SortedMemberships | None:
     """The memberships of a run, or None if it has none, has one canonical model only, or has diverged."""
     c = _valid_memberships(run.memberships, len(run.ids))
     if c is None or c.shape[1] < 2:
@@ -99,7 +99,7 @@ def order_by_largest(c: Tensor) -> Tensor:
 
 def memberships_of_methods(methods: Sequence[MethodRuns]) -> list[SortedMemberships]:
     """Memberships of the first seed of every method that has them, PPFL first."""
-    ppfl_first = sorted(methods, key=lambda method: method_name(method.first) != "ppfl")
+    ppfl_first = sorted(methods, key=lambda method: method.first.method != "ppfl")
     drawn = ((sort_memberships(method.label, method.first), len(method.runs)) for method in ppfl_first)
     return [found._replace(seeds=seeds) for found, seeds in drawn if found is not None]
 
@@ -120,12 +120,8 @@ def is_one_hot(truth: Tensor) -> bool:
     return bool((truth.amax(1) > 1 - 1e-6).all())
 
 
-def truth_agreement(run: Run) -> TruthAgreement | None:
+def truth_agreement(run: RunRecord) -> TruthAgreement | None:
     """How well the memberships agree with the truth; None if the truth is unknown or agreement would be trivial."""
-    from ppfl.runs import (
-        group_agreement,  # imported here so that a page without truth does not need engines and data sets
-    )
-
     c, truth = (_valid_memberships(rows, len(run.ids)) for rows in (run.memberships, run.truth))
     if c is None or truth is None or c.shape[1] < 2 or len(c) < 2:
         return None

@@ -1,12 +1,16 @@
 """A paragraph that summarises the runs in plain sentences."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
-from . import records
+from ppfl.runs.record import RunRecord
+
+from .markup import shorten
 from .methods import MethodRuns, spread
 from .metric import Metric
 from .sorted_memberships import MIXED_BELOW, SortedMemberships, TruthAgreement, letter, truth_agreement
+
+_MOST_NAMED, _MAX_ID_LENGTH = 3, 40
 
 
 def summary(methods: Sequence[MethodRuns], metric: Metric, shown: SortedMemberships | None) -> str:
@@ -59,7 +63,7 @@ def _ranking(methods: Sequence[MethodRuns], metric: Metric) -> str:
     if len(level) > 1:
         return f"{join_names(level)} are level at the best {metric.full_name}, {metric.show(score)} on test data."
     second, other = scored[1]
-    spreads = [spread(method.values(partial(records.final, key=metric.name))) for method in (best, second)]
+    spreads = [spread(method.values(lambda run: run.final(metric.name))) for method in (best, second)]
     unsure = any(s is not None and s >= abs(score - other) for s in spreads)
     return (
         f"{best.label} is best with {_article(metric)} of {metric.show(score)} on test data, "
@@ -80,10 +84,10 @@ def _distance(score: float, other: float, metric: Metric) -> str:
 
 def _clients(methods: Sequence[MethodRuns], metric: Metric) -> str:
     """How many clients gain and lose with the best method, which a mean can hide."""
-    scored = [method for method in methods if method.per_client(metric)][:2]
+    scored = [method for method in methods if method.per_client()][:2]
     if len(scored) < 2:
         return ""
-    first, second = (method.per_client(metric) for method in scored)
+    first, second = (method.per_client() for method in scored)
     both = [id_ for id_ in first if id_ in second]
     if not both:
         return ""
@@ -120,8 +124,20 @@ def _truth(found: TruthAgreement | None, shown: SortedMemberships) -> str:
 
 
 def _refused(methods: Sequence[MethodRuns]) -> str:
-    found = records.refused_updates(run for method in methods for run in method.runs)
+    found = refused_updates(run for method in methods for run in method.runs)
     return f"{found[0].upper()}{found[1:]}." if found else ""
+
+
+def refused_updates(runs: Iterable[RunRecord]) -> str:
+    """How many updates were refused, and whose; empty if none was."""
+    refusals = [refusal for run in runs for refusal in run.refusals]
+    if not refusals:
+        return ""
+    reasons = dict(refusals)
+    most = Counter(client for client, _ in refusals).most_common()
+    named = [f"{count} of client {shorten(repr(client), _MAX_ID_LENGTH)}" for client, count in most[:_MOST_NAMED]]
+    named += [f"{sum(count for _, count in most[_MOST_NAMED:])} of others"] if len(most) > _MOST_NAMED else []
+    return f"updates refused: {', '.join(named)} ({reasons[most[0][0]]}); look at the data there"
 
 
 def _unfinished(methods: Sequence[MethodRuns]) -> str:

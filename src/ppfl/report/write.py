@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ppfl.errors import SettingError
+from ppfl.io.files import make_folder, write_text
+from ppfl.runs.record import RunRecord, load_run
 
 from .curves import curves_picture, over_rounds, rates_picture
 from .methods import common_metric, rank_methods
 from .page import render
-from .records import Run
 
 PAGE, PICTURE = "report.html", "memberships.svg"
 
@@ -20,9 +21,6 @@ def write_report(
     labels: Sequence[str] | None = None,
 ) -> Path:
     """Write the page and the membership picture into `out` and return the path of the page; labels as in `render`."""
-    from ppfl.io.files import make_folder, write_text
-    from ppfl.runs import load_run  # imported here so that `render` does not need engines and data sets
-
     if not folders:
         raise SettingError("a report needs at least one run folder; none was given")
     page, picture = render([load_run(folder) for folder in folders], title, labels)
@@ -32,13 +30,11 @@ def write_report(
     return out / PAGE
 
 
-def write_curves(records: Mapping[str, Sequence[Run]], path: Path, title: str) -> None:
+def write_curves(records: Mapping[str, Sequence[RunRecord]], path: Path, title: str) -> None:
     """Write a standalone picture of the metric over rounds and over the bytes a client has sent and received.
 
     `records` maps the label of each method to its runs, one per seed.
     """
-    from ppfl.io.files import make_folder, write_text
-
     runs = [run for seeds in records.values() for run in seeds]
     labels = [label for label, seeds in records.items() for _ in seeds]
     metric = common_metric(runs)
@@ -51,7 +47,5 @@ def write_curves(records: Mapping[str, Sequence[Run]], path: Path, title: str) -
 
 def write_rates(lines: Mapping[str, Sequence[tuple[float, float]]], path: Path, title: str, x_name: str) -> None:
     """Write a standalone picture of positive values, each line (x, value) by its label, both axes logarithmic."""
-    from ppfl.io.files import make_folder, write_text
-
     make_folder(path.parent)
     write_text(path, rates_picture(lines, title, x_name) + "\n")

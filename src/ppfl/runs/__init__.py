@@ -1,14 +1,12 @@
 """Experiments as files and runs as folders: TOML in, checked; metrics, memberships and checkpoints out, written so
 that a run killed at any instant can be resumed and ends with the same bits."""
 
-from .agreement import Agreement, align, group_agreement
 from .experiment import Experiment
 from .folder import RunFolder
 from .load import load_experiment
 from .provenance import package_version
-from .record import RunRecord, find_runs, load_run, mean_and_sd, metric_name
-from .run import run
-from .seed_run import Interrupted, OnRoundEnd
+from .record import Agreement, RunRecord, align, find_runs, group_agreement, load_run, mean_and_sd, metric_name
+from .run import Interrupted, OnRoundEnd, run
 
 __all__ = [
     "Agreement",

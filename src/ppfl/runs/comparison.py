@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import closing
-from functools import lru_cache, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +16,16 @@ import torch
 from pydantic import ValidationError
 
 from ..core.registry import Imports
-from ..data import DataSettings, Federation
-from ..data.dataset_settings import build_data
-from ..data.preparation_settings import PreparationSettings
+from ..data import Federation
 from ..errors import PPFLError, SettingError
 from ..io.files import checked_name, folder_name, same_folder_key
 from .experiment import Experiment
-from .explain import explain
-from .load import load_settings
+from .load import explain, load_settings
 from .processes import ProcessPool
 from .record import RunRecord, load_run
 from .run import run
+
+_READ: dict[tuple[str, Path | None], Federation] = {}  # what was read last
 
 
 class RunTask(NamedTuple):
@@ -196,15 +195,15 @@ def run_tasks(
     tasks: list[RunTask], jobs: int, on_done: Callable[[RunTask], None] | None = None
 ) -> dict[str, list[RunRecord]]:
     """Run what is not finished, `jobs` at a time; a failed run does not stop the others and is reported at the end."""
-    failed = {}
+    failed: list[tuple[RunTask, PPFLError]] = []
     with closing(_finished(tasks, jobs)) as finished:  # so that an interrupt here stops the workers at once
         for task, error in finished:
             if error is not None:
-                failed[task] = error
+                failed.append((task, error))
             elif on_done is not None:
                 on_done(task)
     if failed:
-        task, error = next(iter(failed.items()))
+        task, error = failed[0]
         raise SettingError(
             f"{len(failed)} of {len(tasks)} runs failed, the others are safe; {task.label}, seed {task.seed}: {error}"
         )
@@ -221,7 +220,7 @@ def _finished(tasks: list[RunTask], jobs: int) -> Generator[tuple[RunTask, PPFLE
         for wave in waves:
             for task in wave:
                 yield task, _attempt(task)
-        _data.cache_clear()
+        _READ.clear()
         return
     with ProcessPool(jobs, _attempt, threads=max(1, torch.get_num_threads() // jobs)) as pool:
         for wave in waves:
@@ -241,19 +240,16 @@ def _waves(tasks: list[RunTask]) -> list[list[RunTask]]:
 
 def _attempt(task: RunTask) -> PPFLError | None:
     try:
-        run(task.experiment, task.folder, base=task.base, resume=True, read=_read_once, start_method=task.start_method)
+        run(task.experiment, task.folder, base=task.base, resume=True, read=read_once, start_method=task.start_method)
     except PPFLError as error:
         return error
     return None
 
 
-def _read_once(experiment: Experiment, base: Path | None) -> Federation:
+def read_once(experiment: Experiment, base: Path | None) -> Federation:
     """Methods that are compared have the same data, and a process runs several of them."""
-    preparation = None if experiment.preparation is None else experiment.preparation.model_dump_json()
-    return _data(experiment.data, preparation, base)
-
-
-@lru_cache(maxsize=1)
-def _data(settings: DataSettings, preparation: str | None, base: Path | None) -> Federation:
-    parsed = None if preparation is None else PreparationSettings.model_validate_json(preparation)
-    return build_data(settings, parsed, base)
+    asked = experiment.model_dump_json(include={"data", "preparation"}), base
+    if asked not in _READ:
+        _READ.clear()
+        _READ[asked] = experiment.build_data(base)
+    return _READ[asked]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from ..algorithms import Method, MethodByName
 from ..core.adapters import with_adapters
@@ -14,22 +15,21 @@ from ..core.losses import LOSSES
 from ..core.mixing import MIXES
 from ..core.parts import freeze
 from ..core.population import Population
-from ..core.registry import NamedCall, PythonName
+from ..core.registry import NamedCall
 from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
 from ..data import DataSettings, Federation
 from ..data.dataset_settings import build_data
 from ..data.preparation_settings import PreparationSettings
 from ..data.sample_spec import SampleSpec
-from ..errors import AffinityError
+from ..errors import AffinityError, SettingError
 from ..io.files import FolderName
 from ..networks import NETWORKS, build_network, choose_loss
-from ..server import OutputRule, Watch
+from ..server import Watch
 from ..sites import ENGINES, Engine, Stacked
 from .affinities import AFFINITIES, AffinityByName
-from .estimator_settings import EstimatorSettings, fill_in_estimator
-from .metric_settings import load_metrics
 
 Share = Annotated[float, Field(ge=0, lt=1)]
+_FAMILY_LOSSES = {"gaussian": "squared", "poisson": "poisson"}  # of a regressor
 
 
 class _OneOf:
@@ -53,25 +53,8 @@ class PopulationSettings(Settings):
     loss: Annotated[str, AfterValidator(_OneOf(dict(LOSSES)))] | None = None  # None: by the kind of targets
 
 
-class WatchSettings(Settings):
-    """`[watch]`: what is measured on the way, and which state is returned."""
-
-    every: Count = 1
-    objective: bool = False
-    stationarity: bool = False
-    output: OutputRule = "last"
-    smoothness: tuple[NonNegative, NonNegative] = (0.0, 0.0)
-    report_clients: bool = True  # scores and memberships client by client; false: sums over clients alone
-    share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the clients that are evaluated; below 1 sums alone
-    metrics: tuple[PythonName, ...] = ()  # of predictions
-
-    def build(self, base: Path | None = None) -> Watch:
-        """As the server takes it; modules of metrics are looked for in `base` first."""
-        return Watch(**{**self.model_dump(), "metrics": load_metrics(self.metrics, base)})
-
-
 class StartSettings(Settings):
-    """`[start]`: the finished run to begin from (start_from_run.py)."""
+    """`[start]`: the finished run to begin from (start.py)."""
 
     run: str | None = None  # its folder, relative to the file
     method: str | None = None  # or, in a comparison, another method of it
@@ -82,6 +65,66 @@ class StartSettings(Settings):
         if (self.run is None) == (self.method is None):
             raise ValueError("it names one run to begin from; set run = <a run folder>, or method = <of a comparison>")
         return self
+
+
+class EstimatorSettings(Settings):
+    """`[estimator]`: a population GLM, in the place of a network, a population and a method.
+
+    It is what `PopulationRegressor` and `PopulationClassifier` do with solver = "federated", so that the same fit runs
+    in one process and over sites. Settings have the names that they have there; `rounds` is max_iter and `seeds` are
+    random states. `ppfl.glm.estimator_from_run` makes the fitted estimator of a run.
+
+    >>> EstimatorSettings(kind="classifier", k=2).as_experiment({})["population"]["canonical"]
+    'varying'
+    """
+
+    kind: Literal["regressor", "classifier"]
+    k: Annotated[int, Field(gt=0, le=10_000)] = 3
+    family: Literal["gaussian", "poisson"] | None = None  # of a regressor; None: gaussian
+    mix: Literal["weights", "predictions"] = "weights"
+    penalty: NonNegative = 0.0
+    shared: tuple[str, ...] = ()  # prepared columns that have the same coefficient for all clients
+    tol: NonNegative = 1e-6
+
+    @model_validator(mode="after")
+    def _has_a_family(self) -> EstimatorSettings:
+        if self.kind == "classifier" and self.family is not None:
+            raise ValueError("a classifier takes its family from the classes; leave family out")
+        if "intercept" in self.shared:
+            raise ValueError("over sites the intercept varies between canonical models; leave it out of shared")
+        return self
+
+    @property
+    def is_gaussian(self) -> bool:
+        return self.kind == "regressor" and self.family in (None, "gaussian")
+
+    def loss_name(self, spec: SampleSpec) -> str:
+        """Of the family that fits the targets; SettingError where none does."""
+        classes = spec.n_classes
+        if (self.kind == "classifier") != (classes is not None):
+            found = "numbers" if classes is None else f"{classes} classes"
+            change = "classification" if self.kind == "classifier" else "regression"
+            raise SettingError(
+                f"[estimator] is a {self.kind} and the targets are {found}; change kind, or set task = {change!r} "
+                f"under [data]"
+            )
+        if classes is None:
+            return _FAMILY_LOSSES[self.family or "gaussian"]
+        return "logistic" if classes == 2 else "cross_entropy"
+
+    def as_experiment(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The other tables of the experiment. given: its tables so far, of which [preparation] and [watch] are kept."""
+        kept = (given.get(table) or {} for table in ("preparation", "watch"))
+        preparation, watch = (found if isinstance(found, Mapping) else found.model_dump() for found in kept)
+        return {
+            "preparation": {**preparation, "standardise": True, "standardise_target": self.is_gaussian,
+                            "count_target": self.family == "poisson"},
+            "model": {"name": "glm", "shared": self.shared},
+            "population": {"k": self.k, "mix": self.mix, "canonical": "varying"},
+            "method": {"name": "ppfl", "penalty": self.penalty},
+            "affinity": {"name": "uniform" if self.penalty else "none"},
+            "watch": {**watch, "objective": True},
+        }  # fmt: skip
 
 
 class Experiment(Settings):
@@ -105,19 +148,34 @@ class Experiment(Settings):
     population: PopulationSettings = PopulationSettings()
     method: Annotated[Method, MethodByName()]
     affinity: AffinityByName = AFFINITIES.make("auto")
-    watch: WatchSettings = WatchSettings()
+    watch: Watch = Watch()
     estimator: EstimatorSettings | None = None  # a population GLM, in the place of model, population and method
     start: StartSettings | None = None  # None: from the network's own start values
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in_estimator(cls, given: Any) -> Any:
-        return fill_in_estimator(given)
+        """All that its [estimator] stands for."""
+        if not isinstance(given, dict) or given.get("estimator") is None:
+            return given
+        found = given["estimator"]
+        try:
+            settings = found if isinstance(found, EstimatorSettings) else EstimatorSettings.model_validate(found)
+        except ValidationError:  # the experiment says what is wrong with it, and nothing of the tables it fills in
+            return {**EstimatorSettings(kind="classifier").as_experiment({}), **given}
+        filled = settings.as_experiment(given)
+        always = {name: filled[name] for name in ("preparation", "watch")}
+        return {**filled, **given, **always}
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Experiment:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds {list(self.seeds)} repeat; give each once")
+        if isinstance(self.watch.metrics, dict) and (named := [*self.watch.metrics]):
+            raise ValueError(
+                f"the metric {named[0]!r} is a function, and an experiment is written to a file; name it: "
+                f'metrics = ["module:{named[0]}"]'
+            )
         for name in ("chunk", "threads"):
             if getattr(self, name) is not None and self.engine != Stacked.name:
                 raise ValueError(f"{name} is for engine 'stacked', the engine is {self.engine!r}; leave {name} out")

@@ -1,26 +1,35 @@
-"""Experiments from TOML files, with settings changed on the way."""
+"""Experiments from TOML files, with settings changed on the way; and what is wrong with one, in one line: the key, what
+was found, what was expected."""
 
 from __future__ import annotations
 
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
-from ..core.registry import Imports
+from ..core.registry import ByName, Imports, did_you_mean
+from ..core.settings import expected_value, shown
 from ..data.files import one_line
 from ..errors import SettingError
-from .estimator_settings import refuse_both
 from .experiment import Experiment
-from .explain import explain
 
 _MOST_BYTES = 1 << 20  # of an experiment file
 _DEEPEST = 32  # tables or lists within each other
 _LONGEST_KEY = 100  # dots
+_INSTEAD_OF_ESTIMATOR = ("model", "population", "method", "affinity")
+# what other programs call some tables
+_OTHER_NAMES = {"algorithm": "method", "algorithms": "methods", "network": "model", "net": "model", "dataset": "data",
+                "evaluation": "watch", "metrics": "watch.metrics"}  # fmt: skip
+
+Location = Sequence[int | str]
+Variants = list[type[BaseModel]]
 
 
 def load_experiment(
@@ -34,7 +43,8 @@ def load_experiment(
     settings = load_settings(path, overrides)
     if "methods" in settings:
         raise SettingError(f"{path} compares methods; run it with ppfl compare")
-    refuse_both(settings)
+    if settings.get("estimator") is not None and (both := [t for t in _INSTEAD_OF_ESTIMATOR if t in settings]):
+        raise SettingError(f"the file has [estimator] and [{both[0]}], and one stands for the other; keep one of them")
     try:
         return Experiment.model_validate(settings, context=Imports(path.parent, allow))
     except ValidationError as error:
@@ -121,3 +131,137 @@ def _parse_toml(text: str, where: str) -> dict[str, Any]:
 
 def _values_in(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+# ---------------------------------------------------------------------- what is wrong
+
+
+def explain(error: ValidationError, found: Mapping[str, Any], whole: type[BaseModel] = Experiment) -> str:
+    """The first fault of settings that were read as `found`, by default of an experiment."""
+    faults = error.errors(include_url=False)
+    # a key that is unknown may be the one that is missing
+    first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
+    key, value = _locate(first["loc"], found)
+    if first["type"] in _EXPLANATIONS:
+        location = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
+        here = _settings_at(location, found, whole)
+        return _EXPLANATIONS[first["type"]](key, value, first, here)
+    alternatives = [fault for fault in faults if _locate(fault["loc"], found)[0] == key]
+    return _wrong(key, value, [_expected(fault) for fault in alternatives])
+
+
+def _locate(location: Location, found: Any) -> tuple[str, Any]:
+    """The dotted key as its writer knows it, and its value: pydantic's location also names variants."""
+    parts: list[str] = []
+    tagged = False
+    for part in location:
+        if isinstance(found, dict) and (part in found or tagged or part != found.get("name")):
+            parts.append(str(part))
+            found, tagged = found.get(part), False
+        elif isinstance(found, dict):
+            tagged = True  # the variant the table names; what follows is a key of it
+        elif isinstance(found, list | tuple) and isinstance(part, int):
+            parts.append(str(part))
+            found = found[part] if part < len(found) else None
+    return ".".join(parts), found
+
+
+def _unknown(key: str, value: Any, fault: Any, here: Variants) -> str:
+    named = ["name"] if any(_name(s) for s in here) else []
+    allowed = list(dict.fromkeys([*named, *(key for s in here for key in s.model_fields)]))
+    near = _meant(str(fault["loc"][-1]), allowed)
+    return f"unknown key {shown(key)} (found {shown(value)}); {near}keys here are {', '.join(allowed)}"
+
+
+def _meant(key: str, allowed: Sequence[str]) -> str:
+    """What may have been meant by an unknown key, as a question; nothing where that is not known.
+
+    >>> _meant("round", ["name", "rounds"]), _meant("algorithm", ["name", "rounds"]), _meant("k", ["name", "rounds"])
+    ("did you mean 'rounds'? ", "did you mean 'method'? ", "did you mean 'population.k'? ")
+    """
+    if "rounds" in allowed:
+        if key in _OTHER_NAMES:
+            return f"did you mean {_OTHER_NAMES[key]!r}? "
+        for table in sorted(Experiment.model_fields, key="data".__eq__):
+            if any(key in settings.model_fields for settings in _variants(Experiment.model_fields[table], None)):
+                return f"did you mean '{table}.{key}'? "
+    elif key in Experiment.model_fields:
+        return f"did you mean {key!r} at the top, before the first table? "
+    return did_you_mean(key.lower(), allowed)
+
+
+def _missing(key: str, value: Any, fault: Any, here: Variants) -> str:
+    last = fault["loc"][-1]
+    if isinstance(last, int):
+        return f"{key.rpartition('.')[0]} has {last} values, too few; give one more"
+    if len(fault["loc"]) == 1 and here:
+        names = ", ".join(map(repr, filter(None, map(_name, here))))
+        return f"table [{key}] is missing; add it, with name = one of {names}"
+    return f"{key} is missing; add {key.rpartition('.')[2]} = ... " + (
+        f"under [{key.rpartition('.')[0]}]" if "." in key else "at the top"
+    )
+
+
+def _unnamed(key: str, value: Any, fault: Any, here: Variants) -> str:
+    names = ", ".join(map(repr, filter(None, map(_name, here))))
+    return f"[{key}] has no name (found {shown(value)}); set name to one of {names}"
+
+
+def _misnamed(key: str, value: Any, fault: Any, here: Variants) -> str:
+    names, tag = [name for s in here if (name := _name(s)) is not None], str(fault["ctx"]["tag"])
+    return f"{key}.name is {shown(tag)}; {did_you_mean(tag, names)}use one of {', '.join(map(repr, names))}"
+
+
+def _wrong(key: str, value: Any, expectations: Iterable[str]) -> str:
+    expected = ", or ".join(dict.fromkeys(expectations))
+    if isinstance(value, dict):
+        return f"[{key}]: {expected}" if key else expected
+    return f"{key} is {shown(value)}; {expected}" if key else expected
+
+
+def _expected(fault: Any) -> str:
+    return expected_value(fault).replace("a valid tuple", "a list")  # as TOML calls it
+
+
+_EXPLANATIONS = {
+    "extra_forbidden": _unknown,
+    "missing": _missing,
+    "union_tag_not_found": _unnamed,
+    "union_tag_invalid": _misnamed,
+}
+
+
+def _settings_at(location: Location, found: Any, whole: type[BaseModel]) -> Variants:
+    """The settings that may stand at a location."""
+    here: Variants = [whole]
+    for part in location:
+        field = next((s.model_fields[part] for s in here if part in s.model_fields), None)
+        if field is None:
+            here = [s for s in here if _name(s) == part] or here
+        else:
+            found = found.get(part) if isinstance(found, Mapping) else None
+            here = _variants(field, found)
+    return here
+
+
+def _variants(field: FieldInfo, found: Any) -> Variants:
+    """The settings that a field may have; the one that `found` names, where it names one of a registry."""
+    choice = next((hint for hint in field.metadata if isinstance(hint, ByName)), None)
+    if choice is None:
+        return _models(field.annotation)
+    if isinstance(found, Mapping) and "name" in found:
+        with suppress(SettingError):
+            return [choice.registry.find(str(found["name"]), None)]
+    return [choice.registry[name] for name in choice.names]
+
+
+def _models(hint: Any) -> Variants:
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return [hint]
+    return [model for part in get_args(hint) for model in _models(part)]
+
+
+def _name(settings: type[BaseModel]) -> str | None:
+    field = settings.model_fields.get("name")
+    name = getattr(settings, "name", None) if field is None else field.default
+    return name if isinstance(name, str) else None

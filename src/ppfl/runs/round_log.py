@@ -1,14 +1,13 @@
 """The record of a run's rounds: one line of metrics per round, and memberships at the rounds that were evaluated.
 
-A record of memberships.log is its length in 8 bytes, little-endian, and then what `io.codec` makes of the round and its
-memberships. A checkpoint, and the result of a run, hold the length and the SHA-256 of both files at that time.
+A record of memberships.log is its length in 8 bytes, little-endian, and what io.codec makes of the round and its
+memberships. The marks of the two files, their lengths and digests, are what a checkpoint and a result hold of them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,96 +17,81 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..core.simplex import check
-from ..errors import DataError, ModelError
+from ..errors import PPFLError
 from ..io.codec import dump, load
 from ..io.files import Log, damaged
 
 Record = dict[str, Any]
-_KIND = "memberships of a round"
+_ROUND = "memberships of a round"
 _LENGTH = 8  # bytes before each record of memberships
 
 
 class RoundLog:
-    """Two files that grow by one round at a time."""
+    """The two files of a run folder that grow by one round at a time."""
 
-    def __init__(self, metrics_file: Path, memberships_file: Path) -> None:
-        self.metrics, self.memberships = Log(metrics_file), Log(memberships_file)
+    def __init__(self, folder: Path) -> None:
+        self.metrics, self.memberships = Log(folder / "metrics.jsonl"), Log(folder / "memberships.log")
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        return self.metrics.path, self.memberships.path
+
+    def marks(self) -> Record:
+        """Length and digest of both files, which are safe against a crash of the system then."""
+        return {log.path.name: log.mark() for log in (self.memberships, self.metrics)}
 
     def append(self, record: Record, memberships: Tensor | None) -> None:
         """Add a round to the record, with memberships where they are to be kept."""
         if memberships is not None:
             content = BytesIO()
-            dump({"round": record["round"], "memberships": memberships}, content, _KIND)
-            size = content.tell().to_bytes(_LENGTH, "little")
-            self.memberships.append(size + content.getvalue())
-        self.metrics.append(json.dumps(finite_json(record)).encode() + b"\n")
+            dump([record["round"], memberships], content, _ROUND)
+            self.memberships.append(content.tell().to_bytes(_LENGTH, "little") + content.getvalue())
+        self.metrics.append(json.dumps(finite(record)).encode() + b"\n")
 
-    def marks(self) -> Record:
-        """What a checkpoint says of both files, which are safe against a crash of the system then."""
-        return {log.path.name: log.mark() for log in (self.memberships, self.metrics)}
-
-    def read_metrics(self, marks: Record, *, finished: bool = False) -> list[Record]:
-        """The metrics of the rounds so far: 1, 2, 3 and so on."""
+    def read_metrics(self, marks: Record, *, whole: bool) -> list[Record]:
+        """Of rounds 1, 2, 3 and so on; a kill may have cut the last line short."""
         file = self.metrics.path
-        lines = self.metrics.read(marks.get(file.name), whole=finished).splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):
-            del lines[-1]  # a kill cut it short
+        lines = self.metrics.read(marks.get(file.name), whole=whole).splitlines(keepends=True)
         try:
-            metrics = [json.loads(line) for line in lines]
-        except (ValueError, RecursionError) as error:
+            found = [json.loads(line) for line in lines if line.endswith(b"\n")]
+            rounds = [row["round"] for row in found]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise damaged(file, f"has a line that cannot be read ({error})") from None
-        for number, row in enumerate(metrics, 1):
-            if not isinstance(row, dict) or row.get("round") != number:
-                raise damaged(file, f"does not have round {number} in line {number}")
-        return metrics
+        if rounds != [*range(1, len(found) + 1)]:
+            raise damaged(file, f"does not have the rounds 1 to {len(found)} in its lines")
+        return found
 
-    def read_memberships(
-        self, marks: Record, rounds: int, clients: int, *, finished: bool = False
-    ) -> dict[int, Tensor]:
-        """Memberships (M, K) by round, of the first rounds.
-
-        A method that makes new models on the way (clustered FL) has fewer columns in its first rounds: they get zeros.
-        """
+    def read_memberships(self, marks: Record, rounds: int, clients: int, *, whole: bool) -> dict[int, Tensor]:
+        """By round, of the first rounds. A method that makes new models on the way (clustered FL) has fewer columns in
+        its first rounds: they get zeros."""
         file = self.memberships.path
-        content = self.memberships.read(marks.get(file.name), whole=finished)
+        content, start = self.memberships.read(marks.get(file.name), whole=whole), _LENGTH
         found: dict[int, Tensor] = {}
-        start = 0
-        while (end := start + _LENGTH + int.from_bytes(content[start : start + _LENGTH], "little")) <= len(content):
-            if end == start + _LENGTH:  # also where no bytes are left
-                break
-            round, memberships = _read_record(file, content[start + _LENGTH : end], clients)
-            if round <= max(found, default=0):
-                raise damaged(file, f"has round {round} after round {max(found)}")
-            if round <= rounds:
-                found[round] = memberships
-            start = end
-        most = max((memberships.shape[1] for memberships in found.values()), default=0)
-        return {round: pad(values, (0, most - values.shape[1])) for round, values in found.items()}
+        try:
+            # a record that a kill cut short is the last one
+            while start < (end := start + int.from_bytes(content[start - _LENGTH : start], "little")) <= len(content):
+                round, values = load(content[start:end], _ROUND)
+                check(values, "memberships")
+                # clients of sites that joined later are the last ones, and had no preference yet
+                new = values.new_full((clients - len(values), values.shape[1]), 1 / values.shape[1])
+                found[round], start = torch.cat([values, new]), end + _LENGTH
+        except (PPFLError, ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
+            raise damaged(file, f"has a record that cannot be read ({' '.join(str(error).split())})") from None
+        most = max((values.shape[1] for values in found.values()), default=0)
+        return {at: pad(values, (0, most - values.shape[1])) for at, values in found.items() if at <= rounds}
 
     def cut(self, marks: Record) -> None:
-        """Keep what these marks speak of alone."""
+        """Keep what these marks speak of alone; damage is noticed before anything is changed."""
         for log in (self.metrics, self.memberships):
-            log.read(marks.get(log.path.name))  # so that damage is noticed before anything is changed
+            log.read(marks.get(log.path.name))
         for log in (self.metrics, self.memberships):
             log.cut(marks.get(log.path.name))
 
 
-def _read_record(file: Path, data: bytes, clients: int) -> tuple[int, Tensor]:
-    try:
-        record: Mapping[str, Any] = load(data, _KIND)
-        round, memberships = int(record["round"]), record["memberships"]
-        check(memberships, "memberships")
-        # clients of sites that joined later are the last ones, and had no preference yet
-        new = memberships.new_full((clients - len(memberships), memberships.shape[1]), 1 / memberships.shape[1])
-    except (DataError, ModelError, KeyError, TypeError, RuntimeError, AttributeError, IndexError) as error:
-        raise damaged(file, f"has a record that cannot be read ({' '.join(str(error).split())})") from None
-    return round, torch.cat([memberships, new])
-
-
-def finite_json(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """None in the place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: finite_json(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite_json(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,28 +4,54 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from ..data.federation import Federation
-from ..errors import CheckpointError
-from ..io.lock import locked
-from ..server import launched_ranks
-from .experiment import Experiment
-from .folder import RunFolder
-from .record import RunRecord, load_run
-from .seed_run import OnRoundEnd, SeedRun
+import torch
 
+from ..algorithms.contract import Method
+from ..data.federation import Federation
+from ..data.sample_spec import SampleSpec
+from ..errors import CheckpointError, RankError, SettingError
+from ..io.lock import locked
+from ..server import (
+    Checkpoint,
+    Ranks,
+    RoundEnd,
+    ServerState,
+    Training,
+    client_states,
+    connect,
+    launched_ranks,
+    part_newcomers,
+    score_newcomers,
+)  # fmt: skip
+from .experiment import Experiment
+from .folder import Result, RunFolder, describe_clients, method_that_ran
+from .provenance import describe_environment
+from .record import RunRecord, load_run
+from .start import load_start, start_on_every_rank
+from .states import pack, unpack
+
+CHECKPOINT_SECONDS = 10.0
 _USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
+OnRoundEnd = Callable[[int, RoundEnd], None]  # the seed, and the end of a round
 Reader = Callable[[Experiment, Path | None], Federation]  # relative paths start at the second
 
 
-def read_data(experiment: Experiment, base: Path | None) -> Federation:
-    """From its files, or drawn anew."""
-    return experiment.build_data(base)
+class Interrupted(KeyboardInterrupt):
+    """Stopped by hand, with everything safe. No PPFLError: a script that skips bad settings must stop too."""
+
+    def __init__(self, round: int, rounds: int, seed: int, out: Path) -> None:
+        self.round, self.rounds, self.seed, self.out = round, rounds, seed, out
+        super().__init__(
+            f"stopped after round {round} of {rounds} (seed {seed}); "
+            f"resume with run(experiment, {str(out)!r}, resume=True)"
+        )
 
 
 def run(
@@ -36,19 +62,31 @@ def run(
     resume: bool = False,
     checkpoint_every: int | None = None,
     on_round_end: OnRoundEnd | None = None,
-    read: Reader = read_data,
+    read: Reader = Experiment.build_data,
     start_method: Path | None = None,
 ) -> list[RunRecord]:
-    """Run every seed into `out`/seed-<seed>. Relative paths and factories' modules start at `base`.
-
-    start_method: in a comparison, the folder of the method that `[start]` names.
-
-    A checkpoint is written every `checkpoint_every` rounds, or else about every ten seconds. With `resume`, seeds
-    that are finished are left alone, others go on from their checkpoint and end with the same bits as a run never
-    stopped.
+    """Runs every seed of an experiment into `out`/seed-<seed>.
 
     In processes that torchrun started, each works on clients of its own, and the first one writes: it alone gets the
     records. A checkpoint holds every client's state, so a run may go on with another number of processes.
+
+    Args:
+        experiment: What is run.
+        out: The folder for the folders of all seeds.
+        base: Where relative paths start, and where modules that the experiment names are looked for first.
+        resume: Whether to go on: finished seeds are left alone, others go on from their checkpoint and end with the
+            same bits as a run never stopped.
+        checkpoint_every: Rounds between checkpoints; about every ten seconds by default.
+        on_round_end: Called with the seed and the end of each round.
+        read: Gives the data of the experiment.
+        start_method: In a comparison, the folder of the method that `[start]` names.
+
+    Returns:
+        What each seed left behind.
+
+    Raises:
+        CheckpointError: If a folder is in use, damaged, or of another experiment.
+        Interrupted: After Ctrl-C, when everything is safe.
     """
     keep_freed_memory()
     out, ranks = Path(out), launched_ranks(experiment.device)
@@ -82,6 +120,155 @@ def _claim(experiment: Experiment, folders: dict[int, RunFolder], locks: ExitSta
                 locks.enter_context(locked(folder.path))
             folder.claim(experiment.for_seed(seed), resume=resume)
     return [seed for seed, folder in folders.items() if not folder.finished]
+
+
+class SeedRun:
+    """The run of one seed, into a folder of its own, from the start or from where it was stopped."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        folder: RunFolder,
+        ranks: Ranks,
+        base: Path | None,
+        start_method: Path | None,
+    ) -> None:
+        self.experiment, self.folder, self.ranks = experiment, folder, ranks
+        (self.seed,) = experiment.seeds
+        self.fingerprint = ranks.decide_on_first(lambda: federation.fingerprint)
+        self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
+        self.resumes = ranks.decide_on_first(lambda: folder.started)
+        self.population = experiment.build_population(SampleSpec.of(self.federation), self.seed, base)
+        self.start = None
+        if experiment.start is not None:
+            find = folder.read_start if self.resumes else partial(load_start, experiment, base, start_method)
+            self.start = start_on_every_rank(self.population, find, ranks)
+        watch = experiment.watch.with_functions(base)
+        self.training = Training(
+            connect(
+                self.federation, self.population, experiment.build_engine(), metrics=watch.metrics,
+                states_on_disk=experiment.states_on_disk, ranks=ranks,
+            ),
+            self.population, self._method(), rounds=experiment.rounds, seed=self.seed,
+            affinity=experiment.build_affinity(self.federation, base), watch=watch,
+            dropout=experiment.dropout,
+        )  # fmt: skip
+        self.saved = 0  # the round of the last checkpoint
+
+    def _method(self) -> Method:
+        """As the experiment has it; a run that is resumed has chosen what was left to it."""
+        if not self.resumes:
+            return self.experiment.method
+        return method_that_ran(self.experiment, self.ranks.decide_on_first(lambda: self.folder.about))
+
+    def go(self, checkpoint_every: int | None, on_round_end: OnRoundEnd | None) -> None:
+        """Train to the end, from the start or from the checkpoint."""
+        timer, environment = _Timer(checkpoint_every), describe_environment()
+        training = self._start()
+        recorded: RoundEnd | None = None  # the last round that is in the log and not in a checkpoint
+        try:
+            for end in training.rounds():
+                self._record(end, environment)
+                recorded = end
+                if self.ranks.decide_on_first(partial(self._is_due, timer, end.state.round)):
+                    self._save(end)
+                    timer.restart()
+                if on_round_end is not None:
+                    on_round_end(self.seed, end)
+            if recorded is not None:
+                self._save(recorded)
+                recorded = None
+            self._finish()
+        except KeyboardInterrupt:
+            if self.ranks.size == 1 and recorded is not None:  # several would have to agree on a round first
+                self._save(recorded)
+            raise Interrupted(self.saved, training.problem.rounds, self.seed, self.folder.path.parent) from None
+        except RankError as lost:
+            raise RankError(
+                f"{lost}; round {self.saved} is safe in {self.folder.path}: start all of them again with --resume"
+            ) from None
+
+    def _start(self) -> Training:
+        """From the first round on, or from the first process's checkpoint."""
+        found = self._checkpoint() if self.resumes else None
+        if found is None:
+            return self.training.begin()
+        self.saved = found.state.round
+        return self.training.resume(found)
+
+    def _checkpoint(self) -> Checkpoint | None:
+        """As the first process has it."""
+        states, ids = self.training.first_states, self.federation.ids
+        found: list[Checkpoint] = []
+
+        def read() -> bool:
+            checkpoint = self.folder.resume(*states, describe_clients(self.federation, self.fingerprint))
+            found.extend([] if checkpoint is None else [checkpoint])
+            return checkpoint is not None
+
+        if not self.ranks.decide_on_first(read):
+            return None
+        if self.ranks.size == 1:
+            return found[0]
+        packed = self.ranks.value_from_first(pack(found[0], len(ids)) if found else None)
+        return unpack(self.folder.checkpoint_file, packed, *states, ids)
+
+    def _record(self, end: RoundEnd, environment: dict[str, str]) -> None:
+        if self.ranks.first:
+            if end.state.round == 1 and not self.resumes:  # a run that fails at once should leave nothing behind
+                clients = describe_clients(self.federation, self.fingerprint)
+                self.folder.begin(self.experiment, self.training.method, clients, environment, self.start)
+            self.folder.log.append(end.record, None if end.measured is None else end.measured.memberships)
+
+    def _is_due(self, timer: _Timer, round: int) -> bool:
+        """Whether to write a checkpoint; processes that die cannot do so on their way out, so there is one early."""
+        return timer.is_due(round) or (self.ranks.size > 1 and self.saved == 0)
+
+    def _save(self, end: RoundEnd) -> None:
+        checkpoint = self.training.checkpoint(end)
+        if self.ranks.first:
+            self.folder.checkpoint(checkpoint)
+        self.saved = end.state.round
+
+    def _finish(self) -> None:
+        """Write the state to return, with its scores."""
+        measured, state = self.training.finish(), self.training.state
+        clients = client_states(self.training.transport, state)
+        if self.ranks.first:
+            scores = measured.record | self._scores_of_newcomers(state)
+            self.folder.finish(Result(state, clients, measured.memberships, scores))
+
+    def _scores_of_newcomers(self, state: ServerState) -> dict[str, float]:
+        if self.newcomers is None or self.newcomers.test is None:
+            return {}
+        loss, training = self.population.loss, self.training
+        transport = connect(self.newcomers, self.population, self.experiment.build_engine())
+        found = score_newcomers(training.method, training.problem, state.server, transport)
+        scores = {"newcomers_before": found.before, "newcomers": found.after}
+        return {
+            f"{name}_{loss.metric_name}": float(loss.metric(torch.tensor(score.pooled)))
+            for name, score in scores.items()
+        }
+
+
+class _Timer:
+    """When the next checkpoint is due."""
+
+    def __init__(self, every: int | None) -> None:
+        if every is not None and every < 1:
+            raise SettingError(f"a checkpoint every {every} rounds; set checkpoint_every >= 1 or leave it out")
+        self.every, self.asked = every, time.monotonic()
+        self.due = self.asked + CHECKPOINT_SECONDS
+
+    def is_due(self, round: int) -> bool:
+        self.asked = time.monotonic()
+        return round % self.every == 0 if self.every else self.asked >= self.due
+
+    def restart(self) -> None:
+        now = time.monotonic()
+        # what takes long to write is written less often: a tenth of the time is enough
+        self.due = now + max(CHECKPOINT_SECONDS, 10 * (now - self.asked))
 
 
 def keep_freed_memory() -> None:

@@ -18,8 +18,9 @@ from ..data.federation import Federation
 from ..data.sample_spec import SampleSpec
 from ..errors import SettingError
 from ..server import DivergedError, RefusedUpdateWarning, Training, connect
+from .comparison import read_once
 from .experiment import Experiment
-from .start_from_run import load_start, start_population_from
+from .start import load_start, start_population_from
 
 VALIDATION = 0.2  # of each client's training samples, where the data settings hold none back
 
@@ -47,7 +48,7 @@ def tune(
         raise SettingError(f"budget is {budget}; a method needs at least one trial")
     found: dict[str, list[Trial]] = {}
     for label, experiment in experiments.items():
-        federation = without_test(experiment.build_data(base)).to(experiment.device)
+        federation = without_test(read_once(experiment, base)).to(experiment.device)
         trials = []
         for changes in candidates(experiment.method, budget, experiment.seeds[0]):
             trial = attempt(experiment, federation, changes, rounds or experiment.rounds, base)
@@ -87,7 +88,7 @@ def attempt(
     training = Training(
         connect(federation, population, experiment.build_engine()), population, method, rounds=rounds, seed=seed,
         affinity=experiment.build_affinity(federation, base), dropout=experiment.dropout,
-        watch=replace(experiment.watch.build(base), every=rounds, metrics=()),
+        watch=experiment.watch.model_copy(update={"every": rounds, "metrics": {}}),
     ).begin()  # fmt: skip
     try:
         with warnings.catch_warnings():

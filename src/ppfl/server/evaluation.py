@@ -17,6 +17,8 @@ from ..sites import Evaluate, PredictionMetric, Reply
 from .loop import MAIN, in_roster_order
 from .transports import Transport
 
+FIGURES = ("", "_mean", "_worst_tenth", "_sd")  # what a record has of a score, after the score's name
+
 
 class Scores(NamedTuple):
     """The loss, its score or one metric of predictions on one split. A client that has none is left out; nan where
@@ -65,7 +67,7 @@ class Scores(NamedTuple):
         """The figures of a record by name; metric: what it shows of a mean."""
         means = {"": self.pooled, "_mean": self.mean, "_worst_tenth": self.worst_tenth}
         shown = {key: float(metric(torch.tensor(mean, dtype=torch.float64))) for key, mean in means.items()}
-        return {f"{name}{key}": value for key, value in (shown | {"_sd": self.sd}).items()}
+        return {f"{name}{key}": value for key, value in (shown | {"_sd": self.sd}).items()}  # FIGURES
 
 
 class Evaluation(NamedTuple):
@@ -133,20 +135,36 @@ def read_evaluation(
         sums = {key.removeprefix(prefix): v.cpu() for key, v in reply.metrics.items() if key.startswith(prefix)}
         return Scores(sums, rows.get(f"{split}.{name}"), higher_is_better)
 
+    better = {name: metric.higher_is_better is not False for name, metric in (metrics or {}).items()}
     found = {
         split: Evaluation(
             scores(split, "loss", higher_is_better=False),
-            scores(split, "score", higher_is_better=loss.metric_name == "accuracy"),
-            {name: scores(split, name, metric.higher_is_better) for name, metric in (metrics or {}).items()},
+            scores(split, "score", higher_is_better=loss.higher_is_better is True),
+            {name: scores(split, name, higher_is_better) for name, higher_is_better in better.items()},
         )
         for split in splits
     }
     return Measured(found, rows.get("membership"))
 
 
+def figures_of_split(
+    split: str, loss: Loss, metrics: Mapping[str, PredictionMetric] | None = None
+) -> dict[str, bool | None]:
+    """The names of the figures that `summary` gives, and whether higher is better; None where that is not known."""
+    prefix = _prefix(split)
+    better = {loss.metric_name: loss.higher_is_better}
+    better |= {name: metric.higher_is_better for name, metric in (metrics or {}).items()}
+    found = {f"{prefix}{name}{end}": end != "_sd" and up for name, up in better.items() for end in FIGURES}
+    return {**found, f"{split}_loss": False}
+
+
+def _prefix(split: str) -> str:
+    return "" if split == "test" else f"{split}_"
+
+
 def summary(evaluation: Evaluation, split: str, loss: Loss) -> dict[str, Any]:
     """The figures of a split, as a record has them."""
-    prefix = "" if split == "test" else f"{split}_"
+    prefix = _prefix(split)
     found: dict[str, Any] = evaluation.score.figures(f"{prefix}{loss.metric_name}", loss.metric)
     found[f"{split}_loss"] = evaluation.loss.pooled
     for name, scores in evaluation.metrics.items():

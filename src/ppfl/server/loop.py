@@ -15,7 +15,7 @@ from ..core.affinity import Affinity, nothing
 from ..core.population import Population
 from ..core.trees import Tree, named_leaves, tree_map
 from ..errors import SettingError
-from ..io.codec import size_of
+from ..io.codec import message, size_of
 from ..sites import Close, Describe, Refusal, Reply, Save, SavedStates, Setup, Train
 from ..sites.messages import Snapshot, number
 from .transports import Transport
@@ -23,6 +23,7 @@ from .transports import Transport
 MAIN = "main"  # the session of the run itself; trials have sessions of their own
 
 
+@message
 class ServerState(NamedTuple):
     """All that the server has between two rounds. Client states are at the sites."""
 

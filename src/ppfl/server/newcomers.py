@@ -16,7 +16,8 @@ from ..algorithms.contract import Method, Problem, Rows
 from ..core.draws import name_keys, uniform
 from ..core.trees import Tree
 from ..data import Federation
-from ..errors import SettingError
+from ..data.sample_spec import SampleSpec
+from ..errors import DataError, SettingError
 from ..sites import Describe, Evaluate, Restore, SavedStates
 from ..sites.messages import join_rows, number
 from .evaluation import Evaluation, read_evaluation
@@ -74,6 +75,30 @@ def adapt_clients(
         clients.ask([Restore(MAIN, 0, states)])
     exchanges = _find_places(method, problem, server, clients)
     return client_states(clients, ServerState(0, exchanges, server)).rows
+
+
+def refuse_other_data(spec: SampleSpec, federation: Federation) -> None:
+    """Samples and classes must be those that the models were trained on."""
+    found = SampleSpec.of(federation)
+    if found.shape != spec.shape or found.dtype != spec.dtype:
+        raise DataError(
+            f"{federation.name} has samples of shape {found.shape}, {found.dtype}; the models were trained on "
+            f"{spec.shape}, {spec.dtype}: prepare the data as before"
+        )
+    if (found.classes is None) != (spec.classes is None) or (
+        found.classes and spec.classes and found.classes != spec.classes[: len(found.classes)]
+    ):
+        raise DataError(
+            f"{federation.name} has {_described(found.classes)}; the models were trained on "
+            f"{_described(spec.classes)}: pass the same classes=... to Federation.from_arrays"
+        )
+
+
+def _described(classes: Sequence[str] | None) -> str:
+    if classes is None:
+        return "real targets"
+    shown = ", ".join(map(repr, classes[:5]))
+    return f"the classes {shown}" + (f" and {len(classes) - 5} more" if len(classes) > 5 else "")
 
 
 def replace_rows(before: Rows, clients: Sequence[str], after: Rows) -> Rows:

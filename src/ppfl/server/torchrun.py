@@ -49,6 +49,11 @@ class Ranks:
         """What the first process answers (as JSON has it); where it raises an error, all of them stop."""
         return question()
 
+    def value_from_first(self, value: Answer | None) -> Answer:
+        """The value that the first process has, in all of them: whatever the codec can write."""
+        assert value is not None
+        return value
+
 
 ALONE = Ranks()
 
@@ -114,6 +119,14 @@ class TorchRanks(Ranks):
     def from_first(self, tensor: Tensor) -> Tensor:
         """The first process's values."""
         return self.add(tensor.clone() if self.first else torch.zeros_like(tensor))
+
+    def value_from_first(self, value: Answer | None) -> Answer:
+        text, tensors = split(value) if self.first else (b"{}", [])
+        text = self.gather_texts(text)[0]
+        if not self.first:
+            tensors = [torch.zeros(shape, dtype=dtype) for dtype, shape in specs_of(text)]
+        found: Answer = join(text, [self.from_first(tensor.to(self.device)) for tensor in tensors])
+        return found
 
     def _stop(self, signum: int, frame: FrameType | None) -> NoReturn:
         raise RankError(f"process {self.rank} of {self.size} was told to stop: most likely another one has died")

@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from ..algorithms.contract import Method, Plan, Problem, Roster, Rows
@@ -17,10 +19,13 @@ from ..core.affinity import Affinity, nothing
 from ..core.draws import uniform
 from ..core.ids import ClientIds
 from ..core.population import Population
+from ..core.registry import find_function
+from ..core.settings import Count, NonNegative, Settings
 from ..core.trees import Tree
 from ..data.sample_spec import SampleSpec
 from ..errors import SettingError
-from ..sites import Engine, Keep, Metrics, PredictionMetric, Restore, SavedStates, UseKept, as_metrics
+from ..io.codec import message
+from ..sites import Engine, Keep, Restore, SavedStates, UseKept, as_metrics
 from .evaluation import evaluate, summary
 from .loop import (
     MAIN,
@@ -44,9 +49,8 @@ OutputRule = Literal["last", "best", "random"]
 FindAffinity = Callable[[Roster], Affinity | None]
 
 
-@dataclass(frozen=True)
-class Watch:
-    """What is measured while training, and which state is returned.
+class Watch(Settings):
+    """What is measured while training, and which state is returned; in experiment files it is `[watch]`.
 
     >>> from torch import nn
     >>> from ppfl import FedAvg, Population, fit
@@ -57,28 +61,54 @@ class Watch:
     [False, True, False, True]
     """
 
-    every: int = 1  # rounds between evaluations; the last round is always evaluated
+    every: Count = 1  # rounds between evaluations; the last round is always evaluated
     objective: bool = False  # F, on all training data
     stationarity: bool = False  # the measure of Section 3.2, on full gradients
     output: OutputRule = "last"
-    smoothness: tuple[float, float] = (0.0, 0.0)  # L_1, L_2 for the random output rule
+    smoothness: tuple[NonNegative, NonNegative] = (0.0, 0.0)  # L_1, L_2 for the random output rule
     report_clients: bool = True  # whether clients' own scores and memberships are reported; else sums alone
-    share: float = 1.0  # of the clients that are evaluated, the same ones every time; below 1 sums alone are reported
-    metrics: Metrics = ()  # of predictions: {"f1": f1}, functions (prediction, target) -> number or of torchmetrics
+    # of the clients that are evaluated, the same ones every time; below 1 sums alone are reported
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # of predictions: {"f1": f1}, functions (prediction, target) -> number or of torchmetrics; or names of such
+    # functions, "module:function", as files have them
+    metrics: Any = Field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "metrics", as_metrics(self.metrics))
-        if self.every < 1:
-            raise SettingError(f"evaluation every {self.every} rounds; set every >= 1")
-        if not 0 < self.share <= 1:
-            raise SettingError(f"share is {self.share}; it is the part of the clients to evaluate: set 0 < share <= 1")
+    @field_validator("metrics")
+    @classmethod
+    def _are_names_or_functions(cls, given: Any) -> Any:
+        if isinstance(given, list | tuple) and given and all(isinstance(metric, str) for metric in given):
+            if odd := [name for name in given if ":" not in name]:
+                raise ValueError(f'{odd[0]!r} names no function; write "module:function"')
+            return tuple(given)
+        return as_metrics(given)
 
-    @property
-    def known_metrics(self) -> dict[str, PredictionMetric]:
-        """The metrics by name, as sites take them."""
-        return as_metrics(self.metrics)
+    def with_functions(self, base: Path | None = None) -> Watch:
+        """A copy with functions in the place of their names. base: the folder in which modules are looked for first.
+
+        >>> list(Watch(metrics=["torch.nn.functional:l1_loss"]).with_functions().metrics)
+        ['l1_loss']
+        """
+        if isinstance(self.metrics, dict):
+            return self
+        found = as_metrics({name.rpartition(":")[2]: _find_metric(name, base) for name in self.metrics})
+        return self.model_copy(update={"metrics": found})
 
 
+def _find_metric(name: str, base: Path | None) -> Any:
+    """A function, an object of torchmetrics, or an object of a class that needs no arguments."""
+    found = find_function(name, base, "watch")
+    if not isinstance(found, type):
+        return found
+    try:
+        return found()
+    except (TypeError, ValueError) as error:
+        raise SettingError(
+            f"metric {name!r} is a class that needs arguments ({str(error).splitlines()[0]}); make an object of it in "
+            f"a module of yours, and name that"
+        ) from error
+
+
+@message
 class Kept(NamedTuple):
     """The state to return, and the criterion by which it was kept (smaller is better)."""
 
@@ -102,6 +132,7 @@ class RoundEnd(NamedTuple):
     measured: Measurement | None  # where the round was evaluated
 
 
+@message
 class Checkpoint(NamedTuple):
     """Where training can be resumed: after a round that is recorded in full."""
 
@@ -109,7 +140,6 @@ class Checkpoint(NamedTuple):
     clients: SavedStates
     kept: Kept  # the state to return so far
     kept_clients: SavedStates
-    roster: Roster
 
 
 @dataclass(frozen=True)
@@ -148,7 +178,8 @@ class Training:
         dropout: float = 0.0,
     ) -> None:
         """affinity: between the clients, or a function that finds it, which is called again when sites join."""
-        self.transport, self.method, self.watch, self.dropout = transport, method, watch or Watch(), dropout
+        self.transport, self.method, self.dropout = transport, method, dropout
+        self.watch = (watch or Watch()).with_functions()
         self._affinity = affinity
         self.problem = make_problem(population, transport, self._find_affinity(), rounds=rounds, seed=seed)
         self.kept: Kept | None = None
@@ -242,7 +273,7 @@ class Training:
             clients = kept_clients = client_states(self.transport, end.state)
             if end.kept.state.round != end.state.round:
                 kept_clients = client_states(self.transport, end.state, "kept")
-        return Checkpoint(end.state, clients, end.kept, kept_clients, self.problem.roster)
+        return Checkpoint(end.state, clients, end.kept, kept_clients)
 
     def finish(self) -> Measurement:
         """The scores of the state that is returned, which `state` and the clients at the sites are at from now on."""
@@ -285,7 +316,7 @@ def measure(method: Method, problem: Problem, transport: Transport, state: Serve
     asked = (*splits, "train") if needs_objective else splits
     found = evaluate(
         method, problem, transport, state.server, asked,
-        per_client=watch.report_clients, metrics=watch.known_metrics, share=watch.share,
+        per_client=watch.report_clients, metrics=watch.metrics, share=watch.share,
     )  # fmt: skip
     record: Record = {}
     for split in splits:

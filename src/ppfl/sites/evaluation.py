@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..algorithms.local.batches import LocalData, similar_sizes
 from ..core.backends import Backend
-from ..core.losses import IGNORED, Loss
+from ..core.losses import IGNORED, SCORES, Loss
 from ..core.population import Models
 from ..data import Samples
 from ..errors import ModelError, SettingError
@@ -38,11 +38,13 @@ class PredictionMetric:
     """A function (prediction, target) -> number, on the CPU. Predictions are means, after the inverse link.
 
     Of sequences, one row per label that is not padding is given: predictions (rows, classes) and labels (rows,).
-    A function returns nan where it is not defined, such as AUC with one class; that client is then left out.
+    A function returns nan where it is not defined, such as AUC with one class; that client is then left out. It says
+    which way is better by an attribute `higher_is_better`, as objects of torchmetrics do; early stopping and the worst
+    tenth of the clients go by it.
     """
 
     function: Callable[[Tensor, Tensor], Any]
-    higher_is_better: bool = True  # which tenth of the clients is the worst
+    higher_is_better: bool | None = None  # None: not known; the worst tenth is then the lowest
 
     def __call__(self, prediction: Tensor, target: Tensor) -> float:
         """The value on these samples."""
@@ -67,7 +69,7 @@ def as_metrics(metrics: Metrics) -> dict[str, PredictionMetric]:
     for name, metric in named:
         if not str(name).isidentifier() or name in found or name in _TAKEN:
             raise SettingError(f"a metric is named {name!r}; give each a name of its own, of letters and digits")
-        found[str(name)] = _as_metric(metric)
+        found[str(name)] = _as_metric(metric, SCORES.get(str(name)))
     return found
 
 
@@ -216,11 +218,14 @@ def _value(name: str, metric: PredictionMetric, pair: Any, client: str) -> float
         ) from error
 
 
-def _as_metric(metric: Any) -> PredictionMetric:
+def _as_metric(metric: Any, by_name: bool | None) -> PredictionMetric:
+    """by_name: whether higher is better, by the metric's name; what the metric itself says goes before that."""
     if isinstance(metric, PredictionMetric):
         return metric
     if isinstance(metric, type):
         raise SettingError(f"a metric is the class {metric.__name__}; give an object of it")
+    said = getattr(metric, "higher_is_better", None)
+    higher_is_better = by_name if said is None else bool(said)
     if all(hasattr(metric, part) for part in ("update", "compute", "reset")):  # of torchmetrics
         own = copy.deepcopy(metric)
 
@@ -229,10 +234,10 @@ def _as_metric(metric: Any) -> PredictionMetric:
             own.update(prediction, target)
             return own.compute()
 
-        return PredictionMetric(computed, getattr(metric, "higher_is_better", True) is not False)
+        return PredictionMetric(computed, higher_is_better)
     if not callable(metric):
         raise SettingError(f"a metric is {metric!r}; give a function (prediction, target) -> number")
-    return PredictionMetric(metric)
+    return PredictionMetric(metric, higher_is_better)
 
 
 def _name_of(metric: Any) -> str:

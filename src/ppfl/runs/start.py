@@ -18,14 +18,13 @@ import torch
 
 from ..algorithms.contract import common_network
 from ..core.population import Population
-from ..core.trees import map_params
 from ..errors import CheckpointError, ModelError, SettingError
 from ..io.codec import read_digest
-from ..server import Ranks, TorchRanks
+from ..server import Ranks
 from .experiment import Experiment
 from .folder import RunFolder, StartNetwork
 from .record import find_runs
-from .saved_run import load_finished_run
+from .saved_fit import load_finished_run
 
 
 def load_start(experiment: Experiment, base: Path | None, method_folder: Path | None = None) -> StartNetwork | None:
@@ -77,9 +76,9 @@ def start_on_every_rank(
         found.append(start)
 
     ranks.decide_on_first(load_on_first)
-    if isinstance(ranks, TorchRanks):
-        mine = population.network_without_adapters()  # of the first process, they are the start values by now
-        population.start_from(map_params(lambda leaf: ranks.from_first(leaf.to(ranks.device)), mine))
+    values = ranks.value_from_first(found[0].values if found else None)
+    if not found:
+        population.start_from(values)
     return found[0] if found else None
 
 

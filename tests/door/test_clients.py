@@ -218,6 +218,15 @@ def test_training_goes_on_with_old_and_new_clients_and_those_that_are_absent_are
         assert go_on(PPFL(penalty=0.1), affinity=affinity.uniform(OLD.ids)).method == PPFL(lr=0.3, penalty=0.1)
 
 
+def test_another_method_begins_with_the_network_of_a_fit_and_the_callers_population_stays_as_it_was():
+    population = population_of("fedavg")
+    before, start = population.initial_network(), fitted_by("fedavg", rounds=4)
+    found = fit(population, OLD, Local(lr=1e-9), rounds=1, start=start)
+    after = population.initial_network()
+    assert not population.pretrained and all(torch.equal(after[name], leaf) for name, leaf in before.items())
+    torch.testing.assert_close(found.predict("client-0", X), start.predict("client-0", X), **CLOSE)
+
+
 def go_on(*method, **settings):
     start = fitted_by("outputs", rounds=4)
     return fit(settings.pop("population", start.population), OLD, *method, start=start, rounds=1, **settings)
