@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 
-from kit.experiments import file_bytes, small_experiment, stop_after, tensors_of
+from kit.experiments import file_bytes, nearest_group_accuracy, small_experiment, stop_after, tensors_of
 from kit.refusals import CheckpointError, SettingError, assert_refused
 from ppfl import fit, load
 from ppfl.algorithms import FedAvg
 from ppfl.core import simplex
 from ppfl.data import SampleSpec
-from ppfl.paper.tables import nearest_group_accuracy
 from ppfl.runs import Interrupted, find_runs, group_agreement, load_run, run
 from ppfl.runs.provenance import commit_of
 from ppfl.server import part_newcomers
