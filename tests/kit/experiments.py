@@ -10,10 +10,13 @@ import tomli_w
 import torch
 
 from ppfl.algorithms import PPFL
+from ppfl.algorithms.contract import Rows as Rows
 from ppfl.cli import main
 from ppfl.cli.reproduce import tasks_of_study, write_study
 from ppfl.core.trees import named_leaves as named_leaves
-from ppfl.io.codec import load
+from ppfl.io.codec import dump, load
+from ppfl.io.files import read_json as read_json
+from ppfl.io.files import write_json as write_json
 from ppfl.io.lock import locked as locked
 from ppfl.paper import Study
 from ppfl.paper.tables import nearest_group_accuracy as nearest_group_accuracy
@@ -57,6 +60,13 @@ def file_bytes(folder: Path) -> dict[str, bytes]:
 def content_of(file: Path) -> dict[str, Any]:
     """What a checkpoint, a result or a start holds, by name: tensors, numbers and texts."""
     return named_leaves(load(file, file.stem))
+
+
+def written_and_read(file: Path, value: Any, mapped: tuple[str, ...] = ()) -> Any:
+    """The value, through a file."""
+    with file.open("wb") as opened:
+        dump(value, opened, file.stem)
+    return load(file, file.stem, mapped=mapped)
 
 
 def tensors_of(file: Path) -> dict[str, torch.Tensor]:

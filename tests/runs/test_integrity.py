@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.experiments import StopError, file_bytes, locked, small_experiment, stop_after, tensors_of
-from kit.files import read_json, write_json
+from kit.experiments import (
+    StopError,
+    file_bytes,
+    locked,
+    read_json,
+    small_experiment,
+    stop_after,
+    tensors_of,
+    write_json,
+)
 from kit.refusals import CheckpointError, WriteError, assert_refused
 from ppfl.runs import RunFolder, folder, load_run, run
 

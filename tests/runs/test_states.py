@@ -5,10 +5,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from kit.experiments import named_leaves
-from kit.files import dump, load
+from kit.experiments import Rows, named_leaves, written_and_read
 from kit.refusals import CheckpointError, assert_refused
-from ppfl.algorithms import Rows
 from ppfl.runs.states import pack, unpack
 from ppfl.server import Checkpoint, Kept, ServerState
 from ppfl.sites import SavedStates
@@ -35,9 +33,8 @@ CHECKPOINT = Checkpoint(STATE, SAVED, Kept(STATE._replace(round=2), float("inf")
 
 
 def through_file(path, checkpoint, server=SERVER):
-    with path.open("wb") as file:
-        dump(pack(checkpoint, len(IDS)), file, "checkpoint")
-    return unpack(path, load(path, "checkpoint", mapped=("clients.",)), server, CLIENT, IDS)
+    packed = written_and_read(path, pack(checkpoint, len(IDS)), mapped=("clients.",))
+    return unpack(path, packed, server, CLIENT, IDS)
 
 
 def test_a_checkpoint_comes_back_with_the_same_bits_and_every_tensor_is_written_once(tmp_path):
