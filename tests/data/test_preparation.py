@@ -11,7 +11,7 @@ from kit.files import make_table, with_gaps
 from kit.refusals import DataError, assert_refused
 from ppfl.data.column_sums import agree
 from ppfl.data.preparation import Preparation
-from ppfl.data.preparation_settings import PreparationSettings
+from ppfl.data.preparation import PreparationSettings
 from ppfl.data.sample_kind import SampleKind
 from ppfl.data.table_rows import TableRows
 

@@ -35,7 +35,7 @@ from ppfl.data.synthetic import (
     synthetic_groups,
     synthetic_linear,
 )
-from ppfl.data.table_readers import from_table, read_csv, read_parquet
+from ppfl.data.tables import DataTable, read_table
 from ppfl.data.truth import Truth
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "MNIST_GROUPS",
     "SHAKESPEARE_CHARACTERS",
     "DataSettings",
+    "DataTable",
     "Federation",
     "MappedRows",
     "PartitionSettings",
@@ -65,17 +66,15 @@ __all__ = [
     "dirichlet_labels",
     "dirichlet_sources",
     "drawn_digits",
-    "from_table",
     "iid",
     "lazy_population",
     "logistic_population",
     "read_cifar10",
-    "read_csv",
     "read_femnist",
     "read_idx",
     "read_mnist",
     "read_npz",
-    "read_parquet",
+    "read_table",
     "read_shakespeare",
     "read_stackexchange",
     "synthetic_classification",

@@ -90,7 +90,7 @@ class SampleKind(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
-        prepared = {} if self.preparation is None else {"preparation": self.preparation.to_json()}
+        prepared = {} if self.preparation is None else {"preparation": self.preparation.model_dump(mode="json")}
         return prepared | {
             "shape": list(self.shape),
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -109,5 +109,5 @@ class SampleKind(NamedTuple):
         classes = found["classes"]
         names = None if classes is None else tuple(str(name) for name in classes)
         said = found.get("preparation")
-        preparation = None if said is None else Preparation.from_json(said)
+        preparation = None if said is None else Preparation.read(said)
         return cls(shape, _TYPES[found["dtype"]], _TYPES[found["target"]], names, target_shape, preparation)

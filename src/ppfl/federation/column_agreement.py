@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.column_sums import Center, ColumnPlan, agree
 from ..data.preparation import Preparation
-from ..data.preparation_settings import PreparationSettings
+from ..data.preparation import PreparationSettings
 from ..errors import DataError
 from ..server import DivergedError
 from ..sites import Reply

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data import Federation
 from ..data.dataset_settings import TableFileSettings, require_table
 from ..data.preparation import Preparation
-from ..data.preparation_settings import PreparationSettings
+from ..data.preparation import PreparationSettings
 from ..data.sample_kind import SampleKind
 from ..data.table_readers import UnpreparedError
 from ..data.table_rows import TableRows

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ..core.registry import Imports
 from ..data import DataSettings, Federation
 from ..data.dataset_settings import build_data
-from ..data.preparation_settings import PreparationSettings
+from ..data.preparation import PreparationSettings
 from ..errors import PPFLError, SettingError
 from ..io.files import checked_name, folder_name, same_folder_key
 from .experiment import Experiment

@@ -17,7 +17,7 @@ from ..core.registry import PythonName
 from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
 from ..data import DataSettings, Federation
 from ..data.dataset_settings import build_data
-from ..data.preparation_settings import PreparationSettings
+from ..data.preparation import PreparationSettings
 from ..io.files import FolderName
 from ..server import OutputRule, Watch
 from ..sites import ENGINES, Engine, Stacked

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...data.raw_arrays import quoted
-from ...data.table_readers import with_text_names
+from ...data.tables import as_pandas
 from ...errors import DataError, SettingError
 from ..client_ids import Array
 from .expressions import used_columns
@@ -162,15 +162,11 @@ class FormulaSpec(BaseModel):
 
 def as_frame(data: Any) -> Any:
     """The table, with its column names as text, if it is a DataFrame with rows."""
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise DataError("formulas need pandas; install it with: pip install 'ppfl[tables]'") from error
     if not isinstance(data, pd.DataFrame):
         raise DataError(f"data is of type {type(data).__name__}; a formula needs a pandas DataFrame")
     if data.empty:
         raise DataError("data has no rows; a formula needs some")
-    return with_text_names(data)
+    return as_pandas(data)
 
 
 def drop_intercept(matrix: Any, terms: Sequence[str]) -> Any:

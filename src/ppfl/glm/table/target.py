@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...data.encoded_column import is_text
+from ...data.preparation import is_text
 from ...data.raw_arrays import quoted
 from ...errors import DataError, SettingError
 from ..client_ids import Array
