@@ -57,7 +57,7 @@ from ppfl.errors import DataError, SettingError
 
 logger = logging.getLogger("ppfl")
 
-NEARLY_ALL = 0.9  # a text column with at least this share of numbers is one of numbers
+FEW = 10  # a text column of which at most one cell in so many is no number is one of numbers
 LISTS = "lists or bytes"  # why a column is left out
 _NOT_PLAIN = (bytes, list, tuple, dict, set, np.ndarray)
 _ROW_NUMBERS = ("rownames", "index", "unnamed: 0", "")  # as R and pandas write them
@@ -250,7 +250,7 @@ def read_numbers(values: pd.Series) -> tuple[pd.Series, BadCells | None]:
         return values, None
     numbers = pd.to_numeric(values.astype(str).where(values.notna()), errors="coerce")
     bad = (numbers.isna() & values.notna()).to_numpy()
-    if not bad.any() or bad.sum() > (1 - NEARLY_ALL) * len(known):
+    if not bad.any() or bad.sum() > len(known) // FEW:
         return values, None
     first = int(bad.argmax())
     return numbers.astype(float), BadCells(str(values.name), int(bad.sum()), str(values.iloc[first]), first + 1)

@@ -107,7 +107,7 @@ class FederatedRun:
         self.kind = SampleKind.from_json(transport.facts)
         self.data = read_json(folder.clients_file)["data"] if self.resumes else self._data_digest()
         self.kind = self._with_preparation()
-        preparation = None if self.kind.preparation is None else self.kind.preparation.to_json()
+        preparation = None if self.kind.preparation is None else self.kind.preparation.model_dump(mode="json")
         population = experiment.build_population(self.kind.stand_in(), self.seed, base)
         self.start = self._load_start(population, base)
         settings = experiment.model_dump(mode="json", exclude={"data"})

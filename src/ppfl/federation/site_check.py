@@ -12,8 +12,7 @@ import torch
 
 from ..core.registry import find_function, python_names
 from ..data import Federation
-from ..data.file_settings import resolved
-from ..data.table_readers import read_frame
+from ..data.dataset_settings import TableFileSettings
 from ..errors import PPFLError, SettingError
 from ..runs.experiment import Experiment
 from ..server import Training, Watch, connect
@@ -96,8 +95,10 @@ def _read_data(settings: SiteSettings, base: Path, experiment: Experiment) -> tu
     if preparation is None:
         federation, _ = data.plain()
         return federation, federation
-    rows = data.rows(preparation.model_dump(mode="json"))
-    return rows.federation, rows.prepare_alone()
+    asked = preparation.model_dump(mode="json")
+    federation = data.prepared_alone(asked)
+    features = tuple(data.describe(asked).facts["agreed"]["features"])
+    return replace(federation, features=features), federation
 
 
 def _forgotten(store: Path) -> tuple[str, ...]:
@@ -128,9 +129,9 @@ def _describe(federation: Federation) -> list[tuple[str, str]]:
 
 def _missing_values(data: Any, base: Path) -> str:
     """Of each column of a table that is used."""
-    if not hasattr(data, "client") or not hasattr(data, "drop"):
+    if not isinstance(data, TableFileSettings):
         return "none"  # other readers refuse them
-    frame = read_frame(resolved(data.file, base), data.client)
+    frame = data.read(base)
     counts = {str(name): int(frame[name].isna().sum()) for name in frame.columns if name not in data.drop}
     return ", ".join(f"{name!r} {count}" for name, count in counts.items() if count) or "none"
 

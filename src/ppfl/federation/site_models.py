@@ -115,7 +115,7 @@ def _read_models(store: StateStore, settings: SiteSettings, base: Path, run: str
     facts = decode(described.reply).facts["agreed"]
     kind = SampleKind.from_json(facts)
     if request.preparation:
-        preparation = Preparation.from_json(request.preparation)
+        preparation = Preparation.read(request.preparation)
         kind = kind._replace(shape=(len(preparation.terms),), preparation=preparation)
     like = kind.stand_in()
     population = experiment.build_population(like, request.seed, base)

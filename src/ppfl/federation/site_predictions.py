@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.client_rows import as_ids
 from ..data.inputs import scaled
 from ..data.raw_arrays import quoted
-from ..data.table_readers import read_frame, with_text_names
+from ..data.tables import as_pandas, read_table
 from ..errors import DataError, SettingError
 from ..insight import export_onnx
 from ..io.files import folder_name, write_text
@@ -28,12 +29,12 @@ def predict_table(models: SiteModels, file: Path, client: str, out: Path) -> int
     """
     if out.exists():
         raise SettingError(f"{out} exists; choose another --out, or move it away")
-    frame = with_text_names(read_frame(file, client))
+    frame = as_pandas(read_table(file, client=client))
     if client not in frame.columns:
         raise DataError(
             f"{file} has no column {client!r}, which says whose model is used; name one with --client-column"
         )
-    names = frame[client].astype(str).to_numpy()
+    names = as_ids(frame[client].to_numpy())
     by_client = {name: (names == name).nonzero()[0] for name in dict.fromkeys(names.tolist())}
     for name in by_client:  # first: a client that is not known should leave nothing behind
         models.name_of(name)
