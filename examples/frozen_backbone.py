@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ppfl import PPFL, FedAvg, Fitted, Local, Population, Watch, fit
-from ppfl.data import MNIST_GROUPS, by_label_groups, digits
+from ppfl import PPFL, FedAvg, Federation, Fitted, Local, Population, Watch, fit
+from ppfl.data import MNIST_GROUPS, digits, label_groups
 
 PER_GROUP = int(os.environ.get("PPFL_EXAMPLE_CLIENTS", "40")) // len(MNIST_GROUPS)
 
@@ -49,7 +49,8 @@ for _ in range(4):
 # %% Freeze the backbone: what does not require a gradient is not trained, not copied for each client and not sent.
 
 backbone.requires_grad_(False)
-federation = by_label_groups(images[private], y[private], MNIST_GROUPS, clients=PER_GROUP, test_fraction=0.4)
+clients = label_groups(y[private], MNIST_GROUPS, clients=PER_GROUP)
+federation = Federation.from_arrays(images[private], y[private], clients, test_fraction=0.4)
 population = Population(net, canonical="head", k=len(MNIST_GROUPS), mix="weights")
 print(federation.describe())
 print(population, "\n")

@@ -134,7 +134,6 @@ def tables() -> dict[str, list[dict[str, Any]]]:
                     "name": "dirichlet_sources",
                     "clients": 4,
                     "alpha": 0.5,
-                    "equal": False,
                     "groups": [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]],
                 },
             },
@@ -241,6 +240,7 @@ def check_and_build(table: Any) -> object:
     """An experiment, its data, its population and one round of it."""
     from pydantic import ValidationError
 
+    from ppfl.data import SampleSpec
     from ppfl.errors import SettingError
     from ppfl.runs import Experiment
     from ppfl.runs.explain import explain
@@ -255,8 +255,8 @@ def check_and_build(table: Any) -> object:
     federation = checked.data.build(Path("nowhere"))
     if checked.data.name == "digit_domains" and len(federation.train) > 100:
         return federation
-    checked.affinity.build(federation, checked.method)
-    checked.build_population(federation, checked.seeds[0])
+    checked.build_affinity(federation)
+    checked.build_population(SampleSpec.of(federation), checked.seeds[0])
     counts = [value for value in checked.method.model_dump().values() if isinstance(value, int)]
     if federation.train.x.numel() < 5000 and max(counts, default=0) < 200:
         return attempt(checked, without_test(federation), {}, rounds=1)

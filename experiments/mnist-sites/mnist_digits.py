@@ -5,7 +5,7 @@ import torch
 from ppfl import Federation
 from ppfl.data.dataset_settings import MNIST_PIXELS
 from ppfl.data.file_settings import dataset_folder
-from ppfl.data.partitions import by_label_groups
+from ppfl.data.partitions import label_groups
 from ppfl.data.readers import read_mnist
 
 
@@ -15,4 +15,5 @@ def load_digits(digits: list[int], clients: int) -> Federation:
     mine = torch.isin(y, torch.tensor(digits))
     mean, deviation = MNIST_PIXELS
     classes = [str(digit) for digit in range(10)]
-    return by_label_groups((x[mine] - mean) / deviation, y[mine], groups=[digits], clients=clients, classes=classes)
+    assigned = label_groups(y[mine], groups=[digits], clients=clients)
+    return Federation.from_arrays((x[mine] - mean) / deviation, y[mine], assigned, classes=classes)

@@ -1,17 +1,23 @@
-"""A name "module:Class" in settings is a class, and nothing is imported for it unless its reader says so."""
+"""Names in settings stand for functions and classes, and nothing is imported for them unless their reader says so."""
 
 import json
+import math
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import pytest
+from pydantic import TypeAdapter
 
 from kit.experiments import SHORT
 from kit.own_methods import forget, join, split
-from kit.refusals import PPFLError, SettingError, assert_refused
+from kit.refusals import DataError, PPFLError, SettingError, assert_refused
 from ppfl import FedAvg
 from ppfl.algorithms import METHODS, FineTune
-from ppfl.core.registry import Imports, python_names
+from ppfl.core.registry import Functions, Imports, NamedCall, python_names
+from ppfl.core.settings import Count, Positive, Seed, Settings
 from ppfl.runs import Experiment
+from ppfl.runs.affinities import AFFINITIES
 
 MODULE = """
 from ppfl import FedAvg
@@ -78,3 +84,63 @@ def test_names_of_python_objects_are_found_in_any_table_but_data():
     tables = {"data": {"factory": "a:a"}, "model": {"factory": "b:b"}, "watch": {"metrics": ["c:c"]}}
     method = {"name": "finetune", "method": {"name": "d:d", "rules": [{"name": "e:e"}]}}
     assert sorted(python_names({"name": "plain", **tables, "method": method})) == ["b:b", "c:c", "d:d", "e:e"]
+
+
+def test_the_keys_of_a_table_are_the_keyword_arguments_of_the_function(tmp_path, monkeypatch):
+    class Common(Settings):
+        seed: Seed = 0
+        share: float = 0.5
+
+    things = Functions("thing", "thing", given=["federation"], base=Common)
+
+    @things.register("near", share=0.25)
+    def near(federation, file: Path, seed: int, count: Count = 3, sizes: tuple[Positive, ...] = (1.0,)):
+        return federation, file, seed, count, sizes
+
+    asked = things.make("near", file="a.txt", sizes=[2], seed=7)
+    assert (asked.name, asked.share, asked.count, asked.sizes) == ("near", 0.25, 3, (2.0,))
+    monkeypatch.setenv("PPFL_DATA", str(tmp_path / "data"))
+    assert asked.call(tmp_path, federation=5, unasked=6) == (5, tmp_path / "a.txt", 7, 3, (2.0,))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").touch()
+    assert asked.call(tmp_path, federation=5)[1] == tmp_path / "data" / "a.txt"
+    for settings, *words in (
+        ({"file": "a", "federation": 3}, "no key 'federation'", "its keys are name, seed, share, file"),
+        ({"file": "a", "cuont": 3}, "no key 'cuont'", "did you mean 'count'?"),
+        ({"file": "a", "count": 0}, "[thing] count is 0", "greater than 0"),
+        ({}, "file is missing"),
+    ):
+        assert_refused(lambda: things.make("near", **settings), SettingError, *words)
+    assert_refused(lambda: things.make("nera"), SettingError, "did you mean 'near'?", "module:f")
+    for wrong, words in (("os", "there is no thing"), ("os:", "module:function"), ("a b:c", "module:function")):
+        assert_refused(lambda: things.make(wrong), SettingError, words)
+    table = TypeAdapter(Annotated[NamedCall | None, things.field(optional=True)])
+    assert table.validate_json(table.dump_json(asked)) == asked and table.validate_python(None) is None
+    with pytest.raises(ValueError, match="auto is not a thing"):
+        table.validate_python(AFFINITIES.make("auto"))
+
+
+def test_a_function_of_ones_own_is_imported_when_it_is_called_and_its_keys_are_checked_then(tmp_path):
+    code = "from pathlib import Path\ndef make(federation, width: int, file: Path = None, **more): "
+    (tmp_path / "own_things.py").write_text(code + "return federation, width, file, more\ndef broken(): return 1 / 0\n")
+    things = Functions("thing", "thing", given=["federation"], error=DataError)
+    asked = things.make("own_things:make", Imports(tmp_path), width="4", file="a", other=[1])
+    assert "own_things" not in sys.modules
+    assert asked.call(tmp_path, federation=5) == (5, 4, tmp_path / "a", {"other": [1]})
+    refused = (
+        ({"width": "wide"}, SettingError, "[thing]: own_things:make: width is 'wide'", "it takes (federation, width"),
+        ({}, SettingError, "cannot be called with no arguments", "'width'"),
+    )
+    for settings, error, *words in refused:
+        wrong = things.make("own_things:make", **settings)
+        assert_refused(lambda: wrong.call(tmp_path, federation=5), error, *words)
+    assert_refused(lambda: things.make("own_things:make", width=math.nan), SettingError, "width is nan", "finite")
+    broken = things.make("own_things:broken")
+    assert_refused(lambda: broken.call(tmp_path), DataError, "ZeroDivisionError", "own_things.py, line 3")
+    only = Imports(tmp_path, ("other:make",))
+    assert_refused(lambda: things.make("own_things:make", only), SettingError, "may not be imported", "other:make")
+    experiment = {"affinity": {"name": "own_things:make"}}
+    assert python_names(experiment) == ["own_things:make"]
+    with pytest.raises(ValueError, match="may not be imported"):
+        Experiment.model_validate({**SHORT, **experiment}, context=only)
+    sys.modules.pop("own_things")

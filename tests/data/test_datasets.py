@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from scipy.io import savemat
 
-from kit.files import cifar_batch, python2_cifar_batch, write_bytes, write_leaf, write_mnist, write_tff
+from kit.files import cifar_batch, limited, python2_cifar_batch, write_bytes, write_leaf, write_mnist, write_tff
 from kit.refusals import DataError, assert_refused
 from ppfl.data import DOMAINS, FEMNIST_CLASSES, build, digit_domains, drawn_digits, read_cifar10, read_femnist
 from ppfl.data.cifar import read_cifar10_batch
-from ppfl.data.limits import limited
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (20, 3072), dtype=np.uint8)

@@ -1,15 +1,18 @@
 """A federation has clients as named slices, and a client does not depend on the other clients."""
 
+from decimal import Decimal
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.refusals import DataError, assert_refused
 from ppfl.data import Federation, Samples, Truth, samples
-from ppfl.data.client_rows import group_rows
+from ppfl.data.ids import group_rows, text_ids
 
 
 def rows(n=30, clients=3):
@@ -32,6 +35,21 @@ def test_every_row_is_in_one_split_of_its_own_client_in_order(client, seed):
         own = f.client(id)
         assert {client[int(v)] for part in own.values() for v in values(part)} == {int(id)}
         assert len(own["train"]) >= 1 and values(own["train"]) == sorted(values(own["train"]))
+
+
+NUMBERS_AS_STORED = [
+    [7, 12], [7.0, 12.0], ["7", "12"], np.array([7, 12], np.uint8), np.array([7.0, 12.0], np.float32),
+    np.array([7, 12.0], object), np.array([np.float32(7), Decimal("12.0")], object), pd.array([7, 12], "Int64"),
+    pd.Categorical([7, 12]), torch.tensor([7, 12]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ids", NUMBERS_AS_STORED, ids=repr)
+def test_a_whole_number_is_one_client_however_it_is_stored_and_text_stays_as_it_is(ids):
+    assert text_ids(ids).tolist() == ["7", "12"]
+    assert text_ids(["007", "7.0", "NA", "7"]).tolist() == ["007", "7.0", "NA", "7"]
+    for odd in ([7.5, 1.0], np.array([7, 7.5], object)):
+        assert_refused(lambda: text_ids(odd), DataError, "fractions", str(max(odd)))
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.booleans())

@@ -14,7 +14,7 @@ from ppfl.data import DataTable
 from ppfl.data.column_sums import agree
 from ppfl.data.file_settings import HoldoutSettings
 from ppfl.data.preparation import Preparation, PreparationSettings
-from ppfl.data.sample_kind import SampleKind
+from ppfl.data.sample_spec import SampleSpec
 
 HOLDOUT, NOTHING = HoldoutSettings(test_fraction=0.25), HoldoutSettings(test_fraction=0)
 FILL = PreparationSettings(missing="fill", text=("code",))
@@ -126,10 +126,10 @@ def test_means_survive_numbers_that_are_large_for_their_spread():
 def test_rows_to_predict_are_prepared_like_those_of_the_fit():
     table = table_of(with_gaps(make_table()), FILL)
     federation = table.federation(NOTHING, FILL)
-    kind = SampleKind.from_json(SampleKind.of(federation).to_json())
+    spec = SampleSpec.model_validate(SampleSpec.of(federation).model_dump(mode="json"))
     shuffled = with_gaps(make_table()).iloc[training_rows(table, FILL, NOTHING), ::-1]
-    torch.testing.assert_close(kind.batch(shuffled), federation.train.x)
-    assert kind.batch(shuffled[:1].assign(ward="never seen")).isfinite().all()
+    torch.testing.assert_close(spec.batch(shuffled), federation.train.x)
+    assert spec.batch(shuffled[:1].assign(ward="never seen")).isfinite().all()
 
 
 def test_what_cannot_be_prepared_sites_that_disagree_and_changed_preparations_are_refused():

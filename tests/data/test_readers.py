@@ -15,11 +15,10 @@ import pyarrow
 import pytest
 import torch
 
-from kit.files import idx_bytes, npy_bytes, write_bytes, write_mnist, write_zip
+from kit.files import idx_bytes, limited, npy_bytes, write_bytes, write_mnist, write_zip
 from kit.refusals import DataError, assert_refused
 from ppfl.data import DataTable, build, read_idx, read_mnist, read_npz, read_table
 from ppfl.data.file_settings import HoldoutSettings
-from ppfl.data.limits import limited
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (20, 28, 28), dtype=np.uint8)

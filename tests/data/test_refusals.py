@@ -8,15 +8,19 @@ import torch
 from torch.utils.data import ChainDataset, DataLoader, Dataset
 
 import ppfl.data as data
+from kit.files import limited
 from kit.refusals import DataError, SettingError, assert_refused
 from ppfl.data import DataTable, Federation, Samples, Truth, read_table
-from ppfl.data.limits import limited
 
 X, Y, C = np.zeros((6, 2), np.float32), [0, 1, 0, 1, 0, 1], ["a", "a", "a", "b", "b", "b"]
 NANS = np.where(np.arange(12).reshape(6, 2) > 7, np.nan, 0)
 TABLE = pd.DataFrame({"shop": C, "price": np.arange(6.0), "city": ["x", "y"] * 3, "sold": ["no", "yes"] * 3})
-GAPS = TABLE.drop(columns="city").assign(price=[1, None] * 3)
+GAPS = TABLE.drop(columns="city").assign(price=[1, None, 3, None, 7, None])
 TEN, LABELS = torch.zeros(600, 1), np.arange(600) % 10
+
+
+def table(frame=TABLE):
+    return DataTable.of(frame, "shop", "sold")
 
 
 def samples(width=2):
@@ -72,13 +76,13 @@ REFUSED = {
     "stream": (lambda: datasets(ChainDataset([])), "IterableDataset", "islice"),
     "loader": (lambda: datasets(DataLoader([1])), "give its dataset"),
     "no pairs": (lambda: datasets([{"x": 1}]), "'a' is a dict", "pair (x, y)"),
-    "text columns": (lambda: DataTable.of(TABLE, "shop", "sold").federation(), "'city' are not numeric", "drop", "get_dummies"),
+    "text columns": (table().federation, "'city' are not numeric", "drop", "get_dummies"),
     "no such column": (lambda: DataTable.of(TABLE, "store", "sold"), "no column 'store'; the table has 'shop'"),
-    "two columns of one name": (lambda: DataTable.of(TABLE.set_axis(list("abdd"), axis=1), "a", "d"), "two columns 'd'"),
-    "gaps": (lambda: DataTable.of(GAPS, "shop", "sold").federation(), "'price' (3) have missing values"),
-    "label in two groups": (lambda: data.by_label_groups(TEN, LABELS, [[0, 1], [1]], 2), "must not overlap"),
-    "more clients than samples": (lambda: data.iid(TEN, LABELS, 601), "601 clients for 600"),
-    "targets to part by label": (lambda: data.dirichlet_labels(TEN, LABELS + 0.5, 3, 1.0), "needs labels"),
+    "two columns of one name": (lambda: table(TABLE.rename(columns={"city": "price"})), "two columns 'price'"),
+    "gaps": (table(GAPS).federation, "'price' (3) have missing values"),
+    "label in two groups": (lambda: data.label_groups(LABELS, [[0, 1], [1]], 2), "must not overlap"),
+    "more clients than samples": (lambda: data.iid(LABELS, 601), "601 clients for 600"),
+    "targets to part by label": (lambda: data.dirichlet_labels(LABELS + 0.5, 3, 1.0), "needs labels"),
     "no synthetic client": (lambda: data.synthetic_classification(0), "n_clients is 0"),
     "all lazy samples": (lambda: data.lazy_population(3).train.x.mean(), "drawn when a client takes part"),
 }

@@ -12,8 +12,7 @@ from pydantic import TypeAdapter
 from kit.documents import blocks
 from kit.files import write_mnist
 from kit.refusals import DataError, SettingError, assert_refused
-from ppfl.data import DATASETS, DataSettings, build, partitions, synthetic
-from ppfl.data.partition_settings import DirichletSources, LabelGroups
+from ppfl.data import DATASETS, DataSettings, build, synthetic
 
 ADAPTER = TypeAdapter(DataSettings)
 IID = {"name": "iid", "clients": 12}
@@ -34,8 +33,8 @@ def test_every_partition_and_population_by_name():
 def test_settings_and_functions_have_the_same_defaults():
     names = ("synthetic_groups", "synthetic_linear", "logistic_population")
     pairs = [(DATASETS[name], getattr(synthetic, name)) for name in names]
-    pairs += [(DATASETS["synthetic"], synthetic.synthetic_classification), (LabelGroups, partitions.by_label_groups)]
-    for model, function in (*pairs, (DirichletSources, partitions.dirichlet_sources)):
+    pairs += [(DATASETS["synthetic"], synthetic.synthetic_classification)]
+    for model, function in pairs:
         defaults = {key: each.default for key, each in inspect.signature(function).parameters.items()}
         assert all(key == "name" or field.default == defaults[key] for key, field in model.model_fields.items())
 
@@ -75,7 +74,7 @@ def test_a_wrong_setting_is_refused_in_one_line():
     for settings, *words in (
         ({"name": "mnits"}, "mnits", "data sets are digits"),
         ({"name": "digits", "folder": "x"}, "digits.folder"),
-        ({"name": "digits", "partition": {"name": "iid", "alpha": 1}}, "partition.iid.alpha"),
+        ({"name": "digits", "partition": {"name": "iid", "alpha": 1}}, "partition.alpha"),
         ({"name": "csv", "client": "a", "target": "b"}, "csv.file", "required"),
     ):
         assert_refused(lambda: build(**settings), SettingError, *words)

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from kit.files import write_bytes, write_tff
+from kit.files import limited, write_bytes, write_tff
 from kit.refusals import DataError, assert_refused
 from ppfl.data import SHAKESPEARE_CHARACTERS, build, read_shakespeare, read_stackexchange
-from ppfl.data.limits import limited
 from ppfl.data.tff_files import open_tff
 
 h5py = pytest.importorskip("h5py")

@@ -27,7 +27,7 @@ def make_federations() -> Federation:
     x, y, ids = torch.randn(60, 4), torch.arange(60) % 3, [f"client-{i % 5}" for i in range(60)]
     assert_type(Federation.from_arrays(x.numpy(), y.tolist(), clients=np.array(ids)), Federation)
     assert_type(digits_federation(), Federation)
-    assert_type(iid(x, y, clients=5).label_counts(), Tensor)
+    assert_type(Federation.from_arrays(x, y, iid(y, clients=5)).label_counts(), Tensor)
     federation = Federation.from_arrays(x, y, clients=ids, test_fraction=0.2, validation_fraction=0.2)
     assert_type(federation.client(federation.ids[0])["train"], Samples)
     assert_type(federation.select(["client-1", "client-0"]).to("cpu"), Federation)

@@ -11,13 +11,14 @@ import tomli_w
 from ppfl.algorithms import PPFL
 from ppfl.cli import main
 from ppfl.cli.reproduce import tasks_of_study, write_study
-from ppfl.data.limits import limited
 from ppfl.io.lock import locked as locked
 from ppfl.paper import Study
 from ppfl.runs import Experiment, OnRoundEnd, RunFolder, RunRecord
 from ppfl.runs.comparison import run_tasks
 from ppfl.server import RoundEnd
 from ppfl.sites import Site
+
+from .files import limited
 
 SMALL: dict[str, Any] = {
     "name": "small",

@@ -3,13 +3,27 @@
 import gzip
 import io
 import json
+import os
 import struct
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+
+
+@contextmanager
+def limited(**sizes: int) -> Iterator[None]:
+    """Other limits for a while, as PPFL_LIMITS sets them."""
+    before = os.environ.get("PPFL_LIMITS", "")
+    os.environ["PPFL_LIMITS"] = ",".join(filter(None, [before, *(f"{name}={most}" for name, most in sizes.items())]))
+    try:
+        yield
+    finally:
+        os.environ["PPFL_LIMITS"] = before
 
 
 def write_bytes(path: Path, content: bytes) -> Path:

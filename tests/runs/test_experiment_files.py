@@ -62,7 +62,7 @@ LABELS, NUMBERS = synthetic_groups(), synthetic_groups(task="regression")
 
 
 def affinity_by(name, federation=LABELS, method=None, **settings):
-    return small_experiment(affinity={"name": name} | settings).affinity.build(federation, method or PPFL())
+    return small_experiment(affinity={"name": name} | settings, method=method or PPFL()).build_affinity(federation)
 
 
 def test_affinities_are_those_of_the_core_and_what_does_not_fit_into_memory_is_refused():

@@ -18,7 +18,7 @@ _METHODS: tuple[type[Method], ...] = (
     FedEM, IFCA, CFL, LGFedAvg, FedPer, FedRep, FedAlt, FedSim, PPFL,
 )  # fmt: skip
 for _method in _METHODS:
-    METHODS.register(_method.name, _method)
+    METHODS.register(_method.name)(_method)
 
 __all__ = [
     "CFL",

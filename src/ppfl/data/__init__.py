@@ -6,25 +6,20 @@ from ppfl.data.cifar import read_cifar10
 from ppfl.data.dataset_settings import DATASETS, DataSettings, build
 from ppfl.data.domains import DOMAINS, digit_domains
 from ppfl.data.drawn_digits import drawn_digits
-from ppfl.data.federation import Federation
+from ppfl.data.federation import Assignment, Federation
 from ppfl.data.femnist import FEMNIST_CLASSES, read_femnist
-from ppfl.data.inputs import MappedRows
 from ppfl.data.lazy_population import lazy_population
-from ppfl.data.partition_settings import PartitionSettings
 from ppfl.data.partitions import (
-    CIFAR10_CLASSES,
-    CIFAR10_CLIENTS,
-    CIFAR10_GROUPS,
-    MNIST_CLIENTS,
     MNIST_GROUPS,
-    by_column,
-    by_label_groups,
+    PARTITIONS,
     dirichlet_labels,
     dirichlet_sources,
     iid,
+    label_groups,
 )
 from ppfl.data.readers import Pool, read_idx, read_mnist, read_npz
-from ppfl.data.samples import Samples
+from ppfl.data.sample_spec import SampleSpec
+from ppfl.data.samples import MappedRows, Samples
 from ppfl.data.shakespeare import SHAKESPEARE_CHARACTERS, read_shakespeare
 from ppfl.data.sklearn_digits import digits, digits_federation
 from ppfl.data.stackexchange import read_stackexchange
@@ -39,27 +34,23 @@ from ppfl.data.tables import DataTable, read_table
 from ppfl.data.truth import Truth
 
 __all__ = [
-    "CIFAR10_CLASSES",
-    "CIFAR10_CLIENTS",
-    "CIFAR10_GROUPS",
     "DATASETS",
     "DOMAINS",
     "FEMNIST_CLASSES",
-    "MNIST_CLIENTS",
     "MNIST_GROUPS",
+    "PARTITIONS",
     "SHAKESPEARE_CHARACTERS",
+    "Assignment",
     "DataSettings",
     "DataTable",
     "Federation",
     "MappedRows",
-    "PartitionSettings",
     "Pool",
+    "SampleSpec",
     "Samples",
     "Truth",
     "bayes_accuracy",
     "build",
-    "by_column",
-    "by_label_groups",
     "digit_domains",
     "digits",
     "digits_federation",
@@ -67,6 +58,7 @@ __all__ = [
     "dirichlet_sources",
     "drawn_digits",
     "iid",
+    "label_groups",
     "lazy_population",
     "logistic_population",
     "read_cifar10",

@@ -1,8 +1,7 @@
-"""Convert lists and numpy, pandas and torch arrays to the features and targets of a federation."""
+"""Convert lists and numpy, pandas and torch arrays to the features, targets and masks of a federation."""
 
 import math
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
@@ -11,14 +10,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ppfl.core.losses import IGNORED
-from ppfl.data.inputs import Inputs, mapped_rows
-from ppfl.data.limits import check_limit
-from ppfl.data.ragged import is_ragged, pad_rows
-from ppfl.data.raw_arrays import as_array, as_float32, as_int64, as_text, quoted, refuse_missing
+from ppfl.data.files import check_limit
+from ppfl.data.samples import Inputs, mapped_rows
 from ppfl.errors import DataError
 
 LearningTask = Literal["auto", "classification", "regression"]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
 _MOST_AXES = 8
+_LONGEST_NAME = 1000  # characters of a client id or a class
+_LAST_INTEGER = 2.0**63  # integers below it fit into int64
+_ROW = (list, tuple, np.ndarray, Tensor)
 
 
 def as_features(x: Any, tokens: bool = False, pad: int = 0) -> Inputs:
@@ -164,5 +165,123 @@ def _has_text(rows: Any) -> bool:
     return any(isinstance(value, str) for row in rows for value in row)
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float | np.floating | Decimal) and value != value
+def is_ragged(values: Any) -> bool:
+    """Whether this is a list, or a column of a table, of rows that are lists of different lengths.
+
+    >>> is_ragged([[1, 2], [3]]), is_ragged([[1, 2], [3, 4]])
+    (True, False)
+    """
+    if isinstance(values, Tensor) or not isinstance(values, Sequence | np.ndarray) or isinstance(values, str | bytes):
+        values = values.tolist() if type(values).__module__.startswith("pandas") and hasattr(values, "tolist") else ()
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return False
+    rows = list(values)
+    if not rows or not all(isinstance(row, _ROW) and np.ndim(row) for row in rows[:1]):
+        return False
+    if not all(isinstance(row, _ROW) for row in rows):
+        return False
+    return len({len(row) for row in rows}) > 1 or isinstance(values, np.ndarray)
+
+
+def pad_rows(values: Any, pad: int, what: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Rows of whole numbers (n, longest), with `pad` after the end of the shorter ones.
+
+    >>> pad_rows([[5, 6, 7], [8]], 0, "x").tolist()
+    [[5, 6, 7], [8, 0, 0]]
+    """
+    rows = [np.asarray(row) for row in values]
+    longest = max(map(len, rows))
+    size = len(rows) * longest * 8
+    check_limit(
+        "bytes", size, f"{what} padded to {longest:,} values per row takes {size:,} bytes", "cut long rows, or "
+    )
+    padded = np.full((len(rows), longest), pad, np.int64)
+    for at, row in enumerate(rows):
+        if row.ndim != 1 or (len(row) and row.dtype.kind not in "biu"):
+            raise DataError(
+                f"{what} has rows of different lengths, and row {at} is {row.dtype} {row.shape}; only lists of whole "
+                f"numbers are padded: give every row the same shape"
+            )
+        padded[at, : len(row)] = row
+    return padded
+
+
+def quoted(names: Sequence[str], most: int = 5) -> str:
+    """A few names for an error message.
+
+    >>> quoted(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    shown = ", ".join(repr(str(n)) for n in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def as_array(values: Any, what: str) -> np.ndarray[Any, Any]:
+    """A numpy array in the byte order of this machine."""
+    try:
+        if isinstance(values, Tensor):
+            return values.detach().cpu().numpy()
+        array = np.asarray(values)
+        if array.dtype.kind in "US" and not isinstance(values, np.ndarray):
+            array = np.asarray(values, dtype=object)  # arrays of text would drop NULs at the end
+    except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
+        raise DataError(f"{what} is not an array ({error}); give every row the same shape") from None
+    if array.dtype.kind in "cVmM" and what != "clients":
+        raise DataError(f"{what} is {array.dtype}; expected real numbers or text: convert it first")
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def as_text(array: np.ndarray[Any, Any], what: str) -> np.ndarray[Any, np.dtype[np.str_]]:
+    """Values as text that can be written to a file, and that stays as different as it was."""
+    texts: Any = array
+    if array.dtype.kind in "OS":
+        texts = [_decoded(value, what) for value in array.tolist()]
+        longest = max(map(len, texts), default=0)
+        if odd := next((text for text in texts if "\0" in text), None):
+            raise DataError(f"{what} has {odd!r}, with a NUL character in it; remove it, or number the values")
+    else:
+        longest = array.dtype.itemsize // 4 if array.dtype.kind == "U" else 0
+    if longest > _LONGEST_NAME:
+        raise DataError(f"{what} has a text of {longest} characters; expected at most {_LONGEST_NAME}: use short names")
+    size = 4 * longest * len(array)
+    check_limit("bytes", size, f"{what} would need {size:,} bytes as text", "use shorter names, or ")
+    text = np.ascontiguousarray(np.asarray(texts, dtype=np.str_))
+    codes = text.view(np.uint32) if text.itemsize else np.zeros(0, np.uint32)
+    if bool((((codes >= 0xD800) & (codes < 0xE000)) | (codes > 0x10FFFF)).any()):
+        raise DataError(f"{what} has text with half a character (a lone surrogate), which no file can hold; replace it")
+    return text
+
+
+def _decoded(value: Any, what: str) -> str:
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise DataError(f"{what} has the bytes {value[:20]!r}, which are not UTF-8; decode them first") from None
+
+
+def as_int64(array: np.ndarray[Any, Any], what: str) -> Integers:
+    if array.dtype.kind in "fu":
+        wide = array.astype(np.float64)
+        if (far := (wide >= _LAST_INTEGER) | (wide < -_LAST_INTEGER)).any():
+            raise DataError(f"{what} contains {array[far][0]}, too large for an integer of 64 bits; use text instead")
+    return array.astype(np.int64)
+
+
+def as_float32(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and a federation refuses that
+        return array.astype(np.float32)
+
+
+def refuse_missing(array: np.ndarray[Any, Any], what: str) -> None:
+    # comparing pandas.NA gives NA, so it can only be recognised by its type
+    if array.dtype.kind == "f":
+        missing = int(np.isnan(array).sum())
+    else:
+        missing = sum(
+            v is None or type(v).__name__ in ("NAType", "NaTType") or (isinstance(v, float | np.floating) and v != v)
+            for v in array
+        )
+    if missing:
+        raise DataError(f"{what} has {missing} missing values; drop or fill those rows first")

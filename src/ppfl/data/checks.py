@@ -9,11 +9,10 @@ from torch import Tensor
 from ppfl.core.ids import ClientIds, NumberedIds, positions_of
 from ppfl.core.ids import check_ids as check_names
 from ppfl.core.losses import IGNORED
-from ppfl.data.inputs import MappedRows
-from ppfl.data.lazy_samples import LazySamples
-from ppfl.data.limits import check_limit
-from ppfl.data.raw_arrays import quoted
-from ppfl.data.samples import Samples
+from ppfl.data.arrays import quoted
+from ppfl.data.files import check_limit
+from ppfl.data.lazy import LazySamples
+from ppfl.data.samples import MappedRows, Samples
 from ppfl.data.truth import Truth
 from ppfl.errors import DataError
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ppfl.data.files import existing_file, open_bounded, reading
 from ppfl.data.readers import images_as_floats
-from ppfl.data.streams import existing_file, open_bounded, reading
 from ppfl.errors import DataError
 
 _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from ppfl.core.losses import IGNORED
-from ppfl.data.inputs import row_blocks, scaled
-from ppfl.data.limits import check_limit
-from ppfl.data.samples import Samples
+from ppfl.data.files import check_limit
+from ppfl.data.samples import Samples, row_blocks, scaled
 from ppfl.errors import DataError
 
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 from pydantic import ValidationError as Invalid
 from torch import Tensor
 
-from ppfl.core.registry import FactorySettings, with_factory_name
+from ppfl.core.registry import FactorySettings, NamedCall, with_factory_name
 from ppfl.core.settings import Count, Settings
 from ppfl.data.arrays import LearningTask
 from ppfl.data.by_client_settings import Femnist, Shakespeare, StackExchange
@@ -17,8 +17,7 @@ from ppfl.data.cifar import read_cifar10
 from ppfl.data.domains import DOMAIN_SAMPLES, DOMAINS, Domain, digit_domains
 from ppfl.data.federation import Federation
 from ppfl.data.file_settings import HoldoutSettings, data_folder, dataset_folder, resolved
-from ppfl.data.partition_settings import LabelGroups, PartitionSettings
-from ppfl.data.partitions import CIFAR10_CLASSES, CIFAR10_CLIENTS, CIFAR10_GROUPS
+from ppfl.data.partitions import PARTITIONS, PartitionByName
 from ppfl.data.preparation import Preparation, PreparationSettings
 from ppfl.data.readers import read_mnist, read_npz, with_channels
 from ppfl.data.samples import random_rows
@@ -33,20 +32,28 @@ from ppfl.data.synthetic_settings import (
 from ppfl.data.tables import DataTable, file_stem, read_table
 from ppfl.errors import DataError, SettingError
 
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_GROUPS = ((1, 9), (0, 8), (2, 3, 4, 5, 6, 7))  # road, sky and water, animals
+CIFAR10_CLIENTS = (27, 27, 26)
 # Mean and standard deviation of a pixel: published constants, so no data of clients are needed to compute them.
 MNIST_PIXELS = 0.1307, 0.3081
 CIFAR10_PIXELS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+def _divided(x: Any, y: Any, asked: Any, base: Path | None, **about: Any) -> Federation:
+    clients = asked.partition.call(base, y=y, seed=asked.seed)
+    return Federation.from_arrays(x, y, clients, **asked.split(**about))
 
 
 class Digits(HoldoutSettings):
     """scikit-learn's 1,797 digits; by default in the paper's groups, 10 clients each."""
 
     name: Literal["digits"] = "digits"
-    partition: PartitionSettings = LabelGroups(clients=10)
+    partition: PartitionByName = PARTITIONS.make("label_groups", clients=10)
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe."""
-        return self.partition.split_into_clients(*digits(), **self.split(name="digits"))
+        return _divided(*digits(), self, base, name="digits")
 
 
 class _ImageSettings(HoldoutSettings):
@@ -66,21 +73,21 @@ class Mnist(_ImageSettings):
 
     name: Literal["mnist"] = "mnist"
     image: bool = False
-    partition: PartitionSettings = LabelGroups()
+    partition: PartitionByName = PARTITIONS.make("label_groups")
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative folder starts at `base`."""
         x, y = self._subset(*read_mnist(dataset_folder(self.folder, base, "mnist"), self.image), "mnist")
         if self.standardise:
             x = (x - MNIST_PIXELS[0]) / MNIST_PIXELS[1]
-        return self.partition.split_into_clients(x, y, **self.split(name="mnist"))
+        return _divided(x, y, self, base, name="mnist")
 
 
 class Cifar10(_ImageSettings):
     """CIFAR-10 from cifar-10-batches-py; by default as in Table 1."""
 
     name: Literal["cifar10"] = "cifar10"
-    partition: PartitionSettings = LabelGroups(groups=CIFAR10_GROUPS, clients=CIFAR10_CLIENTS)
+    partition: PartitionByName = PARTITIONS.make("label_groups", groups=CIFAR10_GROUPS, clients=CIFAR10_CLIENTS)
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative folder starts at `base`."""
@@ -88,7 +95,7 @@ class Cifar10(_ImageSettings):
         if self.standardise:
             mean, deviation = torch.tensor(CIFAR10_PIXELS)[:, :, None, None]
             x = (x - mean) / deviation
-        return self.partition.split_into_clients(x, y, **self.split(name="cifar10", classes=CIFAR10_CLASSES))
+        return _divided(x, y, self, base, name="cifar10", classes=CIFAR10_CLASSES)
 
 
 class DigitDomains(HoldoutSettings):
@@ -115,7 +122,7 @@ class Npz(HoldoutSettings):
     file: Path
     tokens: bool = False
     image: bool = False  # adds the channel axis that cnn expects
-    partition: PartitionSettings | None = None
+    partition: Annotated[NamedCall | None, PARTITIONS.field(optional=True)] = None
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative file starts at `base`."""
@@ -123,7 +130,7 @@ class Npz(HoldoutSettings):
         pool = pool._replace(x=with_channels(pool.x)) if self.image else pool
         if self.partition is None:
             return pool.federation(**self.split(name=self.file.stem))
-        return self.partition.split_into_clients(pool.x, pool.y, **self.split(name=self.file.stem, tokens=self.tokens))
+        return _divided(pool.x, pool.y, self, base, name=self.file.stem, tokens=self.tokens)
 
 
 class TableFileSettings(HoldoutSettings):

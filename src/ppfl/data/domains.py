@@ -14,10 +14,10 @@ from torch import Tensor
 from ppfl.data.arrays import as_targets
 from ppfl.data.drawn_digits import SIZE, drawn_digits
 from ppfl.data.federation import Federation
+from ppfl.data.files import check_size, open_bounded, reading
 from ppfl.data.partitions import client_names
 from ppfl.data.readers import images_as_floats, read_mnist, read_npz, with_channels
 from ppfl.data.samples import random_rows
-from ppfl.data.streams import check_size, open_bounded, reading
 from ppfl.data.truth import Truth
 from ppfl.errors import DataError
 

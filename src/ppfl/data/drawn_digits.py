@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ppfl.core.draws import uniform
-from ppfl.data.limits import check_limit
+from ppfl.data.files import check_limit
 from ppfl.errors import DataError
 
 SIZE = 28  # pixels

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,17 +13,29 @@ from ppfl.core.ids import ClientIds, as_ids
 from ppfl.core.settings import usable_device
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets
-from ppfl.data.client_rows import as_weights, group_rows, split_rows
 from ppfl.data.client_summaries import count_labels, mean_features, number_classes, size_shares
-from ppfl.data.columns import column, features_of
 from ppfl.data.fingerprint import fingerprint_federation
-from ppfl.data.inputs import MappedRows
+from ppfl.data.ids import as_weights, group_rows, split_rows
 from ppfl.data.preparation import Preparation
-from ppfl.data.samples import Samples, held_out
-from ppfl.data.torch_datasets import read_clients, read_items
+from ppfl.data.samples import MappedRows, Samples, held_out
+from ppfl.data.sources import column, features_of, read_clients, read_items
 from ppfl.data.truth import Truth
 from ppfl.errors import DataError
 from ppfl.io.text import visible
+
+
+class Assignment(NamedTuple):
+    """The client of every row of pooled data, as a partition assigns them."""
+
+    clients: Tensor  # (n,) positions in `ids`, int64
+    ids: tuple[str, ...]
+    truth: Truth | None = None  # in the order of `ids`
+
+    @property
+    def sizes(self) -> Tensor:
+        """Number of rows of each client (M,)."""
+        return torch.bincount(self.clients, minlength=len(self.ids))
+
 
 Split = Literal["train", "test", "validation"]
 _LETTERS = 40  # of the name, in the repr
@@ -91,6 +104,8 @@ class Federation:
     ) -> "Federation":
         """Group the rows of a table by a column of client ids; rows may be in any order.
 
+        `clients` may also be what a partition returns, such as `dirichlet_labels(y, clients=20, alpha=0.3)`.
+
         Clients are in the order of `ids`, or of first appearance if `ids` is not given. `is_test` marks the test rows
         and replaces `test_fraction`; `validation_fraction` is taken from the remaining training rows. `weights` maps
         a client id to a weight of any scale. The rows of `truth` are in the order of `ids`. If `x` is float32, its rows
@@ -100,6 +115,8 @@ class Federation:
         which stay bytes until a batch scales them to 0..1; lists of token ids of different lengths, which get the id
         `pad` after their end; or a file mapped into memory, np.load(..., mmap_mode="r"), never copied as a whole.
         """
+        if isinstance(clients, Assignment):
+            clients, ids, truth = np.array(clients.ids)[clients.clients], clients.ids, clients.truth
         if truth is not None and ids is None:
             raise DataError("truth is given without ids; pass ids in the order of its rows")
         columns = getattr(x, "columns", None)

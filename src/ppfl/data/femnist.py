@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from ppfl.data.client_files import SplitFiles, choose_clients, find_files
-from ppfl.data.client_rows import as_ids
 from ppfl.data.federation import Federation
+from ppfl.data.files import check_size, existing_file, open_bounded, reading
+from ppfl.data.ids import text_ids
 from ppfl.data.readers import Pool, images_as_floats, read_arrays
-from ppfl.data.streams import check_size, existing_file, open_bounded, reading
 from ppfl.data.tff_files import TffFile, open_tff
 from ppfl.errors import DataError
 
@@ -164,7 +164,7 @@ def _from_npz(files: SplitFiles, choose: _Choose) -> _Images:
             if clients.dtype.kind not in "iu" or not np.isin(clients, np.arange(len(arrays["writer_id"]))).all():
                 raise ValueError("client has other values than positions in writer_id")
             clients = arrays["writer_id"][clients]
-        names, positions, counts = np.unique(as_ids(clients), return_inverse=True, return_counts=True)
+        names, positions, counts = np.unique(text_ids(clients), return_inverse=True, return_counts=True)
         size_of = dict(zip(names.tolist(), counts.tolist(), strict=True))
         keep = np.isin(names, choose([*size_of], size_of.__getitem__))[positions]
         x, y = _paired(arrays["x"][keep], arrays["y"][keep])

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ppfl.core.ids import NumberedIds
-from ppfl.data.inputs import Inputs, MappedRows
-from ppfl.data.lazy_samples import LazySamples
+from ppfl.data.lazy import LazySamples
+from ppfl.data.samples import Inputs, MappedRows
 
 if TYPE_CHECKING:
     from ppfl.data.federation import Federation

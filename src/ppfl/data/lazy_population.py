@@ -13,7 +13,7 @@ from torch import Tensor
 from ppfl.core.draws import hashed, uniform
 from ppfl.core.ids import NumberedIds
 from ppfl.data.federation import Federation
-from ppfl.data.lazy_samples import LazySamples
+from ppfl.data.lazy import LazySamples
 from ppfl.errors import DataError
 
 _NUMBERS_AT_ONCE = 1 << 20

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppfl.core.losses import IGNORED
-from ppfl.data.limits import check_limit
-from ppfl.data.raw_arrays import Integers
+from ppfl.data.arrays import Integers
+from ppfl.data.files import check_limit
 from ppfl.errors import SettingError
 
 

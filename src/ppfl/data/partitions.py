@@ -1,62 +1,44 @@
-"""Split pooled data (x, y) into clients that differ in a known way."""
+"""Partitions divide the rows of pooled data among clients that differ in a known way, by their labels."""
 
 from collections.abc import Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from ppfl.data.allocation import Counts, equal_sizes, random_sizes
+from ppfl.core.registry import Functions, NamedCall
+from ppfl.core.settings import Count, CountOrZero, Positive
 from ppfl.data.arrays import as_targets
-from ppfl.data.federation import Federation
+from ppfl.data.federation import Assignment
 from ppfl.data.truth import Truth
 from ppfl.errors import DataError
 
-MNIST_GROUPS = ((0, 6), (5, 8), (2, 3, 9), (1, 4, 7))
-MNIST_CLIENTS = 25
-CIFAR10_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
-CIFAR10_GROUPS = ((1, 9), (0, 8), (2, 3, 4, 5, 6, 7))  # road, sky and water, animals
-CIFAR10_CLIENTS = (27, 27, 26)
+MNIST_GROUPS = ((0, 6), (5, 8), (2, 3, 9), (1, 4, 7))  # of the paper
 
-Groups = Sequence[Sequence[int]]
-_Index = np.ndarray[Any, np.dtype[np.int64]]
+Groups = Sequence[Sequence[CountOrZero]]
+_Integers = np.ndarray[Any, np.dtype[np.int64]]
+_Table = np.ndarray[Any, np.dtype[np.float64]]
+
+PARTITIONS = Functions("partition", "data.partition", given=("y", "seed"), error=DataError)
+PartitionByName = Annotated[NamedCall, PARTITIONS.field()]
 
 
-class SplitSettings(TypedDict, total=False):
-    """Settings that every partition passes to Federation.from_arrays."""
+@PARTITIONS.register("label_groups")
+def label_groups(
+    y: Any, groups: Groups = MNIST_GROUPS, clients: Count | tuple[Count, ...] = 25, seed: int = 0
+) -> Assignment:
+    """Clients that have labels of one group only (Table 1): the samples of a group are shuffled and split evenly.
 
-    test_fraction: float
-    validation_fraction: float
-    name: str
-    classes: Sequence[str] | None
-    tokens: bool
+    Args:
+        y: The labels of all samples.
+        groups: The labels of each group. Every label belongs to one group.
+        clients: How many clients each group has: one number for all groups, or one number per group.
+        seed: Seeds the shuffle.
 
-
-def by_label_groups(
-    x: Any,
-    y: Any,
-    groups: Groups = MNIST_GROUPS,
-    clients: int | Sequence[int] = MNIST_CLIENTS,
-    seed: int = 0,
-    **split: Unpack[SplitSettings],
-) -> Federation:
-    """Each client has labels of one group only (Table 1): the samples of a group are shuffled and split evenly.
-
-    >>> f = by_label_groups(torch.zeros(12, 2), [0, 1, 2, 3] * 3, groups=[[0, 1], [2, 3]], clients=2)
-    >>> f.ids
+    >>> clients = label_groups([0, 1, 2, 3] * 3, groups=[[0, 1], [2, 3]], clients=2)
+    >>> clients.ids
     ('g0-c0', 'g0-c1', 'g1-c0', 'g1-c1')
-    >>> f.truth.memberships.argmax(1)
+    >>> clients.truth.memberships.argmax(1)
     tensor([0, 0, 1, 1])
     """
     labels = _labels(y)
@@ -65,129 +47,197 @@ def by_label_groups(
         raise DataError(f"clients lists {len(counts)} numbers for {len(groups)} groups; give one number per group")
     rng = np.random.default_rng(seed)
     ids: list[str] = []
-    parts: list[_Index] = []
+    parts: list[_Integers] = []
     for g, (rows, count) in enumerate(zip(_rows_of_groups(labels, groups), counts, strict=True)):
         if not 1 <= count <= len(rows):
             raise DataError(f"group {g} has {len(rows)} samples, too few for {count} clients; ask for fewer")
         ids += [f"g{g}-{name}" for name in client_names(count)]
         parts += np.array_split(rng.permutation(rows), count)
     one_hot = np.repeat(np.eye(len(groups), dtype=np.float32), counts, axis=0)
-    return _federation(x, y, ids, parts, seed, Truth(torch.from_numpy(one_hot), "label group"), split)
+    return _assignment(parts, ids, Truth(torch.from_numpy(one_hot), "label group"))
 
 
+@PARTITIONS.register("dirichlet_sources")
 def dirichlet_sources(
-    x: Any,
-    y: Any,
-    groups: Groups = MNIST_GROUPS,
-    clients: int = 100,
-    alpha: float = 0.5,
-    seed: int = 0,
-    *,
-    equal: bool = True,
-    min_samples: int = 10,
-    **split: Unpack[SplitSettings],
-) -> Federation:
-    """Each client mixes the label groups ("sources") in its own proportions, Dirichlet(alpha) (Table 2).
+    y: Any, groups: Groups = MNIST_GROUPS, clients: Count = 100, alpha: Positive = 0.5, seed: int = 0
+) -> Assignment:
+    """Clients of equal size that mix the label groups ("sources") in Dirichlet(alpha) proportions (Table 2).
 
-    The paper says that samples are distributed to clients "following a Dirichlet distribution". This can mean that
-    each client draws its shares of the sources, or that each source draws the shares of the clients (as Section O4
-    says of Synthetic, after FedEM). Shares over many clients are nearly independent gamma variables, so in both cases
-    the mixture of a client is Dirichlet(alpha) over the sources, up to one factor per source (its size); only the
-    client sizes differ. With `equal=True` (default) all clients have the same size, so that alpha changes the
-    heterogeneity only; `equal=False` is the other reading. Both use every sample once. The truth is the mixture of
-    the samples that each client actually has.
+    The paper says that samples are distributed to clients "following a Dirichlet distribution". Here each client draws
+    its shares of the sources, and all clients have the same size, so that alpha changes the heterogeneity only. Every
+    sample is used once. The truth is the mixture of the samples that each client actually has.
 
-    >>> f = dirichlet_sources(torch.zeros(60, 2), [0, 1, 2] * 20, [[0], [1, 2]], clients=3, alpha=1.0)
-    >>> (f.train.sizes + f.test.sizes).tolist()
+    Args:
+        y: The labels of all samples.
+        groups: The labels of each source. Every label belongs to one source.
+        clients: Number of clients.
+        alpha: Concentration of the Dirichlet distribution: clients differ more where it is small.
+        seed: Seeds the draws.
+
+    >>> dirichlet_sources([0, 1, 2] * 20, [[0], [1, 2]], clients=3, alpha=1.0).sizes.tolist()
     [20, 20, 20]
     """
     rows = _rows_of_groups(_labels(y), groups)
-    supply = np.array([len(r) for r in rows])
     rng = np.random.default_rng(seed)
-    counts = (
-        equal_sizes(supply, clients, alpha, rng) if equal else random_sizes(supply, clients, alpha, rng, min_samples)
-    )
+    counts = equal_sizes(np.array([len(r) for r in rows]), clients, alpha, rng)
     mixtures = torch.from_numpy((counts / counts.sum(1, keepdims=True)).astype(np.float32))
-    return _federation(
-        x, y, client_names(clients), _assign_rows(rows, counts, rng), seed, Truth(mixtures, "source"), split
-    )
+    return _assignment(_assign_rows(rows, counts, rng), client_names(clients), Truth(mixtures, "source"))
 
 
+@PARTITIONS.register("dirichlet_labels")
 def dirichlet_labels(
-    x: Any,
-    y: Any,
-    clients: int,
-    alpha: float,
-    seed: int = 0,
-    *,
-    min_samples: int = 10,
-    **split: Unpack[SplitSettings],
-) -> Federation:
+    y: Any, clients: Count = 100, alpha: Positive = 0.5, seed: int = 0, *, min_samples: Count = 10
+) -> Assignment:
     """Label skew: the samples of each label are split among the clients in Dirichlet(alpha) shares.
 
-    >>> f = dirichlet_labels(torch.zeros(90, 2), [0, 1, 2] * 30, clients=4, alpha=0.3)
-    >>> len(f.train) + len(f.test), int((f.train.sizes + f.test.sizes).min()) >= 10
+    Args:
+        y: The labels of all samples.
+        clients: Number of clients.
+        alpha: Concentration of the Dirichlet distribution: clients differ more where it is small.
+        seed: Seeds the draws.
+        min_samples: A client that would get fewer samples takes the missing ones from the largest client.
+
+    >>> sizes = dirichlet_labels([0, 1, 2] * 30, clients=4, alpha=0.3).sizes
+    >>> int(sizes.sum()), int(sizes.min()) >= 10
     (90, True)
     """
     labels = _labels(y)
     rows = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     rng = np.random.default_rng(seed)
     counts = random_sizes(np.array([len(r) for r in rows]), clients, alpha, rng, min_samples)
-    return _federation(x, y, client_names(clients), _assign_rows(rows, counts, rng), seed, None, split)
+    return _assignment(_assign_rows(rows, counts, rng), client_names(clients), None)
 
 
-def iid(x: Any, y: Any, clients: int, seed: int = 0, **split: Unpack[SplitSettings]) -> Federation:
-    """Shuffle and split evenly: clients with the same distribution.
+@PARTITIONS.register("iid")
+def iid(y: Any, clients: Count = 100, seed: int = 0) -> Assignment:
+    """Clients with the same distribution: the samples are shuffled and split evenly.
 
-    >>> iid(torch.zeros(10, 2), [0, 1] * 5, clients=3).ids
+    >>> iid([0, 1] * 5, clients=3).ids
     ('c0', 'c1', 'c2')
     """
     n = len(y)
     if not 1 <= clients <= n:
         raise DataError(f"{clients} clients for {n} samples; ask for 1 to {n}")
     parts = np.array_split(np.random.default_rng(seed).permutation(n), clients)
-    return _federation(x, y, client_names(clients), parts, seed, None, split)
+    return _assignment(parts, client_names(clients), None)
 
 
-def by_column(x: Any, y: Any, column: Any, seed: int = 0, **split: Unpack[SplitSettings]) -> Federation:
-    """Clients as given by a column, one id per sample.
+def client_names(count: int) -> list[str]:
+    """Ids for a number of clients.
 
-    >>> by_column([[0.0], [1.0], [2.0]], [0.5, 0.1, 0.2], ["a", "b", "b"], test_fraction=0).ids
-    ('a', 'b')
+    >>> client_names(11)[:2]
+    ['c00', 'c01']
     """
-    return Federation.from_arrays(x, y, column, seed=seed, **split)
+    width = len(str(count - 1))
+    return [f"c{i:0{width}}" for i in range(count)]
 
 
-def _federation(
-    x: Any,
-    y: Any,
-    ids: list[str],
-    parts: list[_Index],
-    seed: int,
-    truth: Truth | None,
-    split: SplitSettings,
-) -> Federation:
-    column = np.empty(len(y), dtype=object)
-    for id, rows in zip(ids, parts, strict=True):
-        column[rows] = id
-    return Federation.from_arrays(x, y, column, seed=seed, ids=ids, truth=truth, **split)
+def equal_sizes(supply: _Integers, clients: int, alpha: float, rng: np.random.Generator) -> _Integers:
+    """The samples of each source for clients of equal size, each with its own Dirichlet(alpha) mixture: counts (M, S).
+
+    Independent draws would need more samples of some sources than there are. Raking multiplies the share of each
+    source by one factor, the same for every client, until demand equals supply. The result is the table closest to
+    the draws (in relative entropy) that uses every sample, and it does not depend on the order of the clients.
+
+    >>> counts = equal_sizes(np.array([30, 60]), 3, 1.0, np.random.default_rng(0))
+    >>> counts.sum(0).tolist(), counts.sum(1).tolist()
+    ([30, 60], [30, 30, 30])
+    """
+    _check(supply, clients, alpha, 1)
+    total = int(supply.sum())
+    sizes = total // clients + (np.arange(clients) < total % clients)
+    drawn = np.maximum(rng.dirichlet(np.full(len(supply), alpha), clients), 1e-12)
+    return _round_to_counts(_rake(drawn, sizes, supply), sizes, supply)
 
 
-def _assign_rows(rows: list[_Index], counts: Counts, rng: np.random.Generator) -> list[_Index]:
+def random_sizes(
+    supply: _Integers, clients: int, alpha: float, rng: np.random.Generator, min_samples: int
+) -> _Integers:
+    """The samples of each source, split among the clients in Dirichlet(alpha) shares: counts (M, S), sizes vary.
+
+    A client with fewer than `min_samples` takes the missing samples from the largest client.
+
+    >>> counts = random_sizes(np.array([30, 60]), 3, 0.2, np.random.default_rng(0), min_samples=5)
+    >>> counts.sum(0).sum(), counts.sum(1).min() >= 5
+    (np.int64(90), np.True_)
+    """
+    _check(supply, clients, alpha, min_samples)
+    shares = rng.dirichlet(np.full(clients, alpha), len(supply))
+    counts = np.stack([rng.multinomial(n, share) for n, share in zip(supply, shares, strict=True)], axis=1)
+    sizes = counts.sum(1)
+    while sizes.min() < min_samples:
+        smallest, largest = sizes.argmin(), sizes.argmax()
+        source = counts[largest].argmax()
+        counts[largest, source] -= 1
+        counts[smallest, source] += 1
+        sizes[largest] -= 1
+        sizes[smallest] += 1
+    return counts
+
+
+def _rake(weights: _Table, sizes: _Integers, supply: _Integers, sweeps: int = 2000) -> _Table:
+    table = weights
+    for _ in range(sweeps):
+        table = table * (sizes / table.sum(1))[:, None]
+        factor = supply / table.sum(0)
+        table = table * factor
+        if np.abs(factor - 1).max() < 1e-9:
+            break
+    return table
+
+
+def _round_to_counts(table: _Table, sizes: _Integers, supply: _Integers) -> _Integers:
+    """Round to whole samples with the same sums: round down, then give the rest to the largest fractions."""
+    counts = np.floor(table + 1e-9).astype(np.int64)
+    missing, left = sizes - counts.sum(1), supply - counts.sum(0)
+    fractions = table - counts
+    for cell in np.argsort(-fractions, axis=None, kind="stable"):
+        i, s = divmod(int(cell), len(supply))
+        if missing[i] > 0 and left[s] > 0:
+            counts[i, s] += 1
+            missing[i] -= 1
+            left[s] -= 1
+    for s in range(len(supply)):  # the few samples that are still left
+        for _ in range(left[s]):
+            i = int(missing.argmax())
+            counts[i, s] += 1
+            missing[i] -= 1
+    return counts
+
+
+def _check(supply: _Integers, clients: int, alpha: float, min_samples: int) -> None:
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise DataError(f"alpha is {alpha}; a Dirichlet distribution needs a positive number, such as 0.5")
+    if clients < 1 or supply.sum() < clients * min_samples:
+        raise DataError(
+            f"{supply.sum()} samples cannot give {clients} clients at least {min_samples} each; "
+            f"ask for fewer clients or a lower min_samples"
+        )
+
+
+def _assign_rows(rows: list[_Integers], counts: _Integers, rng: np.random.Generator) -> list[_Integers]:
     """Shuffle the rows of each source and give them to the clients according to the counts (M, S)."""
     cut = [np.split(rng.permutation(r), np.cumsum(counts[:-1, s])) for s, r in enumerate(rows)]
     return [np.concatenate(parts) for parts in zip(*cut, strict=True)]
 
 
-def _labels(y: Any) -> _Index:
+def _assignment(parts: list[_Integers], ids: list[str], truth: Truth | None) -> Assignment:
+    """Each client has one part of the rows, and every row is in one part."""
+    clients = np.empty(sum(map(len, parts)), dtype=np.int64)
+    for at, rows in enumerate(parts):
+        clients[rows] = at
+    return Assignment(torch.from_numpy(clients), tuple(ids), truth)
+
+
+def _labels(y: Any) -> _Integers:
     labels, _ = as_targets(y)
     if labels.is_floating_point():
-        raise DataError("y contains float targets, but a partition by label needs labels; use iid or by_column")
-    array: _Index = labels.numpy()
+        raise DataError("y contains float targets, but a partition by label needs labels; use iid")
+    array: _Integers = labels.numpy()
     return array
 
 
-def _rows_of_groups(labels: _Index, groups: Groups) -> list[_Index]:
+def _rows_of_groups(labels: _Integers, groups: Groups) -> list[_Integers]:
     listed = [label for group in groups for label in group]
     if len(set(listed)) != len(listed):
         raise DataError(f"a label is in two groups of {[list(g) for g in groups]}; groups must not overlap")
@@ -199,13 +249,3 @@ def _rows_of_groups(labels: _Index, groups: Groups) -> list[_Index]:
         if len(found) == 0:
             raise DataError(f"no sample has a label of the group {list(group)}; check the groups")
     return rows
-
-
-def client_names(count: int) -> list[str]:
-    """Ids for a number of clients.
-
-    >>> client_names(11)[:2]
-    ['c00', 'c01']
-    """
-    width = len(str(count - 1))
-    return [f"c{i:0{width}}" for i in range(count)]

@@ -18,8 +18,8 @@ from pandas.api.types import is_numeric_dtype
 from pydantic import Field, ValidationError, model_validator
 
 from ppfl.core.settings import Settings
-from ppfl.data.limits import check_limit
-from ppfl.data.raw_arrays import quoted
+from ppfl.data.files import check_limit
+from ppfl.data.arrays import quoted
 from ppfl.errors import DataError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ppfl.data.arrays import as_features
 from ppfl.data.federation import Federation
-from ppfl.data.streams import check_members, check_size, existing_file, open_bounded, reading
+from ppfl.data.files import check_members, check_size, existing_file, open_bounded, reading
 from ppfl.errors import DataError
 
 _IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}

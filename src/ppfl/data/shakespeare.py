@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ppfl.data.arrays import Integers
 from ppfl.data.client_files import choose_clients, find_files
 from ppfl.data.federation import Federation
 from ppfl.data.next_tokens import Vocabulary, next_token_rows, row_counts
-from ppfl.data.raw_arrays import Integers
 from ppfl.data.readers import Pool
 from ppfl.data.tff_files import open_tff
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ppfl.data.federation import Federation
-from ppfl.data.partitions import MNIST_GROUPS, by_label_groups
+from ppfl.data.partitions import MNIST_GROUPS, label_groups
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -27,4 +27,5 @@ def digits_federation(clients_per_group: int = 10, seed: int = 0, test_fraction:
     'digits: 40 clients, 1437 train / 360 test samples (28-44 per client), x (64,), 10 classes, 4 true sources'
     """
     x, y = digits()
-    return by_label_groups(x, y, MNIST_GROUPS, clients_per_group, seed, test_fraction=test_fraction, name="digits")
+    clients = label_groups(y, MNIST_GROUPS, clients_per_group, seed)
+    return Federation.from_arrays(x, y, clients, seed=seed, test_fraction=test_fraction, name="digits")

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from ppfl.core.losses import IGNORED
+from ppfl.data.arrays import Integers
 from ppfl.data.client_files import SplitFiles, choose_clients, find_files
 from ppfl.data.federation import Federation
-from ppfl.data.limits import check_limit
+from ppfl.data.files import check_limit, open_bounded, reading
 from ppfl.data.next_tokens import TokenRows, Vocabulary, next_token_rows
-from ppfl.data.raw_arrays import Integers
 from ppfl.data.readers import Pool
-from ppfl.data.streams import open_bounded, reading
 from ppfl.data.tff_files import open_tff
 
 _PATTERNS = (("posts.jsonl*", ""), ("stackoverflow_train.h5", "stackoverflow_test.h5"), ("stackoverflow.h5", ""))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ppfl.data.federation import Federation
-from ppfl.data.limits import check_limit
+from ppfl.data.files import check_limit
 from ppfl.data.samples import Samples
 from ppfl.data.truth import Truth
 from ppfl.errors import DataError

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, as_mask, as_targets
-from ppfl.data.client_rows import RowGroups, as_ids, group_rows, split_rows
+from ppfl.data.ids import RowGroups, group_rows, split_rows, text_ids
 from ppfl.data.column_sums import (
     MOST_LEVELS,
     NO_VALUE,
@@ -39,7 +39,6 @@ from ppfl.data.column_sums import (
 )
 from ppfl.data.federation import Federation
 from ppfl.data.file_settings import HoldoutSettings
-from ppfl.data.limits import check_limit
 from ppfl.data.preparation import (
     GAP,
     OTHER,
@@ -50,9 +49,9 @@ from ppfl.data.preparation import (
     as_text,
     is_text,
 )
-from ppfl.data.raw_arrays import quoted
+from ppfl.data.arrays import quoted
 from ppfl.data.samples import Samples
-from ppfl.data.streams import check_size, existing_file, open_bounded, reading
+from ppfl.data.files import check_limit, check_size, existing_file, open_bounded, reading
 from ppfl.errors import DataError, SettingError
 
 logger = logging.getLogger("ppfl")
@@ -307,7 +306,7 @@ def _client_column(values: pd.Series) -> Array:
     """Ids as text (n,), None where there is none."""
     known = (values.notna() & (values.astype(object) != "")).to_numpy()
     clients = np.full(len(values), None, dtype=object)
-    clients[known] = as_ids(values[known].to_numpy())
+    clients[known] = text_ids(values[known].to_numpy())
     return clients
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ppfl.data.limits import check_limit
-from ppfl.data.streams import check_size, existing_file, reading
+from ppfl.data.files import check_limit, check_size, existing_file, reading
 from ppfl.errors import DataError
 
 _PER_TEXT = 64  # bytes that Python needs for a text besides its letters

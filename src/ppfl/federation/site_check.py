@@ -13,6 +13,7 @@ import torch
 from ..core.registry import find_function, python_names
 from ..data import Federation
 from ..data.dataset_settings import TableFileSettings
+from ..data.sample_spec import SampleSpec
 from ..errors import PPFLError, SettingError
 from ..runs.experiment import Experiment
 from ..server import Training, Watch, connect
@@ -161,7 +162,7 @@ def _what_leaves(federation: Federation, experiment: Experiment, settings: SiteS
     rows = list(experiment.method.shows)
     asked = _AskedTables(federation)
     with suppress(PPFLError):  # it is to note what is asked for
-        experiment.affinity.build(cast(Federation, asked), experiment.method)
+        experiment.build_affinity(cast(Federation, asked))
     rows += asked.tables
     if experiment.watch.report_clients and experiment.watch.share >= 1:
         rows.append("scores")
@@ -192,7 +193,7 @@ def _one_step(federation: Federation, settings: SiteSettings, base: Path, experi
     # functions that are not allowed have been noted; the step shows whether the rest fits
     allowed = settings.model_copy(update={"allow": (*settings.allow, *python_names(asked))})
     taken = experiment_of(OpenRun(asked, seed), allowed, base)
-    population = taken.build_population(federation, seed, base)
+    population = taken.build_population(SampleSpec.of(federation), seed, base)
     metrics = taken.watch.build(base).known_metrics
     at = int(federation.train.sizes.argmin())
     copies = _copies_of(federation, at, max(2, population.k))

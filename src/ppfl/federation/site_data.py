@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ..core.ids import ClientIds
 from ..data import DataTable, Federation, Samples
-from ..data.client_rows import RowGroups
+from ..data.ids import RowGroups
 from ..data.client_summaries import number_classes
 from ..data.column_sums import Center, ColumnPlan
 from ..data.dataset_settings import TableFileSettings, require_table
 from ..data.preparation import Preparation, PreparationSettings
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..data.tables import UnpreparedError
 from ..errors import DataError, SettingError
 from .run_clients import without_clients
@@ -107,7 +107,7 @@ class SiteData:
         """The clients and what all sites must agree on, with what is only said. asked: settings of a preparation."""
         if not asked:
             federation, importance = self.plain()
-            facts = _agreed(SampleKind.of(federation), federation.features, federation.splits)
+            facts = _agreed(SampleSpec.of(federation), federation.splits)
             samples = {split: len(part) for split, part in federation.splits.items()}
             return DataDescription(federation.ids, importance, samples, facts | {"data": federation.fingerprint})
         table, rows, settings = found = self._read(asked)
@@ -115,9 +115,11 @@ class SiteData:
         y, classes = table.read_targets(table.usable(settings.missing), data.task, data.classes)
         if classes is None and not y.is_floating_point():
             classes = number_classes({"train": Samples(y[:, None].float(), y, torch.tensor([0, len(y)]))})
-        features = tuple(table.features)
-        kind = SampleKind((len(features),), torch.float32, y.dtype, classes, tuple(y.shape[1:]))
-        facts = _agreed(kind, features, rows) | table.describe(settings, found.train).model_dump(mode="json")
+        raw = SampleSpec(
+            shape=(len(table.features.columns),), dtype=torch.float32, target_dtype=y.dtype,
+            target_shape=tuple(y.shape[1:]), classes=classes, features=tuple(table.features),
+        )  # fmt: skip
+        facts = _agreed(raw, rows) | table.describe(settings, found.train).model_dump(mode="json")
         ids, sizes = rows["train"].ids, rows["train"].sizes
         samples = {split: int(part.sizes.sum()) for split, part in rows.items()}
         facts["data"] = table.fingerprint(rows)
@@ -152,6 +154,5 @@ class SiteData:
         return self.settings.with_full_names(found.to(self.settings.device))
 
 
-def _agreed(kind: SampleKind, features: Sequence[str] | None, splits: Mapping[str, Any]) -> dict[str, Any]:
-    names = None if features is None else list(features)
-    return {"agreed": {**kind.to_json(), "features": names, "splits": sorted(splits)}}
+def _agreed(spec: SampleSpec, splits: Mapping[str, Any]) -> dict[str, Any]:
+    return {"agreed": {**spec.model_dump(mode="json"), "splits": sorted(splits)}}

@@ -147,7 +147,7 @@ def constants(experiment: Experiment, run: RunRecord) -> Constants:
     models = RunFolder(run.folder).read_result()[0]
     canonical = [v for name, v in models.items() if name.startswith("server.shared.")]
     R = max(float(torch.cat([v[k].flatten() for v in canonical]).norm()) for k in range(experiment.population.k))
-    affinity = experiment.affinity.build(federation, method)
+    affinity = experiment.build_affinity(federation)
     degree = 0.0 if affinity is None else float(affinity.degree.max())
     size = min(len(x) for x in _inputs(federation))
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..core.registry import Imports
-from ..data.streams import one_line
+from ..data.files import one_line
 from ..errors import SettingError
 from .estimator_settings import refuse_both
 from .experiment import Experiment

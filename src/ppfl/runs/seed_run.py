@@ -13,6 +13,7 @@ import torch
 from ..algorithms.contract import Method
 from ..core.trees import tree_map
 from ..data.federation import Federation
+from ..data.sample_spec import SampleSpec
 from ..errors import RankError, SettingError
 from ..server import (
     Checkpoint,
@@ -65,7 +66,7 @@ class SeedRun:
         self.fingerprint = ranks.decide_on_first(lambda: federation.fingerprint)
         self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
         self.resumes = ranks.decide_on_first(lambda: folder.started)
-        self.population = experiment.build_population(self.federation, self.seed, base)
+        self.population = experiment.build_population(SampleSpec.of(self.federation), self.seed, base)
         self.start = None
         if experiment.start is not None:
             find = folder.read_start if self.resumes else partial(load_start, experiment, base, start_method)
@@ -77,7 +78,7 @@ class SeedRun:
                 states_on_disk=experiment.states_on_disk, ranks=ranks,
             ),
             self.population, self._method(), rounds=experiment.rounds, seed=self.seed,
-            affinity=experiment.affinity.build(self.federation, experiment.method), watch=watch,
+            affinity=experiment.build_affinity(self.federation, base), watch=watch,
             dropout=experiment.dropout,
         )  # fmt: skip
         self.saved = 0  # the round of the last checkpoint

@@ -15,6 +15,7 @@ import torch
 from ..algorithms.contract import Method
 from ..core.draws import hashed
 from ..data.federation import Federation
+from ..data.sample_spec import SampleSpec
 from ..errors import SettingError
 from ..server import DivergedError, RefusedUpdateWarning, Training, connect
 from .experiment import Experiment
@@ -76,15 +77,16 @@ def attempt(
     experiment: Experiment, federation: Federation, changes: dict[str, Any], rounds: int, base: Path | None = None
 ) -> Trial:
     """Train with these settings, and score the personal models on the clients' validation samples."""
-    method = experiment.method.changed(changes)
+    experiment = experiment.model_copy(update={"method": experiment.method.changed(changes)})
+    method = experiment.method
     seed = experiment.seeds[0]
-    population = experiment.build_population(federation, seed, base)
+    population = experiment.build_population(SampleSpec.of(federation), seed, base)
     if (start := load_start(experiment.for_seed(seed), base)) is not None:
         start_population_from(population, start)
     metric = population.loss.metric_name
     training = Training(
         connect(federation, population, experiment.build_engine()), population, method, rounds=rounds, seed=seed,
-        affinity=experiment.affinity.build(federation, method), dropout=experiment.dropout,
+        affinity=experiment.build_affinity(federation, base), dropout=experiment.dropout,
         watch=replace(experiment.watch.build(base), every=rounds, metrics=()),
     ).begin()  # fmt: skip
     try:

@@ -26,8 +26,8 @@ from ..core.dropout import refuse_side_effects
 from ..core.parts import frozen_start, take_start
 from ..core.population import Population
 from ..data import Federation
-from ..data.inputs import Inputs, MappedRows, mapped_rows, row_blocks, scaled
-from ..data.lazy_samples import LazySamples
+from ..data.lazy import LazySamples
+from ..data.samples import Inputs, MappedRows, mapped_rows, row_blocks, scaled
 
 logger = logging.getLogger("ppfl")
 _SAMPLES_AT_ONCE = 256

@@ -21,8 +21,8 @@ from ...core.draws import hashed, shuffles
 from ...core.trees import Params
 from ...core.workspace import Workspace
 from ...data import Samples
-from ...data.inputs import Inputs, MappedRows, scaled
-from ...data.limits import check_limit
+from ...data.files import check_limit
+from ...data.samples import Inputs, MappedRows, scaled
 from ...errors import SettingError
 
 Integers = npt.NDArray[np.int64]  # which samples: numpy takes a fraction of torch's time for so few numbers

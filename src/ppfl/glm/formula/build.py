@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...data.raw_arrays import quoted
+from ...data.arrays import quoted
 from ...errors import DataError, SettingError
 from ..client_ids import Array
 from ..standardize import INTERCEPT

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ...data.raw_arrays import quoted
+from ...data.arrays import quoted
 from ...data.tables import as_pandas
 from ...errors import DataError, SettingError
 from ..client_ids import Array

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from ...data.raw_arrays import quoted
+from ...data.arrays import quoted
 from ...errors import DataError
 from ..solvers import SelectionRecord
 from .candidates import fit_candidates

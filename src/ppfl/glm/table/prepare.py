@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ...data.client_rows import as_ids, group_rows
-from ...data.raw_arrays import quoted
+from ...data.ids import group_rows, text_ids
+from ...data.arrays import quoted
 from ...data.samples import held_out
 from ...data.tables import BadCells, DataTable, as_pandas, check_column, read_numbers
 from ...errors import DataError, SettingError
@@ -87,7 +87,7 @@ def _prepare_by_formula(frame: Any, settings: TableSettings) -> PreparedTable:
         check_column(name, rows[name])
     values = rows.assign(**{settings.target: spec.target(rows, classes=True)})[settings.target]
     target = Target.of(settings.target, values, settings.family)
-    clients = _check_count(as_ids(rows[settings.client].to_numpy()), settings)
+    clients = _check_count(text_ids(rows[settings.client].to_numpy()), settings)
     mentioned = {*columns, *used_columns(spec.response)}
     return PreparedTable(
         rows, clients, target, tuple(columns), {}, len(frame) - len(rows), tuple(map(str, spec.lost)),

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...data.arrays import quoted
 from ...data.preparation import is_text
-from ...data.raw_arrays import quoted
 from ...errors import DataError, SettingError
 from ..client_ids import Array
 from ..families import REGRESSIONS, Family, GaussianFamily, classification_family, regression_family

@@ -1,4 +1,9 @@
-"""Read files that may be compressed, damaged or hostile: sizes are bounded, and every failure is an error of ours."""
+"""Where data files are, how large data may become, and reading files that may be compressed, damaged or hostile.
+
+A small file can describe more than any memory holds, so sizes are checked before, and every failure is an error of
+ours. The limits protect a machine, not an experiment, so they are set where the program runs: the environment variable
+PPFL_LIMITS, such as "bytes=8e9,classes=1e6", holds for every reader and every command.
+"""
 
 import bz2
 import gzip
@@ -6,18 +11,74 @@ import io
 import lzma
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from ppfl.data.limits import check_limit
-from ppfl.errors import DataError, PPFLError
+from ppfl.errors import DataError, PPFLError, SettingError
+
+LIMITS = {
+    "bytes": 2**31,  # of one file after decompression, of drawn data, of K copies of a network
+    "classes": 100_000,  # of a target
+    "features": 1_000_000,  # of a sample, and columns of a table
+    "clients": 10_000_000,  # of a federation
+}
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _ARCHIVES = (".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar")
 _QUOTED = 300  # characters of another library's message
 _PIECE = 1 << 20  # bytes read at a time
+
+
+def check_limit(
+    name: str, found: int, what: str, remedy: str = "", error: Callable[[str], PPFLError] = DataError
+) -> None:
+    """Refuse a size above the limit of that name; `what` says whose size it is, `remedy` what may be wrong.
+
+    >>> check_limit("classes", 10, "y has 10 classes")
+    """
+    most = _limits(os.environ.get("PPFL_LIMITS", ""))[name]
+    if found > most:
+        raise error(f"{what}, more than the limit of {most:,}; {remedy}set PPFL_LIMITS={name}={_rounded_up(found)}")
+
+
+@lru_cache(maxsize=1)  # asked for in every round
+def _limits(text: str) -> Mapping[str, int]:
+    limits = dict(LIMITS)
+    for pair in filter(str.strip, text.split(",")):
+        name, _, value = map(str.strip, pair.partition("="))
+        try:
+            limits[name] = int(float(value))
+        except (ValueError, OverflowError):
+            limits[name] = 0
+        if name not in LIMITS or limits[name] < 1:
+            raise SettingError(
+                f"the limit {pair.strip()!r} in PPFL_LIMITS is none; write whole numbers for some of "
+                f"{', '.join(LIMITS)}, such as PPFL_LIMITS=bytes=8e9,classes=1e6"
+            )
+    return limits
+
+
+def _rounded_up(size: int) -> str:
+    """A number to set a limit to, at least `size` and short.
+
+    >>> _rounded_up(4_000_000_001)
+    '5e9'
+    """
+    zeros = len(str(size)) - 1 if size < 10**100 else 100
+    return f"{size // 10**zeros + 1}e{zeros}" if zeros else str(size)
+
+
+def data_folder(name: str) -> Path:
+    """The folder of a data set in PPFL_DATA, where none is given."""
+    data = os.environ.get("PPFL_DATA")
+    if not data:
+        raise DataError(
+            f'no folder for {name}; set folder = "..." under [data], or PPFL_DATA to a folder with {name}/ in it'
+        )
+    return Path(data) / name
 
 
 def existing_file(path: str | Path, what: str) -> Path:

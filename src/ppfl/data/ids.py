@@ -1,16 +1,16 @@
 """Client ids, which rows of a table belong to each of them, and which of these are held out."""
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ppfl.data.inputs import Inputs
-from ppfl.data.limits import check_limit
-from ppfl.data.raw_arrays import Integers, as_array, as_int64, as_text, quoted, refuse_missing
-from ppfl.data.samples import held_out
+from ppfl.data.arrays import Integers, as_array, as_int64, as_text, quoted, refuse_missing
+from ppfl.data.files import check_limit
+from ppfl.data.samples import Inputs, held_out
 from ppfl.errors import DataError
 
 
@@ -59,7 +59,7 @@ def group_rows(clients: Any, ids: Sequence[Any] | None = None) -> RowGroups:
         position = np.empty_like(by_appearance)
         position[by_appearance] = np.arange(len(names))
     else:
-        names = tuple(as_ids(ids).tolist())
+        names = tuple(text_ids(ids).tolist())
         where = {name: i for i, name in reversed(list(enumerate(names)))}
         unlisted = sorted(set(found_ids) - set(names))
         if unlisted:
@@ -105,11 +105,11 @@ def split_rows(
     return parts
 
 
-def as_ids(clients: Any) -> np.ndarray[Any, np.dtype[np.str_]]:
-    """A column of client ids as strings; 7, 7.0 and "7" are the same client.
+def text_ids(clients: Any) -> np.ndarray[Any, np.dtype[np.str_]]:
+    """Client ids as text, the one form in which they are compared: 7, 7.0 and "7" are one client, "007" is another.
 
-    >>> as_ids(np.array([7, 7.0, "7"], dtype=object)).tolist()
-    ['7', '7', '7']
+    >>> text_ids(np.array([7, 7.0, "7", "007"], dtype=object)).tolist()
+    ['7', '7', '7', '007']
     """
     return _column(clients).astype(np.str_, copy=False)
 
@@ -120,7 +120,7 @@ def as_weights(weights: Mapping[Any, float], ids: Sequence[str]) -> Tensor:
     >>> as_weights({"a": 3, "b": 1}, ["b", "a"])
     tensor([0.2500, 0.7500])
     """
-    by_id = dict(zip(as_ids(list(weights)).tolist(), weights.values(), strict=True))
+    by_id = dict(zip(text_ids(list(weights)).tolist(), weights.values(), strict=True))
     odd = sorted(set(by_id) ^ set(ids))
     if odd:
         raise DataError(f"weights and clients differ in {quoted(odd)}; give one weight for each client id")
@@ -157,10 +157,17 @@ def _column(clients: Any) -> np.ndarray[Any, Any]:
     if column.dtype.kind in "Of":
         refuse_missing(column, "clients")
     if column.dtype.kind == "O":
-        whole = [str(int(v)) if isinstance(v, float) and v.is_integer() else v for v in column]
+        whole = [_whole(value) if isinstance(value, float | np.floating | Decimal) else value for value in column]
         return as_text(np.array([*whole, None], dtype=object)[:-1], "clients")  # None: no list becomes an axis
     if column.dtype.kind == "f":  # pandas turns integers into floats if some were missing
-        if not bool(np.all(column == np.floor(column))):
-            raise DataError(f"client ids are fractions ({column[0]}); expected strings or integers")
+        for value in column[column != np.floor(column)]:
+            _whole(value)
         return as_int64(column, "clients")
     return as_text(column, "clients")
+
+
+def _whole(value: Any) -> str:
+    """The text of a whole number that is stored as a float."""
+    if value % 1 != 0:  # also for infinity, whose remainder is NaN
+        raise DataError(f"client ids are fractions ({value}); expected strings or whole numbers")
+    return str(int(value))
