@@ -91,9 +91,9 @@ def test_text_becomes_indicators_of_its_levels_with_mean_0_and_deviation_1():
     frame, settings = with_gaps(make_table()), PreparationSettings(missing="fill")
     table = table_of(frame, settings)
     prepared, at = table.federation(NOTHING, settings), training_rows(table, settings, NOTHING)
-    for term, rows in {
-        "ward = b": frame.ward == "b", "ward = only-east": frame.ward == "only-east", "ward is missing": frame.ward.isna()
-    }.items():  # fmt: skip
+    ward = frame.ward.fillna("a gap")
+    for term, level in (("ward = b", "b"), ("ward = only-east", "only-east"), ("ward is missing", "a gap")):
+        rows = ward == level
         column, expected = prepared.train.x[:, prepared.features.index(term)].double(), torch.tensor(rows.to_numpy())
         expected = expected.double()[at]
         torch.testing.assert_close(column, (expected - expected.mean()) / expected.std(correction=0), rtol=0, atol=1e-6)

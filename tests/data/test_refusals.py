@@ -1,6 +1,5 @@
 """What cannot be a federation is refused in one line that names what was found."""
 
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -106,6 +105,7 @@ def test_more_than_memory_holds_is_refused_before_memory_is_taken():
 
 def test_limits_come_from_the_environment(tmp_path, monkeypatch):
     TABLE.to_csv(tmp_path / "a.csv", index=False)
+
     def read():
         table = DataTable.of(read_table(tmp_path / "a.csv", client="shop"), "shop", "sold", columns=["price"])
         return table.federation()

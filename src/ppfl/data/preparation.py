@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.types import is_numeric_dtype
 from pydantic import Field, ValidationError, model_validator
 
 from ppfl.core.settings import Settings
-from ppfl.data.files import check_limit
 from ppfl.data.arrays import quoted
+from ppfl.data.files import check_limit
 from ppfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ class Preparation(Settings):
         return tuple(term for column in self.columns for term in column.terms)
 
     def encode(self, frame: Any) -> NDArray[np.float64]:
-        """Numbers in their own units and indicators of levels (n, terms), of a pandas table with all columns by name."""
+        """Numbers in their own units and indicators of levels (n, terms). The table has all columns by name."""
         if absent := [column.name for column in self.columns if column.name not in frame.columns]:
             raise DataError(f"no column {quoted(absent)}; the table has {quoted(list(frame.columns), most=12)}")
         parts = [column.encode(frame[column.name]) for column in self.columns]
@@ -200,7 +199,7 @@ def is_text(values: Any) -> bool:
 
 
 def as_text(values: Any) -> Any:
-    """A column as text in which an empty text is missing. Whole numbers have no decimal point, as in a file without gaps.
+    """A column as text, in which an empty text is missing. Whole numbers are written without a decimal point.
 
     >>> as_text(pd.Series([1.0, None, 2.0])).tolist()
     ['1', nan, '2']

@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import re
-import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +23,7 @@ from pyarrow.parquet import ParquetFile
 from torch import Tensor
 
 from ppfl.data import checks
-from ppfl.data.arrays import LearningTask, as_mask, as_targets
-from ppfl.data.ids import RowGroups, group_rows, split_rows, text_ids
+from ppfl.data.arrays import LearningTask, as_mask, as_targets, quoted
 from ppfl.data.column_sums import (
     MOST_LEVELS,
     NO_VALUE,
@@ -39,6 +37,8 @@ from ppfl.data.column_sums import (
 )
 from ppfl.data.federation import Federation
 from ppfl.data.file_settings import HoldoutSettings
+from ppfl.data.files import check_limit, check_size, existing_file, open_bounded, reading
+from ppfl.data.ids import RowGroups, group_rows, split_rows, text_ids
 from ppfl.data.preparation import (
     GAP,
     OTHER,
@@ -49,9 +49,7 @@ from ppfl.data.preparation import (
     as_text,
     is_text,
 )
-from ppfl.data.arrays import quoted
 from ppfl.data.samples import Samples
-from ppfl.data.files import check_limit, check_size, existing_file, open_bounded, reading
 from ppfl.errors import DataError, SettingError
 
 logger = logging.getLogger("ppfl")
@@ -275,10 +273,9 @@ def reason_to_leave_out(name: str, values: pd.Series) -> str:
     least, most = float(known.min()), float(known.max())
     if most - least <= _CONSTANT * np.spacing(max(abs(least), abs(most))):
         return ONE_VALUE
-    if distinct == len(values) > 2 and bool((known == known.round()).all()):
-        if name.strip().lower() in _ROW_NUMBERS or most - least == len(values) - 1:
-            return ROW_NUMBERS
-    return ""
+    numbered = name.strip().lower() in _ROW_NUMBERS or most - least == len(values) - 1
+    different = distinct == len(values) > 2 and bool((known == known.round()).all())
+    return ROW_NUMBERS if numbered and different else ""
 
 
 def _has_decimal_commas(values: Any) -> bool:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..core.ids import ClientIds
 from ..data import DataTable, Federation, Samples
-from ..data.ids import RowGroups
 from ..data.client_summaries import number_classes
 from ..data.column_sums import Center, ColumnPlan
 from ..data.dataset_settings import TableFileSettings, require_table
+from ..data.ids import RowGroups
 from ..data.preparation import Preparation, PreparationSettings
 from ..data.sample_spec import SampleSpec
 from ..data.tables import UnpreparedError

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...data.arrays import quoted
@@ -141,8 +142,6 @@ class FormulaSpec(BaseModel):
 
     def _with_levels(self, frame: Any) -> Any:
         """Text as categories with the levels of the fit."""
-        import pandas as pd
-
         ready = {}
         for name in frame.columns:
             values = plain_column(frame[name])

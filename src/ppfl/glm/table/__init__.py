@@ -1,7 +1,7 @@
 """From a DataFrame with a client column to a fitted population, for the command line.
 
-`table_settings` says what to fit. `prepare` checks the table, `encoding` turns columns into numbers and `target` picks a
-family. `fit_table` fits, `candidates` tries several K, `held_out_scores` compares with one model for all and with
+`table_settings` says what to fit. `prepare` checks the table, `encoding` turns columns into numbers and `target` picks
+a family. `fit_table` fits, `candidates` tries several K, `held_out_scores` compares with one model for all and with
 `local_models`, and `coefficients` and `export` present the result.
 """
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...data.preparation import Preparation, PreparationSettings, PreparedColumn
 from ...data.arrays import quoted
+from ...data.preparation import Preparation, PreparationSettings, PreparedColumn
 from ...data.tables import DataTable
 from ...errors import DataError
 from ..client_ids import Array

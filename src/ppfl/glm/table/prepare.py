@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ...data.ids import group_rows, text_ids
 from ...data.arrays import quoted
+from ...data.ids import group_rows, text_ids
 from ...data.samples import held_out
 from ...data.tables import BadCells, DataTable, as_pandas, check_column, read_numbers
 from ...errors import DataError, SettingError
