@@ -115,6 +115,7 @@ class Preparation(Settings):
     >>> age = PreparedColumn(name="age", mean=(40.0,), scale=(10.0,), fill=40.0, missing=1)
     >>> ward = PreparedColumn(name="ward", levels=("east", "west"), mean=(0.0,), scale=(1.0,))
     >>> preparation = Preparation(columns=(age, ward), rows=7)
+    >>> import pandas as pd
     >>> frame = pd.DataFrame({"ward": ["west", "east"], "age": [60.0, None]})
     >>> preparation.encode(frame).tolist()
     [[60.0, 1.0], [40.0, 0.0]]
@@ -201,6 +202,7 @@ def is_text(values: Any) -> bool:
 def as_text(values: Any) -> Any:
     """A column as text, in which an empty text is missing. Whole numbers are written without a decimal point.
 
+    >>> import pandas as pd
     >>> as_text(pd.Series([1.0, None, 2.0])).tolist()
     ['1', nan, '2']
     """

@@ -603,7 +603,9 @@ class DataTable:
         return digest.hexdigest()[:32]
 
     def _gaps(self) -> str:
-        return ", ".join(f"{name!r} ({n})" for name, n in self.features.isna().sum().items() if n)
+        bad = {cells.column: f", such as {cells.example!r}" for cells in self.bad_cells}
+        counts = self.features.isna().sum().items()
+        return ", ".join(f"{name!r} ({n}{bad.get(str(name), '')})" for name, n in counts if n)
 
     def _refuse_unprepared(self) -> None:
         if text := [str(name) for name in self.features if self.features[name].dtype == object]:
