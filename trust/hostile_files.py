@@ -33,9 +33,8 @@ def files(random: Random, folder: Path) -> Input:
 
 def read(path: Path, random: Random) -> object:
     """Read a file as its name says, up to the federation or the prepared table."""
-    from ppfl.data import read_csv, read_idx, read_npz, read_parquet
+    from ppfl.data import DataTable, read_idx, read_npz, read_table
     from ppfl.data.cifar import read_cifar10_batch
-    from ppfl.data.table_readers import read_frame
     from ppfl.glm.table import TableSettings, prepare_table
 
     if not {*hostile_client_files.SUFFIXES}.isdisjoint(path.suffixes):
@@ -47,10 +46,11 @@ def read(path: Path, random: Random) -> object:
         return read_idx(path)
     if ".batch" in path.suffixes:
         return read_cifar10_batch(path)
+    frame = read_table(path, client="who")
     if random.random() < 0.3:
-        return prepare_table(read_frame(path, "who"), TableSettings("who", "y", ks=(1,))).encoding.terms
-    reader = read_parquet if ".parquet" in path.suffixes else read_csv
-    return reader(path, "who", "y", task=random.choice(["auto", "auto", "classification", "regression"]))
+        return prepare_table(frame, TableSettings("who", "y", ks=(1,))).encoding.terms
+    task = random.choice(["auto", "auto", "classification", "regression"])
+    return DataTable.of(frame, "who", "y").federation(task=task)
 
 
 def changed(content: bytes, random: Random) -> bytes:

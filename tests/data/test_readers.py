@@ -17,7 +17,8 @@ import torch
 
 from kit.files import idx_bytes, limited, npy_bytes, write_bytes, write_mnist, write_zip
 from kit.refusals import DataError, assert_refused
-from ppfl.data import build, from_table, read_csv, read_idx, read_mnist, read_npz, read_parquet
+from ppfl.data import DataTable, build, read_idx, read_mnist, read_npz, read_table
+from ppfl.data.file_settings import HoldoutSettings
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (20, 28, 28), dtype=np.uint8)
@@ -105,13 +106,15 @@ def test_tables_in_memory_csv_and_parquet_are_the_same(tmp_path):
     table = pd.DataFrame({**numbers, **names})
     table.to_csv(tmp_path / "table.csv", index=False)
     table.to_parquet(tmp_path / "table.parquet", index=False)
-    sources = {read_csv: tmp_path / "table.csv", read_parquet: tmp_path / "table.parquet", from_table: table}
-    for read, source in sources.items():
-        f = read(source, "shop", "sold", drop=["city"], test_fraction=0)
+    files = [read_table(tmp_path / f"table.{kind}", client="shop") for kind in ("csv", "parquet")]
+    for source in (table, *files):
+        chosen = DataTable.of(source, "shop", "sold", columns=list(numbers))
+        f = chosen.federation(HoldoutSettings(test_fraction=0))
         assert (f.ids, f.features, f.classes) == (("007", "7", "8"), tuple(numbers), ("no", "yes"))
         torch.testing.assert_close(f.train.x, torch.tensor(table[list(numbers)].to_numpy("float32")))
         assert f.train.y.tolist() == [0, 1] * 3
-        regression = read(source, "shop", "count", columns=["price"], task="regression", is_test="sale")
+        counts = DataTable.of(source, "shop", "count", columns=["price"], is_test="sale")
+        regression = counts.federation(task="regression")
         assert regression.train.y.dtype == torch.float32 and regression.test.x.flatten().tolist() == [1, 3, 5]
 
 
@@ -130,19 +133,19 @@ PACK[".zst"] = lambda content: pyarrow.compress(content, "zstd", asbytes=True)
 def test_every_compression_gives_the_same_table_and_damage_is_refused(tmp_path, suffix):
     path, packed = tmp_path / f"a.csv{suffix}", PACK[suffix](ROWS)
     path.write_bytes(packed)
-    f = read_csv(path, "who", "y", test_fraction=0)
-    assert (f.ids, sorted(f.train.x.flatten().tolist())) == (("0", "1", "2"), list(map(float, range(60))))
+    frame = read_table(path, client="who")
+    assert (frame["who"].unique().tolist(), frame["x"].tolist()) == (["0", "1", "2"], list(range(60)))
     with limited(bytes=len(ROWS) - 1):
-        assert_refused(lambda: read_csv(path, "who", "y"), DataError, "PPFL_LIMITS=bytes=")
+        assert_refused(lambda: read_table(path, client="who"), DataError, "PPFL_LIMITS=bytes=")
     for damaged in (packed[: len(packed) // 2], b"nonsense", b"") if suffix else ():
         path.write_bytes(damaged)
-        assert_refused(lambda: read_csv(path, "who", "y"), DataError, "cannot be read as csv")
+        assert_refused(lambda: read_table(path, client="who"), DataError, "cannot be read as csv")
 
 
 def read_any(path):
     if ".idx" in path.suffixes:
         return read_idx(path)
-    return read_parquet(path, "who", "y") if path.suffix == ".parquet" else read_csv(path, "who", "y")
+    return read_table(path, client="who")
 
 
 def test_missing_and_broken_files_are_refused_and_parquet_damaged_at_any_byte_is_read_or_refused(tmp_path):

@@ -95,11 +95,11 @@ def test_the_levels_of_a_deleted_client_are_in_no_description(tmp_path):
     rows = [f"p{at % 3},{'odd' if at % 3 == 1 else 'even'},{at},{at % 2}" for at in range(12)]
     write_table(tmp_path / "a", "who,kind,age,y", rows)
     service = make_services(tmp_path, ["a"], TABLE, part=None)["a"]
-    _, _, before = service.data.describe({"missing": "refuse"})
+    before = service.data.describe({"missing": "refuse"})
     service.data.leave_out(["a/p1"])
-    federation, _, after = service.data.describe({"missing": "refuse"})
-    assert before["levels"] == {"kind": ["even", "odd"]} and after["levels"] == {"kind": ["even"]}
-    assert federation.ids == ("a/p0", "a/p2")
+    after = service.data.describe({"missing": "refuse"})
+    assert before.facts["levels"] == {"kind": ["even", "odd"]} and after.facts["levels"] == {"kind": ["even"]}
+    assert after.ids == ("a/p0", "a/p2")
 
 
 @pytest.mark.parametrize("method", ["ppfl-outputs", "ppfl-weights", "ditto", "fedavg", "secure sums"])

@@ -129,7 +129,7 @@ def test_a_site_that_joins_later_uses_the_preparation_as_it_is_or_is_turned_away
     agreed = preparation_of(tmp_path)
     assert agreed["rows"] == sum(len(data_of(sites, name).train) for name in ("a", "b"))
     if fits:
-        assert data_of(sites, "c").preparation.to_json() == agreed
+        assert data_of(sites, "c").preparation.model_dump(mode="json") == agreed
     else:
         ledger = (tmp_path / "out" / "seed-0.federation" / "ledger.jsonl").read_text()
         assert "column 'age' has text, expected numbers" in ledger

@@ -134,7 +134,7 @@ def test_a_site_that_is_ready_says_what_its_data_are_and_what_leaves_it(clinic, 
         facts = check(clinic, changes={"method": {"name": method}, "population": population})
         assert "north/p3" in facts["one step"]
     write_visits(clinic, cell="much")
-    prepared = check(clinic, changes={"preparation": {}})  # text is no problem where the experiment prepares it
+    prepared = check(clinic, changes={"preparation": {"missing": "fill"}})  # bad cells are no problem there
     assert "levels of text" in prepared["leaves the site"]
 
 
@@ -144,7 +144,7 @@ def test_all_that_would_be_refused_later_is_named_at_once(clinic):
     (clinic / "narrow.py").write_text("import torch\n\n\ndef net(spec):\n    return torch.nn.Linear(5, 2)\n")
     check(clinic, "model: ", changes={"model": {"name": "narrow:net"}}, allow=["narrow:net"])
     write_visits(clinic, cell="much")
-    check(clinic, "data: .*'dose' are not numeric")
+    check(clinic, "data: .*'dose' .1, such as 'much'. have missing values")
     write_visits(clinic, cell="")
     missing = ("data: .*'dose'.*missing", "allow: .*'nowhere:net'")  # the check goes on after the first problem
     assert check(clinic, *missing, changes={"model": {"name": "nowhere:net"}})["missing values"] == "'dose' 1"

@@ -78,12 +78,12 @@ def glm_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Fit K canonical GLMs and one membership per client to a table."""
-    from ..data.table_readers import read_frame, stem
+    from ..data.tables import file_stem, read_table
     from ..glm.table import TableSettings, fit_table
     from ..io.files import folder_name
 
     named = TableSettings(client, target, formula=formula)  # checks them before a large file is read
-    frame = read_frame(file, named.client, "\t" if sep in ("tab", "\\t") else sep, decimal)
+    frame = read_table(file, client=named.client, sep="\t" if sep in ("tab", "\\t") else sep, decimal=decimal)
     settings = TableSettings(
         client, target, family, None if columns is None else _split_names(columns, frame.columns), _parse_ks(k),
         test_fraction, seed, _split_names(shared, frame.columns), mix, penalty, affinity, ridge, n_init, formula,
@@ -91,7 +91,7 @@ def glm_command(
     )  # fmt: skip
     with _show_steps(quiet=quiet) as on_step:
         fitted = fit_table(frame, settings, on_step)
-    folder = Path("runs") / folder_name(f"glm-{stem(file)}", "file") if out is None else out
+    folder = Path("runs") / folder_name(f"glm-{file_stem(file)}", "file") if out is None else out
     page = _write(fitted, folder, file, _command_line(context))
     if not quiet:
         _print(fitted, file)
@@ -99,11 +99,11 @@ def glm_command(
 
 
 def _print(fitted: TableFit, file: Path) -> None:
-    from ..data.table_readers import stem
+    from ..data.tables import file_stem
     from .glm_tables import candidate_table, coefficient_table, membership_table, score_table, summary_lines
 
     console = make_console(wide=WIDE)
-    for line in summary_lines(fitted, stem(file)):
+    for line in summary_lines(fitted, file_stem(file)):
         console.print(line)
     parts = [candidate_table(fitted)] if len(fitted.candidates) > 1 else []
     parts.append(coefficient_table(fitted))
@@ -120,7 +120,7 @@ def _print(fitted: TableFit, file: Path) -> None:
 
 def _write(fitted: TableFit, folder: Path, file: Path, command: str) -> Path:
     """Write all files, each of them completely or not at all, and return the report."""
-    from ..data.table_readers import stem
+    from ..data.tables import file_stem
     from ..glm.table import CLEAR, CRITERIA, file_contents
     from ..io.files import make_folder, write_text
     from ..report import PopulationResults, render_population
@@ -132,7 +132,7 @@ def _write(fitted: TableFit, folder: Path, file: Path, command: str) -> Path:
     models = f"{k} canonical models" if k > 1 else "one model for all"
     page = render_population(
         PopulationResults(
-            title=f"{table.target.name} in {stem(file)}: {models}",
+            title=f"{table.target.name} in {file_stem(file)}: {models}",
             command=command,
             notes=[*table_notes(fitted), f"ppfl {package_version('ppfl')}, torch {package_version('torch')}."],
             client=fitted.settings.client,

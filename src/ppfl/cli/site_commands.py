@@ -110,6 +110,7 @@ def forget_command(
 
     require_flower()
     from ..federation.forgetting import forget_client, forget_run
+    from ..federation.site_data import SiteData
     from ..federation.site_models import open_store
     from ..federation.site_settings import load_site
     from ..report.summary import plural
@@ -125,7 +126,7 @@ def forget_command(
             return
         assert client is not None
         try:
-            others = tuple(settings.build_data(base)[0].ids)
+            others = tuple(SiteData(settings, base).ids)
         except PPFLError:  # its rows may be gone already, and the data with them
             others = ()
         name, runs = forget_client(store, client, settings.name, others)

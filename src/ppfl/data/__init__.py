@@ -30,7 +30,7 @@ from ppfl.data.synthetic import (
     synthetic_groups,
     synthetic_linear,
 )
-from ppfl.data.table_readers import from_table, read_csv, read_parquet
+from ppfl.data.tables import DataTable, read_table
 from ppfl.data.truth import Truth
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "SHAKESPEARE_CHARACTERS",
     "Assignment",
     "DataSettings",
+    "DataTable",
     "Federation",
     "MappedRows",
     "Pool",
@@ -56,20 +57,18 @@ __all__ = [
     "dirichlet_labels",
     "dirichlet_sources",
     "drawn_digits",
-    "from_table",
     "iid",
     "label_groups",
     "lazy_population",
     "logistic_population",
     "read_cifar10",
-    "read_csv",
     "read_femnist",
     "read_idx",
     "read_mnist",
     "read_npz",
-    "read_parquet",
     "read_shakespeare",
     "read_stackexchange",
+    "read_table",
     "synthetic_classification",
     "synthetic_groups",
     "synthetic_linear",

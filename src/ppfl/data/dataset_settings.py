@@ -1,6 +1,6 @@
 """`[data]` of an experiment file: the data set, its files, and how it is split into clients."""
 
-from abc import abstractmethod
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -18,7 +18,7 @@ from ppfl.data.domains import DOMAIN_SAMPLES, DOMAINS, Domain, digit_domains
 from ppfl.data.federation import Federation
 from ppfl.data.file_settings import HoldoutSettings, data_folder, dataset_folder, resolved
 from ppfl.data.partitions import PARTITIONS, PartitionByName
-from ppfl.data.preparation_settings import PreparationSettings
+from ppfl.data.preparation import Preparation, PreparationSettings
 from ppfl.data.readers import read_mnist, read_npz, with_channels
 from ppfl.data.samples import random_rows
 from ppfl.data.sklearn_digits import digits
@@ -29,8 +29,7 @@ from ppfl.data.synthetic_settings import (
     SyntheticGroups,
     SyntheticLinear,
 )
-from ppfl.data.table_readers import csv_frame, from_table, parquet_frame, stem
-from ppfl.data.table_rows import TableRows
+from ppfl.data.tables import DataTable, file_stem, read_table
 from ppfl.errors import DataError, SettingError
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -146,44 +145,43 @@ class TableFileSettings(HoldoutSettings):
     task: LearningTask = "auto"
     classes: tuple[str, ...] | None = None
 
-    @abstractmethod
     def read(self, base: Path | None = None) -> Any:
-        """The whole table as it is in the file."""
+        """The whole table as it is in the file; a relative file starts at `base`."""
+        return read_table(resolved(self.file, base), client=self.client)
 
     def build(self, base: Path | None = None) -> Federation:
         """The federation these settings describe; a relative file starts at `base`."""
-        return self.of_frame(self.read(base))
+        return self.prepared(self.table(self.read(base)))
 
-    def of_frame(self, frame: Any) -> Federation:
-        """The federation of a table that was read."""
-        return from_table(frame, **self._named())
+    def table(self, frame: Any, text: Collection[str] = (), *, choose: bool = True) -> DataTable:
+        """The columns of a table that was read. text: columns of numbers that are names."""
+        as_classes = self.task == "classification" or self.classes is not None
+        return DataTable.of(
+            frame, self.client, self.target, columns=self.columns, drop=self.drop, is_test=self.is_test,
+            text=tuple(text), target_is_text=as_classes, choose=choose, name=file_stem(self.file),
+        )  # fmt: skip
 
-    def rows(self, frame: Any, preparation: PreparationSettings) -> TableRows:
-        """The rows of a table that was read, to be prepared."""
-        return TableRows.of(frame, preparation=preparation, **self._named())
-
-    def _named(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"name", "file"}) | {"name": stem(self.file)}
+    def prepared(self, table: DataTable, how: Preparation | PreparationSettings | None = None) -> Federation:
+        """The federation of a table, prepared or as it is."""
+        return table.federation(self, how, task=self.task, classes=self.classes)
 
 
 class Csv(TableFileSettings):
     """A csv file with a client column and a target column."""
 
     name: Literal["csv"] = "csv"
+    sep: str = ","
+    decimal: str = "."
 
     def read(self, base: Path | None = None) -> Any:
         """The whole table; a relative file starts at `base`."""
-        return csv_frame(resolved(self.file, base), self.client)
+        return read_table(resolved(self.file, base), client=self.client, sep=self.sep, decimal=self.decimal)
 
 
 class Parquet(TableFileSettings):
     """A parquet file with a client column and a target column."""
 
     name: Literal["parquet"] = "parquet"
-
-    def read(self, base: Path | None = None) -> Any:
-        """The whole table; a relative file starts at `base`."""
-        return parquet_frame(resolved(self.file, base))
 
 
 class DataFactory(FactorySettings):
@@ -214,8 +212,8 @@ def build_data(data: DataSettings, preparation: PreparationSettings | None, base
     """The federation of `[data]`, prepared by `[preparation]` where there is one."""
     if preparation is None:
         return data.build(base)
-    table = require_table(data)
-    return table.rows(table.read(base), preparation).prepare_alone()
+    file = require_table(data)
+    return file.prepared(file.table(file.read(base), preparation.names), preparation)
 
 
 def require_table(data: DataSettings) -> TableFileSettings:

@@ -141,10 +141,8 @@ def _decompressed(path: Path) -> Any:
 
 
 def _zstandard(path: Path) -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise DataError(f"{path} needs pyarrow; install it with: pip install 'ppfl[tables]'") from error
+    import pyarrow
+
     return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
 
 

@@ -1,144 +1,213 @@
-"""A fixed preparation of the columns of a table: the same numbers for the same row, wherever the row is."""
+"""How the columns of a table become the numbers that a network or a GLM takes: the same numbers for the same row,
+wherever the row is.
+
+Numbers stay numbers. Text becomes one indicator for each level except the first, which is the reference. Levels with
+few training rows, and levels that appear only later, become the level `other`.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pandas.api.types import is_numeric_dtype
+from pydantic import Field, ValidationError, model_validator
 
+from ppfl.core.settings import Settings
 from ppfl.data.arrays import quoted
-from ppfl.data.encoded_column import EncodedColumn, is_text
+from ppfl.data.files import check_limit
 from ppfl.errors import DataError
 
-MISSING = "missing"  # the level of a missing text where missing values are filled
+if TYPE_CHECKING:
+    from ppfl.data.tables import DataTable
+
+OTHER = "other"
+GAP = ""  # the level of a missing text that is filled; an empty text is missing, so no cell has this level
+RARE = 5  # a level with fewer training rows becomes `other`
 LARGEST = 1e70  # squares of larger numbers, and sums of them, would overflow
 
+MissingRule = Literal["refuse", "drop", "fill"]
+Levels = Annotated[tuple[str, ...], Field(min_length=2, max_length=10_000)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Scale = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rows = Annotated[int, Field(ge=0)]
 
-class PreparedColumn(NamedTuple):
+
+class PreparationSettings(Settings):
+    """`[preparation]` of an experiment. Means, deviations and levels are those of all training rows of all sites.
+
+    >>> PreparationSettings(missing="fill").standardise
+    True
+    """
+
+    standardise: bool = True  # every prepared column to mean 0 and standard deviation 1
+    # a missing value: "drop" leaves its row out; "fill" puts the mean in its place, and for text a level of its own
+    missing: MissingRule = "refuse"
+    text: tuple[str, ...] = ()  # columns of numbers that are names, such as postcodes
+    levels: dict[str, Levels] = {}  # of text columns, the reference level first; then no site sends names of levels
+    standardise_target: bool = False  # scores are then in these units, predictions in those of the target
+    count_target: bool = False  # the targets are counts, and the sum of log y! is needed for their likelihood
+
+    @model_validator(mode="after")
+    def _names_levels_once(self) -> Self:
+        for column, names in self.levels.items():
+            if len(set(names)) < len(names):
+                raise ValueError(f"levels of {column!r} name one of them twice; name each once")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are text, whatever is in them."""
+        return tuple(dict.fromkeys((*self.text, *self.levels)))
+
+
+class PreparedColumn(Settings):
     """One column of a table, which becomes one column of numbers, or one for each level but the first."""
 
     name: str
-    levels: tuple[str, ...]  # of text, the reference level first; empty for numbers
-    rare: tuple[str, ...]  # levels of few rows, which became `other`
-    mean: tuple[float, ...]  # subtracted from each encoded column
-    scale: tuple[float, ...]  # by which each is divided; 0: the column has one value, and becomes 0
-    fill: float | None  # in the place of missing numbers
-    missing: int  # in how many rows the value was missing
+    levels: tuple[str, ...] = ()  # of text, the reference level first; empty for numbers
+    rare: tuple[str, ...] = ()  # levels of few rows, which became `other`
+    mean: tuple[Finite, ...]  # subtracted from each encoded column
+    scale: tuple[Scale, ...]  # by which each is divided; 0: the column has one value, and becomes 0
+    fill: Finite | Literal[""] | None = None  # in the place of a missing number or text; None: these are refused
+    missing: Rows = 0  # in how many rows the value was missing
+
+    @model_validator(mode="after")
+    def _has_a_mean_for_each_term(self) -> Self:
+        if not len(self.mean) == len(self.scale) == len(self.terms):
+            raise ValueError(f"column {self.name!r} has {len(self.mean)} means for {len(self.terms)} terms")
+        return self
 
     @property
-    def encoding(self) -> EncodedColumn:
-        """How it becomes numbers, before these are scaled."""
-        return EncodedColumn(self.name, self.levels, self.rare)
+    def terms(self) -> list[str]:
+        """The names of the encoded columns."""
+        if not self.levels:
+            return [self.name]
+        return [f"{self.name} is missing" if level == GAP else f"{self.name} = {level}" for level in self.levels[1:]]
 
     def encode(self, values: Any) -> NDArray[np.float64]:
-        """(n, terms) of values as `as_text` or `as_numbers` gives them."""
-        if self.levels:
-            values = values.fillna(MISSING)
-        elif self.fill is not None:
-            values = values.fillna(self.fill)
-        return self.encoding.encode(values)
+        """Numbers in their own unit (n, 1), or indicators of the levels but the first (n, levels - 1)."""
+        known = as_text(values) if self.levels else as_numbers(self.name, values)
+        if gaps := int(known.isna().sum()):
+            if self.fill is None:
+                raise DataError(
+                    f"column {self.name!r} has {gaps} missing values, and the preparation fills none; fill them, or "
+                    f"leave out these rows"
+                )
+            known = known.fillna(self.fill)
+        if not self.levels:
+            return np.array(known, dtype=np.float64)[:, None]
+        size = len(known) * len(self.levels) * 8
+        what = f"column {self.name!r} has {len(self.levels):,} levels, which take {size:,} bytes"
+        check_limit("bytes", size, what, "leave it out, or ")
+        position = {level: at for at, level in enumerate(self.levels)}
+        unknown = position.get(OTHER, 0)
+        codes = np.array([position.get(value, unknown) for value in known], dtype=np.int64)
+        return np.asarray(codes[:, None] == np.arange(1, len(self.levels)), dtype=np.float64)
 
 
-class Preparation(NamedTuple):
-    """What all sites do with their rows.
+class Preparation(Settings):
+    """What is done with every row of a table, at all sites: `encode`, then `scale`.
 
+    >>> age = PreparedColumn(name="age", mean=(40.0,), scale=(10.0,), fill=40.0, missing=1)
+    >>> ward = PreparedColumn(name="ward", levels=("east", "west"), mean=(0.0,), scale=(1.0,))
+    >>> preparation = Preparation(columns=(age, ward), rows=7)
     >>> import pandas as pd
-    >>> age = PreparedColumn("age", (), (), (40.0,), (10.0,), 40.0, missing=1)
-    >>> ward = PreparedColumn("ward", ("east", "west"), (), (0.0,), (1.0,), None, missing=0)
-    >>> preparation = Preparation((age, ward), rows=7, dropped=0)
-    >>> preparation.apply(pd.DataFrame({"ward": ["west", "east"], "age": [60.0, None]})).tolist()
+    >>> frame = pd.DataFrame({"ward": ["west", "east"], "age": [60.0, None]})
+    >>> preparation.encode(frame).tolist()
+    [[60.0, 1.0], [40.0, 0.0]]
+    >>> preparation.apply(frame).tolist()
     [[2.0, 1.0], [0.0, 0.0]]
-    >>> Preparation.from_json(preparation.to_json()) == preparation
+    >>> Preparation.read(preparation.model_dump(mode="json")) == preparation
     True
     """
 
     columns: tuple[PreparedColumn, ...]
-    rows: int  # training rows that means and levels are of
-    dropped: int  # rows that were left out, as a value was missing
-    target: tuple[float, float] = (0.0, 1.0)  # mean and scale of the targets
-    log_factorials: float = 0.0  # the sum of log y! over these rows, where targets are counts
+    rows: Rows  # training rows that means and levels are of
+    dropped: Rows = 0  # rows that were left out, as a value was missing
+    missing: MissingRule = "refuse"
+    target: tuple[Finite, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = (0.0, 1.0)  # mean and scale of targets
+    log_factorials: Finite = 0.0  # the sum of log y! over these rows, where targets are counts
+    left_out: dict[str, str] = {}  # columns that are not used, each with the reason
+
+    @classmethod
+    def fit(cls, table: DataTable, train: Any, settings: PreparationSettings) -> Preparation:
+        """The preparation of a table whose training rows have these numbers.
+
+        Args:
+            table: All rows.
+            train: The numbers of the training rows, (n,).
+            settings: What to do with text, gaps and units.
+        """
+        from ppfl.data.column_sums import agree  # it builds preparations
+
+        described = {"here": table.describe(settings, train)}
+        return agree(described, settings, lambda plan, center: table.sums(plan, train, center))
+
+    @classmethod
+    def read(cls, found: Any) -> Preparation:
+        """From plain values, such as a server sends; DataError if they are anything else."""
+        try:
+            return cls.model_validate(found)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise DataError(f"this is no preparation of a table ({reason}); use the same ppfl everywhere") from None
 
     @property
     def terms(self) -> tuple[str, ...]:
         """The names of the prepared columns."""
-        return tuple(term for column in self.columns for term in column.encoding.terms)
+        return tuple(term for column in self.columns for term in column.terms)
 
-    def apply(self, frame: Any) -> NDArray[np.float64]:
-        """The prepared columns (n, terms) of a pandas table that has all columns by name."""
-        return self.scale(self.encode(frame))
+    def encode(self, frame: Any) -> NDArray[np.float64]:
+        """Numbers in their own units and indicators of levels (n, terms). The table has all columns by name."""
+        if absent := [column.name for column in self.columns if column.name not in frame.columns]:
+            raise DataError(f"no column {quoted(absent)}; the table has {quoted(list(frame.columns), most=12)}")
+        parts = [column.encode(frame[column.name]) for column in self.columns]
+        return np.concatenate([np.zeros((len(frame), 0)), *parts], axis=1)
 
     def scale(self, encoded: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(encoded - mean) / scale, and 0 for columns that have one value."""
+        """Encoded columns (n, terms) with their means subtracted and divided by their scales."""
         mean = np.array([value for column in self.columns for value in column.mean])
         scale = np.array([value for column in self.columns for value in column.scale])
         known = np.where(scale > 0, scale, 1.0)
         return np.asarray(np.where(scale > 0, (encoded - mean) / known, 0.0))
 
-    def encode(self, frame: Any) -> NDArray[np.float64]:
-        """Numbers in their own units and indicators of levels (n, terms)."""
-        if absent := [column.name for column in self.columns if column.name not in frame.columns]:
-            raise DataError(f"no column {quoted(absent)}; the table has {quoted(list(frame.columns), most=12)}")
-        parts = []
-        for column in self.columns:
-            values = as_text(frame[column.name]) if column.levels else as_numbers(column.name, frame[column.name])
-            found = int(values.isna().sum())
-            if found and (column.fill is None if not column.levels else MISSING not in column.levels):
-                raise DataError(
-                    f"column {column.name!r} has {found} missing values, and the preparation fills none; fill them, or "
-                    f"leave out these rows"
-                )
-            parts.append(column.encode(values))
-        return np.concatenate(parts, 1)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {
-            "columns": [{**column._asdict(), **_lists(column)} for column in self.columns],
-            "rows": self.rows, "dropped": self.dropped, "target": list(self.target),
-            "log_factorials": self.log_factorials,
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, found: Any) -> Preparation:
-        """What `to_json` gave; DataError if it is anything else, as it may come from a server."""
-        try:
-            columns = tuple(_column(one) for one in found["columns"])
-            shift, scale = (float(value) for value in found["target"])
-            made = cls(
-                columns, int(found["rows"]), int(found["dropped"]), (shift, scale), float(found["log_factorials"])
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"this is no preparation of a table ({error}); use the same ppfl everywhere") from None
-        numbers = [value for column in columns for value in (*column.mean, *column.scale, column.fill or 0.0)]
-        if not columns or not all(map(math.isfinite, (*numbers, shift, scale, made.log_factorials))) or not scale > 0:
-            raise DataError("a preparation of a table has no columns or numbers that are not finite; agree on it anew")
-        return made
+    def apply(self, frame: Any) -> NDArray[np.float64]:
+        """The prepared columns (n, terms)."""
+        return self.scale(self.encode(frame))
 
 
-def _lists(column: PreparedColumn) -> dict[str, list[Any]]:
-    return {name: list(getattr(column, name)) for name in ("levels", "rare", "mean", "scale")}
+def find_levels(counts: Mapping[str, int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The levels of a text column, the reference first, and the rare ones, from how many rows have each of them.
+
+    >>> find_levels({"east": 9, "north": 7, "attic": 1})
+    (('east', 'north', 'other'), ('attic',))
+    """
+    common = [level for level, count in counts.items() if count >= RARE]
+    rare = sorted(set(counts) - set(common)) if common else []
+    levels = sorted(set(counts) - {*rare, OTHER, GAP})
+    # these two are last, so that one of them is the reference only if there is no other level
+    levels += [OTHER] * bool(rare or OTHER in counts) + [GAP] * (GAP in counts and GAP not in rare)
+    return tuple(levels), tuple(rare)
 
 
-def _column(found: Any) -> PreparedColumn:
-    levels, rare = (tuple(str(level) for level in found[key]) for key in ("levels", "rare"))
-    mean, scale = (tuple(float(value) for value in found[key]) for key in ("mean", "scale"))
-    fill = None if found["fill"] is None else float(found["fill"])
-    column = PreparedColumn(str(found["name"]), levels, rare, mean, scale, fill, int(found["missing"]))
-    if not len(mean) == len(scale) == len(column.encoding.terms) or min((0.0, *scale)) < 0:
-        raise ValueError(f"column {column.name!r} has {len(mean)} means for {len(column.encoding.terms)} terms")
-    return column
+def is_text(values: Any) -> bool:
+    """Whether a column holds text rather than numbers; booleans are numbers."""
+    return not is_numeric_dtype(values.dtype)
 
 
 def as_text(values: Any) -> Any:
-    """A column as text, without a decimal point in whole numbers, as a file with a missing cell would have it.
+    """A column as text, in which an empty text is missing. Whole numbers are written without a decimal point.
 
     >>> import pandas as pd
     >>> as_text(pd.Series([1.0, None, 2.0])).tolist()
     ['1', nan, '2']
     """
-    return values.astype(object).where(values.notna(), np.nan).map(_level, na_action="ignore")
+    texts = values.astype(object).where(values.notna(), np.nan).map(_level, na_action="ignore").astype(object)
+    return texts.where(texts != GAP, np.nan)
 
 
 def _level(value: Any) -> str:
@@ -151,9 +220,13 @@ def as_numbers(name: str, values: Any) -> Any:
     if is_text(values) and values.notna().any():
         example = values.dropna().iloc[0]
         raise DataError(f"column {name!r} has text, such as {str(example)!r:.40}, and numbers are expected; convert it")
+    if values.dtype.kind == "c":
+        raise DataError(f"column {name!r} has complex numbers; use their real and imaginary parts as two columns")
     found = values.astype("float64")
     largest = float(found.abs().max()) if found.notna().any() else 0.0
-    if not largest <= LARGEST:
+    if math.isinf(largest):
+        raise DataError(f"column {name!r} has infinite values; correct them, or drop the rows")
+    if largest > LARGEST:
         raise DataError(
             f"column {name!r} has values up to {largest:.3g}; expected up to {LARGEST:.0e}: change its unit"
         )

@@ -29,13 +29,8 @@ def _as_dtype(value: Any) -> torch.dtype:
     return value if value in _NAMES else _TYPES[value]
 
 
-def _as_preparation(value: Any) -> Preparation:
-    return value if isinstance(value, Preparation) else Preparation.from_json(value)
-
-
 Dtype = Annotated[torch.dtype, PlainValidator(_as_dtype), PlainSerializer(_NAMES.__getitem__)]
 Shape = tuple[Annotated[int, Field(ge=0, le=1 << 32)], ...]
-Prepared = Annotated[Preparation, PlainValidator(_as_preparation), PlainSerializer(Preparation.to_json)]
 
 
 class SampleSpec(Settings):
@@ -56,7 +51,7 @@ class SampleSpec(Settings):
     target_shape: Shape = ()  # of one target; () for a number or a label
     classes: tuple[str, ...] | None = None  # None: targets are real numbers
     features: tuple[str, ...] | None = None  # names of the columns, where samples are rows of a table
-    preparation: Prepared | None = None  # how samples are made of the rows of a table
+    preparation: Preparation | None = None  # how samples are made of the rows of a table
 
     @model_validator(mode="after")
     def _fits_into_memory(self) -> SampleSpec:

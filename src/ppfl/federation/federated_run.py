@@ -107,7 +107,7 @@ class FederatedRun:
         self.spec = SampleSpec.model_validate({name: transport.facts[name] for name in SampleSpec.model_fields})
         self.data = read_json(folder.clients_file)["data"] if self.resumes else self._data_digest()
         self.spec = self._with_preparation()
-        preparation = None if self.spec.preparation is None else self.spec.preparation.to_json()
+        preparation = None if self.spec.preparation is None else self.spec.preparation.model_dump(mode="json")
         population = experiment.build_population(self.spec, self.seed, base)
         self.start = self._load_start(population, base)
         settings = experiment.model_dump(mode="json", exclude={"data"})

@@ -98,8 +98,10 @@ def _as_used(data: SiteData, experiment: Experiment) -> tuple[Federation, Federa
     if preparation is None:
         federation, _ = data.plain()
         return federation, federation
-    rows = data.rows(preparation.model_dump(mode="json"))
-    return rows.federation, rows.prepare_alone()
+    asked = preparation.model_dump(mode="json")
+    federation = data.prepared_alone(asked)
+    features = tuple(data.describe(asked).facts["agreed"]["features"])
+    return replace(federation, features=features), federation
 
 
 def _forgotten(store: Path) -> tuple[str, ...]:

@@ -5,20 +5,47 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from ..data import Federation
+from ..core.ids import ClientIds
+from ..data import DataTable, Federation, Samples
+from ..data.client_summaries import number_classes
+from ..data.column_sums import Center, ColumnPlan
 from ..data.dataset_settings import TableFileSettings, require_table
-from ..data.preparation import Preparation
-from ..data.preparation_settings import PreparationSettings
+from ..data.ids import RowGroups
+from ..data.preparation import Preparation, PreparationSettings
 from ..data.sample_spec import SampleSpec
-from ..data.table_readers import UnpreparedError
-from ..data.table_rows import TableRows
+from ..data.tables import UnpreparedError
 from ..errors import DataError, SettingError
 from .run_clients import without_clients
 from .site_settings import SiteSettings
+
+
+class DataDescription(NamedTuple):
+    """What a site says of its data."""
+
+    ids: ClientIds
+    importance: Tensor  # (M,)
+    samples: dict[str, int]  # of every split
+    facts: dict[str, Any]  # "agreed" is what all sites must have alike
+
+
+class _SiteTable(NamedTuple):
+    """The rows of a site's clients, before they are prepared."""
+
+    table: DataTable
+    rows: dict[str, RowGroups]
+    settings: PreparationSettings
+
+    @property
+    def train(self) -> Any:
+        """The numbers of the training rows."""
+        order = self.rows["train"].order
+        assert order is not None
+        return order.numpy()
 
 
 class SiteData:
@@ -26,43 +53,30 @@ class SiteData:
 
     def __init__(self, settings: SiteSettings, base: Path | None, forgotten: Sequence[str] = ()) -> None:
         """forgotten: clients that take no part."""
-        self.settings = settings
-        self._frame: Any = None
-        self._plain: tuple[Federation, Tensor] | None = None
-        if isinstance(settings.data, TableFileSettings):
-            self._frame = settings.data.read(base)
-        else:
-            self._plain = settings.build_data(base)
+        self.settings, self.file = settings, settings.data
+        self._error: UnpreparedError | None = None
+        self._whole: tuple[Federation, Tensor] | None = None
+        self._frame = self.file.read(base) if isinstance(self.file, TableFileSettings) else None
+        try:
+            if isinstance(self.file, TableFileSettings):
+                self._whole = settings.choose_clients(self.file.prepared(self.file.table(self._frame)))
+            else:
+                self._whole = settings.choose_clients(self.file.build(base))
+        except UnpreparedError as error:  # an experiment with [preparation] can use them
+            self._error = error
         self.leave_out(forgotten)
 
     def leave_out(self, forgotten: Sequence[str]) -> None:
         """Go on without these clients."""
         self._forgotten = tuple(forgotten)
-        self._rows: tuple[str, TableRows] | None = None
+        self._plain = None if self._whole is None else without_clients(*self._whole, forgotten)
+        self._table: tuple[str, _SiteTable] | None = None
         self._prepared: tuple[str, Federation] | None = None
-        self._error: UnpreparedError | None = None
-        if not isinstance(self.settings.data, TableFileSettings):
-            self._plain = without_clients(*self.plain(), forgotten)
-            return
-        if forgotten and self.settings.part is None:  # of a trial, the parts are those of all clients
-            names = self.settings.name + "/" + self._frame[self.settings.data.client].astype(str)
-            self._frame = self._frame[~names.isin(forgotten)].reset_index(drop=True)
-            if not len(self._frame):
-                raise DataError("all clients of the site are forgotten; it has nobody who could take part")
-        self._plain = None
-        try:
-            self._plain = self._chosen(self.settings.data.of_frame(self._frame))
-        except UnpreparedError as error:  # an experiment with [preparation] can use them
-            self._error = error
 
     @property
     def table(self) -> Any:
         """The table as it was read, with all its columns; None where the data are none."""
         return self._frame
-
-    def _chosen(self, whole: Federation) -> tuple[Federation, Tensor]:
-        """The site's clients, without those that are forgotten."""
-        return without_clients(*self.settings.choose_clients(whole), self._forgotten)
 
     def plain(self) -> tuple[Federation, Tensor]:
         """The clients and their importance (M,), with numbers as they are in the data."""
@@ -70,15 +84,13 @@ class SiteData:
             raise UnpreparedError(f"site {self.settings.name!r}: {self._error}")
         return self._plain
 
-    def rows(self, asked: Mapping[str, Any]) -> TableRows:
-        """The rows of a table, to be prepared by these settings."""
-        key = json.dumps(asked, sort_keys=True)
-        if self._rows is None or self._rows[0] != key:
-            settings, table = PreparationSettings.model_validate(dict(asked)), require_table(self.settings.data)
-            whole = table.rows(self._frame, settings)
-            chosen, _ = self._chosen(whole.federation)
-            self._rows = key, whole.with_clients(chosen, None if self.settings.part is None else chosen.ids)
-        return self._rows[1]
+    @property
+    def ids(self) -> ClientIds:
+        """All clients of the data, those that are forgotten too."""
+        if self._whole is not None:
+            return self._whole[0].ids
+        known = dict.fromkeys(require_table(self.file).table(self._frame, choose=False).clients)
+        return self.settings.full_names([client for client in known if client is not None])
 
     def prepared(self, asked: Mapping[str, Any] | None, agreed: Mapping[str, Any]) -> tuple[Federation, Tensor]:
         """The clients and their importance (M,). asked: settings; agreed: the preparation of all sites."""
@@ -86,21 +98,66 @@ class SiteData:
             return self.plain()
         if not agreed:
             raise SettingError("the experiment has [preparation] and sites have not agreed on one; use the same ppfl")
-        rows, key = self.rows(asked), json.dumps([asked, agreed], sort_keys=True)
+        key = json.dumps([asked, agreed], sort_keys=True)
         if self._prepared is None or self._prepared[0] != key:
-            self._prepared = key, rows.prepare(Preparation.from_json(agreed))
-        return self._prepared[1], rows.federation.importance
+            self._prepared = key, self._federation(asked, Preparation.read(agreed))
+        return self._prepared[1], self._prepared[1].importance.cpu()
 
-    def describe(self, asked: Mapping[str, Any]) -> tuple[Federation, Tensor, dict[str, Any]]:
-        """The clients, their importance (M,), and what all sites must agree on, besides what is only said."""
+    def prepared_alone(self, asked: Mapping[str, Any]) -> Federation:
+        """Prepared with the sums of this site, as those of others are away."""
+        found = self._read(asked)
+        return self._federation(asked, Preparation.fit(found.table, found.train, found.settings))
+
+    def describe(self, asked: Mapping[str, Any]) -> DataDescription:
+        """The clients and what all sites must agree on, with what is only said. asked: settings of a preparation."""
         if not asked:
             federation, importance = self.plain()
-            return federation, importance, {"agreed": _agreed(federation), "data": federation.fingerprint}
-        rows = self.rows(asked)
-        raw = {"shape": [len(rows.frame.columns)], "dtype": "float32"}
-        facts = {"agreed": {**_agreed(rows.federation), **raw}, "data": rows.fingerprint, **rows.describe()}
-        return rows.federation, rows.federation.importance, facts
+            facts = _agreed(SampleSpec.of(federation), federation.splits)
+            samples = {split: len(part) for split, part in federation.splits.items()}
+            return DataDescription(federation.ids, importance, samples, facts | {"data": federation.fingerprint})
+        table, rows, settings = found = self._read(asked)
+        data = require_table(self.file)
+        y, classes = table.read_targets(table.usable(settings.missing), data.task, data.classes)
+        if classes is None and not y.is_floating_point():
+            classes = number_classes({"train": Samples(y[:, None].float(), y, torch.tensor([0, len(y)]))})
+        raw = SampleSpec(
+            shape=(len(table.features.columns),), dtype=torch.float32, target_dtype=y.dtype,
+            target_shape=tuple(y.shape[1:]), classes=classes, features=tuple(table.features),
+        )  # fmt: skip
+        facts = _agreed(raw, rows) | table.describe(settings, found.train).model_dump(mode="json")
+        ids, sizes = rows["train"].ids, rows["train"].sizes
+        samples = {split: int(part.sizes.sum()) for split, part in rows.items()}
+        facts["data"] = table.fingerprint(rows)
+        return DataDescription(self.settings.full_names(ids), sizes.double(), samples, facts)
+
+    def sums(self, asked: Mapping[str, Any], plan: Mapping[str, Any], center: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Over the training rows, from which all sites together prepare theirs."""
+        found = self._read(asked)
+        about = Center.model_validate(center) if center else None
+        return found.table.sums(ColumnPlan.model_validate(plan), found.train, about)
+
+    def _read(self, asked: Mapping[str, Any]) -> _SiteTable:
+        """The table of the clients that take part, to be prepared by these settings."""
+        key = json.dumps(asked, sort_keys=True)
+        if self._table is None or self._table[0] != key:
+            settings, data = PreparationSettings.model_validate(dict(asked)), require_table(self.file)
+            table = data.table(self._frame, settings.names, choose=False)
+            clients = set(table.clients)
+            if self.settings.part is not None:
+                train = table.rows(data, settings.missing)["train"]
+                clients = set(self.settings.clients_of_part(train.ids, train.sizes))
+            left = [name for name in clients if name and self.settings.full_names([name])[0] in self._forgotten]
+            if left or self.settings.part is not None:
+                table = table.only(clients - set(left))
+            if not len(table):
+                raise DataError("all clients of the site are forgotten; it has nobody who could take part")
+            self._table = key, _SiteTable(table, table.rows(data, settings.missing), settings)
+        return self._table[1]
+
+    def _federation(self, asked: Mapping[str, Any], preparation: Preparation) -> Federation:
+        found = require_table(self.file).prepared(self._read(asked).table, preparation)
+        return self.settings.with_full_names(found.to(self.settings.device))
 
 
-def _agreed(federation: Federation) -> dict[str, Any]:
-    return {**SampleSpec.of(federation).model_dump(mode="json"), "splits": sorted(federation.splits)}
+def _agreed(spec: SampleSpec, splits: Mapping[str, Any]) -> dict[str, Any]:
+    return {"agreed": {**spec.model_dump(mode="json"), "splits": sorted(splits)}}

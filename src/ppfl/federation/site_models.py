@@ -79,7 +79,7 @@ def _read_models(store: StateStore, settings: SiteSettings, base: Path, run: str
     facts = decode(described.reply).facts["agreed"]
     spec = SampleSpec.model_validate({name: facts[name] for name in SampleSpec.model_fields})
     if request.preparation:
-        spec = spec.prepared_by(Preparation.from_json(request.preparation))
+        spec = spec.prepared_by(Preparation.read(request.preparation))
     population = experiment.build_population(spec, request.seed, base)
     population.load(begun.start)
     rows, ids, shared, own = found.states.rows, described.present, asked.shared, asked.own

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.ids import text_ids
 from ..data.sample_spec import SampleSpec
-from ..data.table_readers import read_frame, with_text_names
+from ..data.tables import as_pandas, read_table
 from ..errors import DataError, SettingError
 from ..io.files import folder_name, write_text
 from ..networks.peft_files import save_weights
@@ -26,12 +27,12 @@ def predict_table(models: SiteModels, file: Path, client: str, out: Path) -> int
     """
     if out.exists():
         raise SettingError(f"{out} exists; choose another --out, or move it away")
-    frame = with_text_names(read_frame(file, client))
+    frame = as_pandas(read_table(file, client=client))
     if client not in frame.columns:
         raise DataError(
             f"{file} has no column {client!r}, which says whose model is used; name one with --client-column"
         )
-    names = frame[client].astype(str).to_numpy()
+    names = text_ids(frame[client].to_numpy())
     by_client = {name: (names == name).nonzero()[0] for name in dict.fromkeys(names.tolist())}
     for name in by_client:  # first: a client that is not known should leave nothing behind
         models.name_of(name)

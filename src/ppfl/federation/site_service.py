@@ -22,7 +22,6 @@ from ..errors import CheckpointError, PPFLError, SettingError
 from ..sites import Describe, Reply, Site
 from ..sites.messages import decode, encode
 from ..sites.site import Session
-from .column_agreement import center_from_json, plan_from_json
 from .envelope import ERROR, REPLIES, REQUESTS, Envelope, seal, unseal
 from .federation_errors import FederationError
 from .ledger import Ledger
@@ -167,15 +166,14 @@ class SiteService:
         return reply
 
     def _new_description(self, preparation: dict[str, Any]) -> tuple[Reply, ClientIds]:
-        federation, importance, facts = self.data.describe(preparation)
+        ids, importance, samples, facts = self.data.describe(preparation)
         sums = {"importance": importance.sum()} | {
-            f"samples.{split}": torch.tensor(float(len(part)), dtype=torch.float64)
-            for split, part in federation.splits.items()
+            f"samples.{split}": torch.tensor(float(count), dtype=torch.float64) for split, count in samples.items()
         }
         agreed = {**facts["agreed"], "units": dict(sorted(self.settings.units.items()))}
         # the digest of the data is the site's own: it tells whether they changed since a run began
-        reply = Reply(metrics=sums, rows=Rows(tuple(federation.ids), {}), facts={**facts, "agreed": agreed})
-        return reply, federation.ids
+        reply = Reply(metrics=sums, rows=Rows(tuple(ids), {}), facts={**facts, "agreed": agreed})
+        return reply, ids
 
     def _save_description(self, run: str, reply: Reply, ids: ClientIds) -> None:
         if not self.store.sessions(run):  # else states of the clients that were described are there
@@ -186,8 +184,7 @@ class SiteService:
         return RunClients(decode(described.reply).rows.ids, described.present)
 
     def _sum_columns(self, run: str, request: SumColumns) -> Reply:
-        rows = self.data.rows(request.preparation)
-        return Reply(metrics=rows.sums(plan_from_json(request.plan), center_from_json(request.center)))
+        return Reply(metrics=self.data.sums(request.preparation, request.plan, request.center))
 
     def _open(self, run: str, request: OpenRun) -> Reply:
         if self.store.description(run) is None:

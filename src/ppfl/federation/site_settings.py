@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
-from ..core.ids import as_ids
+from ..core.ids import ClientIds, as_ids
 from ..core.registry import PythonName
 from ..core.settings import Count, Settings
 from ..data import DataSettings, Federation
@@ -56,22 +57,30 @@ class SiteSettings(Settings):
     private_key: Path | None = None
     secure_sums: Path | None = None  # a file of `init`: then no sum leaves this site that is not masked
 
-    def build_data(self, base: Path | None) -> tuple[Federation, Tensor]:
-        """The site's clients and their importance (M,). They are named "site/client"; in a trial as in the whole."""
-        return self.choose_clients(self.data.build(base))
-
     def choose_clients(self, whole: Federation) -> tuple[Federation, Tensor]:
         """The site's clients of its data, and their importance (M,)."""
         whole = whole.to(self.device)
         if self.part is None:
-            ids = as_ids([f"{self.name}/{client}" for client in whole.ids])
-            return replace(whole, ids=ids), whole.importance
-        if self.part.of > whole.n_clients:
+            return self.with_full_names(whole), whole.importance
+        mine = self.clients_of_part(whole.ids, whole.train.sizes)
+        return whole.select(mine), whole.importance[whole.positions(mine)]
+
+    def clients_of_part(self, ids: Sequence[str], sizes: Tensor) -> list[str]:
+        """The clients of `[part]`, so that parts have about as many training samples each."""
+        assert self.part is not None
+        if self.part.of > len(ids):
             raise SettingError(
-                f"{whole.name} has {whole.n_clients} clients and is to be split over {self.part.of} sites; use fewer"
+                f"the data have {len(ids)} clients and are to be split over {self.part.of} sites; use fewer"
             )
-        mine = sorted(balanced(whole.train.sizes.tolist(), self.part.of)[self.part.number - 1])
-        return whole.select([whole.ids[at] for at in mine]), whole.importance[mine]
+        return [ids[at] for at in sorted(balanced(sizes.tolist(), self.part.of)[self.part.number - 1])]
+
+    def full_names(self, ids: Sequence[str]) -> ClientIds:
+        """The names that clients have outside: "site/client", and in a trial those of the whole."""
+        return as_ids(ids if self.part is not None else [f"{self.name}/{client}" for client in ids])
+
+    def with_full_names(self, federation: Federation) -> Federation:
+        """A federation of the site's own clients under the names that these have outside."""
+        return replace(federation, ids=self.full_names(federation.ids))
 
 
 def load_site(file: Path) -> SiteSettings:

@@ -1,15 +1,16 @@
-"""Ids of clients and situations: checked, sorted, and as integer codes."""
+"""Ids of clients and situations: compared as text, shown as they were given, sorted, and as integer codes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Number
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
+from ..data.ids import text_ids
 from ..errors import DataError
 
 Array = np.ndarray[Any, Any]
@@ -31,59 +32,47 @@ class ClientCodes(NamedTuple):
 
     def positions(self, known: Sequence[Any]) -> Tensor:
         """The position of every row's client among the known ids, or their number for a client that is not known."""
-        self.check_kind(known)
-        position = {client: i for i, client in enumerate(known)}
-        found = np.array([position.get(client, len(position)) for client in self.ids], dtype=np.int64)
+        found = np.array(known_positions(self.ids, known), dtype=np.int64)
         return torch.from_numpy(found[self.codes])
 
-    def check_kind(self, known: Sequence[Any]) -> None:
-        """Raise a DataError for '7' where the fit had 7: it would silently count as a client that is not known."""
-        if _kind(self.ids[0]) != _kind(known[0]):
-            raise DataError(
-                f"client ids are of kind {_kind(self.ids[0])}, such as {self.ids[0]!r}, but the fit had ids of kind "
-                f"{_kind(known[0])}, such as {known[0]!r}; name clients as the fit did"
-            )
+
+def known_positions(ids: Sequence[Any], known: Sequence[Any]) -> list[int]:
+    """The positions of ids among the known ones, or the number of these for an id that is not known.
+
+    >>> known_positions([7.0, "8", "nine"], [7, 8])
+    [0, 1, 2]
+    """
+    position = {name: at for at, name in enumerate(text_ids(list(known)).tolist())}
+    return [position.get(name, len(position)) for name in text_ids(list(ids)).tolist()]
 
 
 def encode_ids(noun: str, ids: Any, rows: int) -> tuple[tuple[Any, ...], Codes]:
-    """The sorted distinct ids, and the position of every row's id among them."""
+    """The sorted distinct ids, and the position of every row's id among them.
+
+    >>> encode_ids("client", ["b", "a", "b"], 3)
+    (('a', 'b'), array([1, 0, 1]))
+    """
     # np.asarray would turn a list of numbers and names into names, and NaN into the name 'nan'
     values = np.array(ids, dtype=object) if isinstance(ids, list | tuple) else np.asarray(ids)
     if values.shape != (rows,):
         raise DataError(f"{noun}s has shape {values.shape} for {rows} rows; give one {noun} id per row")
-    if values.dtype.kind not in "biufUSO":
-        raise DataError(f"{noun} ids are of kind {values.dtype}; turn them into strings")
     if missing := count_missing(values):
         raise DataError(f"{missing} of {rows} rows have no {noun} id; drop these rows or give them one")
-    kinds = {_kind(item) for item in values.tolist()} if values.dtype.kind == "O" else set()
-    if len(kinds) > 1:
-        raise DataError(f"{noun} ids are of several kinds ({', '.join(sorted(kinds))}); turn all into strings")
-    unique, codes = np.unique(values, return_inverse=True)
+    if values.dtype.kind not in "biufUSO":  # such as dates
+        values = text_ids(values)
+    try:
+        unique, codes = np.unique(values, return_inverse=True)
+    except TypeError:  # numbers and text have no order
+        unique, codes = np.unique(text_ids(values), return_inverse=True)
+    text_ids(unique)  # refuses what is no id
     return tuple(unique.tolist()), codes.astype(np.int64)
 
 
 def count_missing(values: Array) -> int:
     """The number of entries that are None, NaN, NaT or pandas' NA."""
-    return sum(map(_is_missing, values.tolist())) if values.dtype.kind in "Of" else 0
+    return int(pd.isna(values).sum())
 
 
-def _is_missing(item: Any) -> bool:
-    try:
-        return item is None or bool(item != item)
-    except TypeError:  # pandas' NA has no truth value
-        return True
-
-
-def _kind(item: Any) -> str:
-    if isinstance(item, Number | np.bool_):
-        return "number"
-    return "str" if isinstance(item, str) else type(item).__name__  # also for numpy's own str
-
-
-def label_rows(memberships: Array, clients: Array) -> Any:
-    """A DataFrame indexed by client if pandas is installed, else the array."""
-    try:
-        import pandas as pd
-    except ImportError:
-        return memberships
+def label_rows(memberships: Array, clients: Array) -> pd.DataFrame:
+    """One row per client, with the client as index."""
     return pd.DataFrame(memberships, index=pd.Index(clients, name="client"), columns=range(memberships.shape[1]))

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from ..errors import DataError, SettingError
 from .check_settings import check_settings, numbers_to_try
 from .client_affinity import make_affinity
-from .client_ids import Array, ClientCodes, label_rows
+from .client_ids import Array, ClientCodes, known_positions, label_rows
 from .client_memberships import ClientMemberships
 from .families import Family, GaussianFamily
 from .gaussian_moments import HeteroscedasticMoments, fastest_form
@@ -241,10 +241,10 @@ class PopulationEstimator(InformationMixin, InferenceMixin, BaseEstimator):  # t
 
     def _position(self, client: Any) -> int:
         """The position of a known client."""
-        known = self.clients_.tolist()
-        if client not in known:
+        (at,) = known_positions([client], self.clients_.tolist())
+        if at == len(self.clients_):
             raise DataError(f"client {client!r} is not known to the model; add it with onboard")
-        return int(known.index(client))
+        return at
 
     def _check_new_clients(self, clients: Any, rows: int) -> ClientCodes:
         """The clients of these rows, if the model has memberships and knows none of them yet."""
@@ -253,8 +253,8 @@ class PopulationEstimator(InformationMixin, InferenceMixin, BaseEstimator):  # t
         if not self._has_clients:
             raise DataError("the model was fitted without clients, so it has no memberships; fit it with clients first")
         codes = ClientCodes.of(clients, rows)
-        codes.check_kind(self.clients_.tolist())
-        if known := sorted(set(codes.ids) & set(self.clients_.tolist())):
+        places = known_positions(codes.ids, self.clients_.tolist())
+        if known := [client for client, at in zip(codes.ids, places, strict=True) if at < len(self.clients_)]:
             raise DataError(f"client {known[0]!r} is known already; leave it out, or fit again with all its rows")
         return codes
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 
 from ..errors import SettingError
@@ -58,7 +59,7 @@ def as_mixed_model(model: PopulationEstimator) -> tuple[Any, Any, Any]:
     own covariance is smaller. Solvers without a Dirichlet distribution (profile, federated) have one membership per
     client, and the mean and covariance are those of these memberships.
 
-    For a fitted model with one predictor. The intercept comes first. With pandas the results are labelled.
+    For a fitted model with one predictor. The intercept comes first. The results are labelled pandas objects.
 
     >>> from ppfl.glm import PopulationRegressor
     >>> random = np.random.default_rng(0)
@@ -81,10 +82,6 @@ def as_mixed_model(model: PopulationEstimator) -> tuple[Any, Any, Any]:
     covariance[np.diag_indices_from(covariance)] = np.maximum(np.diag(covariance), 0.0)
     effects = np.asarray(model.memberships_) @ theta.T - fixed
     labelled = label_rows(effects, model.clients_)
-    if labelled is effects:
-        return fixed, effects, covariance
-    import pandas as pd
-
     names = ["intercept", *model._scaling.names]
     labelled.columns = names
     return pd.Series(fixed, names), labelled, pd.DataFrame(covariance, names, names)

@@ -19,7 +19,7 @@ from ..core.registry import NamedCall
 from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
 from ..data import DataSettings, Federation
 from ..data.dataset_settings import build_data
-from ..data.preparation_settings import PreparationSettings
+from ..data.preparation import PreparationSettings
 from ..data.sample_spec import SampleSpec
 from ..errors import AffinityError, SettingError
 from ..io.files import FolderName

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...data.arrays import quoted
-from ...data.table_readers import with_text_names
+from ...data.tables import as_pandas
 from ...errors import DataError, SettingError
 from ..client_ids import Array
 from .expressions import used_columns
@@ -141,8 +142,6 @@ class FormulaSpec(BaseModel):
 
     def _with_levels(self, frame: Any) -> Any:
         """Text as categories with the levels of the fit."""
-        import pandas as pd
-
         ready = {}
         for name in frame.columns:
             values = plain_column(frame[name])
@@ -162,15 +161,11 @@ class FormulaSpec(BaseModel):
 
 def as_frame(data: Any) -> Any:
     """The table, with its column names as text, if it is a DataFrame with rows."""
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise DataError("formulas need pandas; install it with: pip install 'ppfl[tables]'") from error
     if not isinstance(data, pd.DataFrame):
         raise DataError(f"data is of type {type(data).__name__}; a formula needs a pandas DataFrame")
     if data.empty:
         raise DataError("data has no rows; a formula needs some")
-    return with_text_names(data)
+    return as_pandas(data)
 
 
 def drop_intercept(matrix: Any, terms: Sequence[str]) -> Any:

@@ -1,20 +1,17 @@
 """From a DataFrame with a client column to a fitted population, for the command line.
 
-`table_settings` says what to fit. `prepare` checks the table, `number_cells` finds cells without numbers, `encoding`
-turns columns into numbers and `target` picks a family. `fit_table` fits, `candidates` tries several K,
-`held_out_scores` compares with one model for all and with `local_models`, and `coefficients` and `export` present the
-result.
+`table_settings` says what to fit. `prepare` checks the table, `encoding` turns columns into numbers and `target` picks
+a family. `fit_table` fits, `candidates` tries several K, `held_out_scores` compares with one model for all and with
+`local_models`, and `coefficients` and `export` present the result.
 """
 
-from ...data.encoded_column import EncodedColumn
 from ..solvers import CRITERIA
 from .coefficients import CoefficientRow, CoefficientTable
-from .encoding import ChosenColumns, Encoding, choose_features
+from .encoding import Encoding
 from .export import file_contents
 from .fit_table import CLEAR, OnStep, TableFit, fit_table
 from .held_out_scores import HeldOutScore
 from .local_models import LocalModels
-from .number_cells import BadCells
 from .prepare import PreparedTable, prepare_table
 from .table_settings import TableSettings
 from .target import FAMILIES, Target
@@ -23,11 +20,8 @@ __all__ = [
     "CLEAR",
     "CRITERIA",
     "FAMILIES",
-    "BadCells",
-    "ChosenColumns",
     "CoefficientRow",
     "CoefficientTable",
-    "EncodedColumn",
     "Encoding",
     "HeldOutScore",
     "LocalModels",
@@ -36,7 +30,6 @@ __all__ = [
     "TableFit",
     "TableSettings",
     "Target",
-    "choose_features",
     "file_contents",
     "fit_table",
     "prepare_table",

@@ -18,9 +18,9 @@ from ...errors import DataError
 from ..solvers import SelectionRecord
 from .candidates import fit_candidates
 from .coefficients import CoefficientTable, make_coefficient_table
-from .encoding import Encoding
+from .encoding import Encoding, FormulaEncoding
 from .held_out_scores import LOCAL, POOLED, HeldOutComparison, HeldOutScore, make_rows
-from .prepare import FormulaEncoding, PreparedTable, prepare_table
+from .prepare import PreparedTable, prepare_table
 from .table_settings import TableSettings
 
 CLEAR = 0.8  # a client with at least this share of one canonical model is clear, any other client is mixed

@@ -10,9 +10,9 @@ import torch
 
 from ..client_ids import Array
 from .candidates import FitRows
-from .encoding import Encoding
+from .encoding import Encoding, FormulaEncoding
 from .local_models import MODELS, LocalModels
-from .prepare import FormulaEncoding, PreparedTable
+from .prepare import PreparedTable
 from .table_settings import TableSettings
 
 POOLED, LOCAL = "one model for all", "a model for each client"
