@@ -32,7 +32,7 @@ def refuse_missing_data(study: Study, tasks: Tasks) -> None:
         if all(RunFolder(task.run_folder).finished for task in tasks[case.name]):
             continue
         try:
-            next(iter(case.experiments.values())).data.build()
+            next(iter(case.experiments.values())).build_data()
             available.append(case.name)
         except DataError as error:
             missing[case.name] = error

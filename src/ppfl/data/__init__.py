@@ -1,14 +1,13 @@
 """Clients and their data: `Federation` (named clients as slices of one tensor per field, checked when built),
-partitions that split pooled data into clients, synthetic populations with known truth, readers of public formats,
-and the settings that select all of these in an experiment file."""
+partitions that divide pooled data among clients, synthetic populations with known truth, data sets in public formats,
+and the names of all of these in experiment files."""
 
-from ppfl.data.cifar import read_cifar10
-from ppfl.data.dataset_settings import DATASETS, DataSettings, build
-from ppfl.data.domains import DOMAINS, digit_domains
-from ppfl.data.drawn_digits import drawn_digits
+from ppfl.data.datasets.cifar import cifar10
+from ppfl.data.datasets.femnist import FEMNIST_CLASSES, femnist
+from ppfl.data.datasets.images import digits, digits_federation, mnist, npz, read_idx
+from ppfl.data.datasets.shakespeare import SHAKESPEARE_CHARACTERS, shakespeare
 from ppfl.data.federation import Assignment, Federation
-from ppfl.data.femnist import FEMNIST_CLASSES, read_femnist
-from ppfl.data.lazy_population import lazy_population
+from ppfl.data.load import DATASETS, DataByName, Pool, build, load_data
 from ppfl.data.partitions import (
     MNIST_GROUPS,
     PARTITIONS,
@@ -17,11 +16,7 @@ from ppfl.data.partitions import (
     iid,
     label_groups,
 )
-from ppfl.data.readers import Pool, read_idx, read_mnist, read_npz
 from ppfl.data.samples import MappedRows, Samples
-from ppfl.data.shakespeare import SHAKESPEARE_CHARACTERS, read_shakespeare
-from ppfl.data.sklearn_digits import digits, digits_federation
-from ppfl.data.stackexchange import read_stackexchange
 from ppfl.data.synthetic import (
     bayes_accuracy,
     logistic_population,
@@ -34,13 +29,12 @@ from ppfl.data.truth import Truth
 
 __all__ = [
     "DATASETS",
-    "DOMAINS",
     "FEMNIST_CLASSES",
     "MNIST_GROUPS",
     "PARTITIONS",
     "SHAKESPEARE_CHARACTERS",
     "Assignment",
-    "DataSettings",
+    "DataByName",
     "Federation",
     "MappedRows",
     "Pool",
@@ -48,26 +42,23 @@ __all__ = [
     "Truth",
     "bayes_accuracy",
     "build",
-    "digit_domains",
+    "cifar10",
     "digits",
     "digits_federation",
     "dirichlet_labels",
     "dirichlet_sources",
-    "drawn_digits",
+    "femnist",
     "from_table",
     "iid",
     "label_groups",
-    "lazy_population",
+    "load_data",
     "logistic_population",
-    "read_cifar10",
+    "mnist",
+    "npz",
     "read_csv",
-    "read_femnist",
     "read_idx",
-    "read_mnist",
-    "read_npz",
     "read_parquet",
-    "read_shakespeare",
-    "read_stackexchange",
+    "shakespeare",
     "synthetic_classification",
     "synthetic_groups",
     "synthetic_linear",

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from ..core.registry import find_function, python_names
+from ..core.registry import NamedCall, find_function, python_names
 from ..data import Federation
-from ..data.file_settings import resolved
-from ..data.table_readers import read_frame
+from ..data.load import TableSettings
 from ..errors import PPFLError, SettingError
 from ..runs.experiment import Experiment
 from ..server import Training, Watch, connect
@@ -126,11 +125,11 @@ def _describe(federation: Federation) -> list[tuple[str, str]]:
     ]
 
 
-def _missing_values(data: Any, base: Path) -> str:
+def _missing_values(data: NamedCall, base: Path) -> str:
     """Of each column of a table that is used."""
-    if not hasattr(data, "client") or not hasattr(data, "drop"):
+    if not isinstance(data, TableSettings):
         return "none"  # other readers refuse them
-    frame = read_frame(resolved(data.file, base), data.client)
+    frame = data.call(base)
     counts = {str(name): int(frame[name].isna().sum()) for name in frame.columns if name not in data.drop}
     return ", ".join(f"{name!r} {count}" for name, count in counts.items() if count) or "none"
 
@@ -147,7 +146,7 @@ def _differences(federation: Federation, expected: Any) -> list[str]:
     for split in ("test", "validation"):
         fraction = getattr(expected, f"{split}_fraction", None)
         wanted = bool(fraction) or (split == "test" and getattr(expected, "is_test", None) is not None)
-        if fraction is not None and wanted != (split in federation.splits):
+        if fraction is not None and ":" not in expected.name and wanted != (split in federation.splits):
             has = "has no" if wanted else "has"
             found.append(
                 f"{split} data: this site {has} {split} samples; set {split}_fraction = {fraction} under [data]"

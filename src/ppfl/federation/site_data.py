@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ..data import Federation
-from ..data.dataset_settings import TableFileSettings, require_table
+from ..data.load import TableSettings, read_rows, table_federation
 from ..data.preparation import Preparation
 from ..data.preparation_settings import PreparationSettings
 from ..data.sample_kind import SampleKind
@@ -29,8 +29,8 @@ class SiteData:
         self.settings = settings
         self._frame: Any = None
         self._plain: tuple[Federation, Tensor] | None = None
-        if isinstance(settings.data, TableFileSettings):
-            self._frame = settings.data.read(base)
+        if isinstance(settings.data, TableSettings):
+            self._frame = settings.data.call(base)
         else:
             self._plain = settings.build_data(base)
         self.leave_out(forgotten)
@@ -41,7 +41,7 @@ class SiteData:
         self._rows: tuple[str, TableRows] | None = None
         self._prepared: tuple[str, Federation] | None = None
         self._error: UnpreparedError | None = None
-        if not isinstance(self.settings.data, TableFileSettings):
+        if not isinstance(self.settings.data, TableSettings):
             self._plain = without_clients(*self.plain(), forgotten)
             return
         if forgotten and self.settings.part is None:  # of a trial, the parts are those of all clients
@@ -51,7 +51,7 @@ class SiteData:
                 raise DataError("all clients of the site are forgotten; it has nobody who could take part")
         self._plain = None
         try:
-            self._plain = self._chosen(self.settings.data.of_frame(self._frame))
+            self._plain = self._chosen(table_federation(self.settings.data, self._frame))
         except UnpreparedError as error:  # an experiment with [preparation] can use them
             self._error = error
 
@@ -69,8 +69,8 @@ class SiteData:
         """The rows of a table, to be prepared by these settings."""
         key = json.dumps(asked, sort_keys=True)
         if self._rows is None or self._rows[0] != key:
-            settings, table = PreparationSettings.model_validate(dict(asked)), require_table(self.settings.data)
-            whole = table.rows(self._frame, settings)
+            settings = PreparationSettings.model_validate(dict(asked))
+            whole = read_rows(self.settings.data, self._frame, settings)
             chosen, _ = self._chosen(whole.federation)
             self._rows = key, whole.with_clients(chosen, None if self.settings.part is None else chosen.ids)
         return self._rows[1]

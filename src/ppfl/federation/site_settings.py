@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.ids import as_ids
 from ..core.registry import PythonName
 from ..core.settings import Count, Settings
-from ..data import DataSettings, Federation
+from ..data import DataByName, Federation, load_data
 from ..errors import SettingError
 from ..runs.explain import explain
 from ..runs.load import load_settings
@@ -38,13 +38,15 @@ class PartSettings(Settings):
 class SiteSettings(Settings):
     """All settings of a site.
 
-    >>> from ppfl.data.dataset_settings import Csv
-    >>> SiteSettings(name="clinic", data=Csv(file="visits.csv", client="patient", target="outcome")).allow
+    >>> from ppfl.data import DATASETS
+    >>> SiteSettings(
+    ...     name="clinic", data=DATASETS.make("csv", file="visits.csv", client="patient", target="outcome")
+    ... ).allow
     ()
     """
 
     name: SiteName
-    data: DataSettings
+    data: DataByName
     part: PartSettings | None = None
     units: dict[str, str] = {}  # of columns, such as {"glucose": "mg/dl"}: sites must agree on them
     allow: tuple[PythonName, ...] = ()  # functions that a server's experiment may name, for networks and metrics
@@ -59,7 +61,7 @@ class SiteSettings(Settings):
 
     def build_data(self, base: Path | None) -> tuple[Federation, Tensor]:
         """The site's clients and their importance (M,). They are named "site/client"; in a trial as in the whole."""
-        return self.choose_clients(self.data.build(base))
+        return self.choose_clients(load_data(self.data, base=base))
 
     def choose_clients(self, whole: Federation) -> tuple[Federation, Tensor]:
         """The site's clients of its data, and their importance (M,)."""

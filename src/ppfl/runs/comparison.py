@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import ValidationError
 
-from ..core.registry import Imports
-from ..data import DataSettings, Federation
-from ..data.dataset_settings import build_data
+from ..core.registry import Imports, NamedCall
+from ..data import Federation, load_data
 from ..data.preparation_settings import PreparationSettings
 from ..errors import PPFLError, SettingError
 from ..io.files import checked_name, folder_name, same_folder_key
@@ -254,6 +253,6 @@ def _read_once(experiment: Experiment, base: Path | None) -> Federation:
 
 
 @lru_cache(maxsize=1)
-def _data(settings: DataSettings, preparation: str | None, base: Path | None) -> Federation:
+def _data(settings: NamedCall, preparation: str | None, base: Path | None) -> Federation:
     parsed = None if preparation is None else PreparationSettings.model_validate_json(preparation)
-    return build_data(settings, parsed, base)
+    return load_data(settings, parsed, base)
