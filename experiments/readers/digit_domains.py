@@ -39,8 +39,8 @@ def read(
 
     The folder, by default PPFL_DATA, contains mnist/ (the four idx files) and, in digits5/ or in a folder with the name
     of the domain, svhn.npz or train_32x32.mat, usps.npz or usps.bz2 with usps.t.bz2, and mnist_m.npz (arrays x_train,
-    y_train, x_test, y_test or x, y). Training and test images are pooled; of SVHN the training images are enough. The domain "drawn"
-    replaces the digits that the paper renders from fonts, and needs no file.
+    y_train, x_test, y_test or x, y). Training and test images are pooled; of SVHN the training images are enough. The
+    domain "drawn" replaces the digits that the paper renders from fonts, and needs no file.
 
     >>> read(Path("nowhere"), ["drawn"], samples=20, clients_per_domain=2).federation().describe()
     'digit domains: 2 clients, 16 train / 4 test samples (8-8 per client), x (3, 28, 28), 10 classes, 1 true sources'

@@ -66,8 +66,8 @@ class Pool:
 class Holdout(Settings):
     """How much of each client's samples is held out."""
 
-    test_fraction: float = Field(0.2, ge=0, lt=1)
-    validation_fraction: float = Field(0.0, ge=0, lt=1)
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     seed: Seed = 0
 
     def fractions(self) -> dict[str, Any]:

@@ -24,9 +24,7 @@ _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 
 @DATASETS.register("cifar10", partition=PARTITIONS.make("label_groups", groups=CIFAR10_GROUPS, clients=(27, 27, 26)))
-def cifar10(
-    folder: Path | None = None, standardise: bool = True, samples: Count | None = None, seed: int = 0
-) -> Pool:
+def cifar10(folder: Path | None = None, standardise: bool = True, samples: Count | None = None, seed: int = 0) -> Pool:
     """CIFAR-10, train and test pooled: 60,000 images (3, 32, 32).
 
     Args:
@@ -78,7 +76,7 @@ def read_cifar10_batch(path: str | Path) -> tuple[Tensor, Tensor]:
 class _ByteArray:
     """Stands for the numpy array in the pickle: bytes and their shape."""
 
-    values = np.empty(0, np.uint8)
+    values: np.ndarray[Any, Any] = np.empty(0, np.uint8)
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -100,7 +98,7 @@ class _ByteType:
         """Byte order and the like do not apply to single bytes."""
 
 
-_Unpickler: Any = pickle._Unpickler  # type: ignore[attr-defined]  # in Python, whose memo takes no memory in advance
+_Unpickler: Any = pickle._Unpickler  # in Python, whose memo takes no memory in advance
 # Opcodes that make sets, copies and empty arrays of any size: no batch has them
 _REFUSED = (pickle.DUP, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8)
 _KEYS = {pickle.SETITEM: slice(-2, -1), pickle.SETITEMS: slice(None, None, 2), pickle.DICT: slice(None, None, 2)}

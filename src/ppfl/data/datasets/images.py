@@ -120,8 +120,8 @@ def mnist(
         labels.append(y)
     pixels = images_as_floats(np.concatenate(images))
     pixels = pixels[:, None] if image else pixels.flatten(1)
-    x, y = choose_images(pixels, torch.tensor(np.concatenate(labels)).long(), samples, seed, "mnist")
-    return Pool((x - MNIST_PIXELS[0]) / MNIST_PIXELS[1] if standardise else x, y, name="mnist")
+    pixels, digit = choose_images(pixels, torch.tensor(np.concatenate(labels)).long(), samples, seed, "mnist")
+    return Pool((pixels - MNIST_PIXELS[0]) / MNIST_PIXELS[1] if standardise else pixels, digit, name="mnist")
 
 
 @DATASETS.register("npz")
