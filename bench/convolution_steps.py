@@ -4,8 +4,10 @@
 """
 
 import copy
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +16,13 @@ from tables import table
 from torch import Tensor, nn
 from workloads import convolutions
 
-from ppfl.runs.image_networks import Cnn, DigitsCnn, ResNet18
+from ppfl.core import Loss, loss_by_name
+from ppfl.data import SampleSpec
+from ppfl.networks.images import cnn, resnet18
 from ppfl.runs.run import keep_freed_memory
+
+sys.path.append(str(Path(__file__).parents[1] / "experiments"))
+from readers.digits_cnn import digits_cnn
 
 TURNS, BATCH = 9, 32
 
@@ -24,10 +31,17 @@ def networks() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     grey, coloured = (1, 28, 28), (3, 28, 28)
     return {
         "part c of the bench": (convolutions(clients=1).net, (3, 32, 32)),
-        "cnn 16, 32, hidden 128": (Cnn(channels=(16, 32), hidden=(128,)).make_network(grey, 62), grey),
-        "resnet18, width 16": (ResNet18(width=16).make_network(grey, 62), grey),
-        "digits_cnn": (DigitsCnn().make_network(coloured, 10), coloured),
+        "cnn 16, 32, hidden 128": (cnn(*images(grey, 62), channels=(16, 32), hidden=(128,)), grey),
+        "resnet18, width 16": (resnet18(*images(grey, 62), width=16), grey),
+        "digits_cnn": (digits_cnn(*images(coloured, 10)), coloured),
     }
+
+
+def images(shape: tuple[int, ...], classes: int) -> tuple[SampleSpec, Loss]:
+    """What a network of images is built from."""
+    names = tuple(map(str, range(classes)))
+    spec = SampleSpec(shape=shape, dtype=torch.float32, target_dtype=torch.int64, classes=names)
+    return spec, loss_by_name("cross_entropy")
 
 
 def step(net: nn.Module, x: Tensor, y: Tensor) -> None:

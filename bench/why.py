@@ -20,8 +20,10 @@ from torch import nn
 from workloads import Workload, linear, perceptron
 
 from ppfl import FedAvg, Population
+from ppfl.core import loss_by_name
 from ppfl.core.trees import Tree
-from ppfl.runs.image_networks import Cnn
+from ppfl.data import SampleSpec
+from ppfl.networks.images import cnn
 from ppfl.server import InProcess, begin, evaluate, make_problem, train
 from ppfl.server.evaluation import Measured
 from ppfl.sites import Site, Stacked
@@ -109,7 +111,9 @@ def images() -> Pair:
 
 def filters() -> Pair:
     """Images of one channel look the same in both layouts, so that the filters decide."""
-    net = Cnn(channels=(16, 32), hidden=(128,)).make_network((1, 28, 28), 62)
+    names = tuple(map(str, range(62)))
+    spec = SampleSpec(shape=(1, 28, 28), dtype=torch.float32, target_dtype=torch.int64, classes=names)
+    net = cnn(spec, loss_by_name("cross_entropy"), channels=(16, 32), hidden=(128,))
     last = copy.deepcopy(net).to(memory_format=torch.channels_last)
     x, y = torch.randn(32, 1, 28, 28), torch.randint(62, (32,))
     return Pair(

@@ -86,6 +86,8 @@ def write_inputs(folder: Path) -> None:
     client = np.repeat(np.arange(5), 12)
     tokens = random.integers(1, 9, (60, 7))
     np.savez(folder / "tokens.npz", x=tokens[:, :-1], y=tokens[:, 1:], client=client)
+    pixels = np.arange(20 * 3 * 16 * 16).reshape(20, 3, 16, 16) % 251
+    np.savez(folder / "images.npz", x=pixels.astype(np.uint8), y=np.arange(20) % 3, client=np.arange(20) // 5)
     colours, numbers = random.choice(["red", "blue", "green"], 60), random.normal(size=(60, 2)).round(3)
     rows = [f"c{c},{'' if at % 7 == 3 else a},{b},{h},{int(a > b)}" for at, (c, (a, b), h) in
             enumerate(zip(client, numbers, colours, strict=True))]  # fmt: skip
@@ -180,9 +182,11 @@ def of_run(folder: Path, label: str, name: str, changes: dict[str, Any]) -> Numb
     (record,) = run(load_experiment(file), folder / label, base=folder)
     numbers = of_folder(record.folder)
     found = ppfl.load(record.folder)
+    numbers |= {f"start of {name}": leaf.numpy() for name, leaf in found.population.initial_network().items()}
     for client in found.ids[:3]:
         for part, leaf in found.model(client).state_dict().items():
-            numbers[f"{part} of {client}"] = leaf.numpy().ravel()[:20]
+            if not part.startswith("inputs."):  # the steps of a preparation, around the `network`
+                numbers[f"{part.removeprefix('network.')} of {client}"] = leaf.numpy().ravel()[:20]
     return numbers
 
 

@@ -240,6 +240,7 @@ def check_and_build(table: Any) -> object:
     """An experiment, its data, its population and one round of it."""
     from pydantic import ValidationError
 
+    from ppfl.data import SampleSpec
     from ppfl.errors import SettingError
     from ppfl.runs import Experiment
     from ppfl.runs.explain import explain
@@ -255,7 +256,7 @@ def check_and_build(table: Any) -> object:
     if checked.data.name == "readers.digit_domains:read" and len(federation.train) > 100:
         return federation
     checked.build_affinity(federation)
-    checked.build_population(federation, checked.seeds[0])
+    checked.build_population(SampleSpec.of(federation), checked.seeds[0])
     counts = [value for value in checked.method.model_dump().values() if isinstance(value, int)]
     if federation.train.x.numel() < 5000 and max(counts, default=0) < 200:
         return attempt(checked, without_test(federation), {}, rounds=1)

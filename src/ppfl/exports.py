@@ -28,8 +28,8 @@ from .data import Federation
 from .errors import PPFLError
 from .fitted import Fitted, load
 from .fitting import fit
-from .insight import export_onnx
 from .server import DivergedWarning, Watch
+from .sites import export_onnx
 
 __all__ = [
     "CFL",

@@ -14,25 +14,23 @@ from torch import Tensor, nn
 
 from .algorithms.contract import Method
 from .core.adapters import adapted_layers
-from .core.backends import Backend
 from .core.ids import positions_of
 from .core.losses import Loss
-from .core.population import Mixture, Models, Population
+from .core.population import Models, Population
 from .core.settings import usable_device
-from .core.trees import tree_map
 from .data import Federation
 from .data.federation import Split
-from .data.samples import scaled
 from .errors import DataError, ModelError
-from .insight import client_model, export_onnx, onboarding
-from .runs.adapter_files import save_adapter
+from .insight import onboarding
+from .networks.peft_files import save_adapter
 from .runs.saved_fit import load_fit, save_fit
 from .runs.saved_run import load_finished_run
 from .server import Evaluation, Trained, connect
 from .server.evaluation import read_evaluation
 from .server.loop import MAIN, setup_sites
 from .sites import Evaluate, Metrics, Restore, as_metrics
-from .sites.states import states_of
+from .sites.client_model import client_model
+from .sites.personal_models import PersonalModels
 
 if TYPE_CHECKING:
     from .report.fitted_card import FittedFacts
@@ -44,7 +42,8 @@ ClientId = str | int
 class Fitted(Trained):
     """A trained population: who the clients are, and a model for each.
 
-    Clients are named by text: 7 and "7" are the same client. x may be a tensor, an array or nested lists.
+    Clients are named by text: 7 and "7" are the same client. x may be a tensor, an array, nested lists, or a table with
+    the columns by name; bytes stay bytes, and numbers of a prepared table are in their own units.
 
     >>> from ppfl import PPFL, fit
     >>> from ppfl.data import digits_federation
@@ -69,14 +68,16 @@ class Fitted(Trained):
         return self._facts().html()
 
     @cached_property
-    def backend(self) -> Backend:
-        """How models run."""
-        like = self.kind.stand_in(self.problem.device)
-        return self.engine.backend(self.population, like.train, like.n_classes)
+    def _personal(self) -> PersonalModels:
+        return PersonalModels(
+            self.population, self.method, self.engine, self.spec, self.ids,
+            lambda ids: self.method.send(self.problem, self.state.server, ids, None), self.clients.rows,
+            self.problem.device,
+        )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the backend, which is made again: it has buffers for each thread."""
-        return {name: value for name, value in vars(self).items() if name != "backend"}
+        """All but what is made again: backends have buffers for each thread."""
+        return {name: value for name, value in vars(self).items() if name != "_personal"}
 
     @property
     def population(self) -> Population:
@@ -85,22 +86,15 @@ class Fitted(Trained):
     @property
     def memberships(self) -> Tensor:
         """(M, K), one row per client, in the order of `ids`."""
-        models = self.models(self.ids)
-        return models.memberships if isinstance(models, Mixture) else torch.ones(len(self.ids), 1)
+        return self._personal.memberships(self.ids)
 
     def membership(self, client: ClientId) -> Tensor:
         """(K,) of one client, by name."""
-        models = self.models([client])
-        return models.memberships[0] if isinstance(models, Mixture) else torch.ones(1)
+        return self._personal.memberships(self._known([client]))[0]
 
     def models(self, clients: Sequence[ClientId]) -> Models:
         """The personal models of these clients."""
-        ids = tuple(map(str, clients))
-        self._refuse_unknown(ids)
-        shared, own = self.method.send(self.problem, self.state.server, ids, None)
-        states = states_of(self.method.init_client(self.population), self.clients.rows, ids)
-        placed = tree_map(lambda leaf: leaf.to(self.problem.device), states)
-        return self.method.model(self.backend, shared, own, placed)
+        return self._personal.models(self._known(clients))
 
     @overload
     def predict(self, client: ClientId, x: Tensor, *, hard: bool = False) -> Tensor: ...
@@ -111,12 +105,8 @@ class Fitted(Trained):
 
         hard: by the max rule, every client wholly in its largest membership.
         """
-        models, batch = self.models([client]), self.kind.batch(x).to(self.problem.device)
-        with torch.no_grad():
-            found = self.backend.predict(models.hardened() if hard else models, scaled(batch)[None])[0]
-        if self.kind.preparation is not None:  # targets may have been standardised
-            mean, scale = self.kind.preparation.target
-            found = mean + scale * found
+        (name,) = self._known([client])
+        found = self._personal.predict(name, x, hard=hard)
         return found if isinstance(x, Tensor) else found.cpu().numpy()
 
     def evaluate(
@@ -140,9 +130,7 @@ class Fitted(Trained):
     def _facts(self) -> FittedFacts:
         from .report.fitted_card import FittedFacts  # here, as only notebooks and consoles need it
 
-        # one client tells whether clients have canonical models in common; the networks of all would be large
-        mixed = isinstance(self.models(self.ids[:1]), Mixture)
-        memberships = self.memberships if mixed else None
+        memberships = self.memberships if self._personal.are_mixtures else None
         method = repr(self.method)
         return FittedFacts(self.method.title, method, self.state.round, len(self.ids), memberships, self.history)
 
@@ -155,13 +143,13 @@ class Fitted(Trained):
         the layers they belong to. With mix="predictions", or with
         `predictions`, it returns predictions, as `predict` does.
         """
-        models = self.models([client])
-        return client_model(self.population, models.hardened() if hard else models, predictions=predictions)
+        (name,) = self._known([client])
+        return self._personal.module(name, predictions=predictions, hard=hard)
 
     def export_onnx(self, client: ClientId, path: str | Path, *, predictions: bool = True) -> Path:
         """Write a client's own model as ONNX, for batches of any size. Needs pip install 'ppfl[export]'."""
-        example = scaled(self.kind.stand_in(self.problem.device).train.x)
-        return export_onnx(self.model(client, predictions=predictions), path, example)
+        (name,) = self._known([client])
+        return self._personal.export_onnx(name, path, predictions=predictions)
 
     def save_adapter(self, client: ClientId, folder: str | Path) -> Path:
         """Write a client's own low-rank adapter to a folder that `peft` reads, for use with the network as it was."""
@@ -196,6 +184,12 @@ class Fitted(Trained):
     def known(self) -> Mapping[str, int]:
         """Where every known client stands in `ids`."""
         return positions_of(self.ids)
+
+    def _known(self, clients: Sequence[ClientId]) -> tuple[str, ...]:
+        """Clients by their names, which are text."""
+        ids = tuple(map(str, clients))
+        self._refuse_unknown(ids)
+        return ids
 
     def _refuse_unknown(self, clients: Sequence[str]) -> None:
         unknown = [client for client in clients if client not in self.known]

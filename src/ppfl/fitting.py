@@ -9,7 +9,7 @@ from .core.affinity import Affinity
 from .core.population import Population
 from .core.registry import Imports
 from .data import Federation
-from .data.sample_kind import SampleKind
+from .data.sample_spec import SampleSpec
 from .errors import SettingError
 from .fitted import Fitted
 from .insight import onboarding
@@ -76,7 +76,7 @@ def fit(
             if callbacks.end_training(end):
                 break
     warn_if_diverged([record["loss"] for record in training.history], training.method.local.step_size(0, 1))
-    return Fitted(**vars(training.trained(SampleKind.of(federation), engine)))
+    return Fitted(**vars(training.trained(SampleSpec.of(federation), engine)))
 
 
 def method_of(method: Method | type[Method] | str | None) -> Method | None:

@@ -12,9 +12,8 @@ from ppfl.algorithms import METHODS, Wrapper
 from ppfl.algorithms.contract import common_network
 from ppfl.core import lora, with_adapters
 from ppfl.data import digits
-from ppfl.insight import client_model
 from ppfl.server import Watch, choose_lr, evaluate
-from ppfl.sites import Setup, Train
+from ppfl.sites import Setup, Train, client_model
 
 FEDERATION = make_federation(dtype=torch.float64)
 NET = make_net(dtype=torch.float64)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kit.refusals import SettingError, assert_refused
-from ppfl.data import build
+from ppfl.data import SampleSpec, build
 from ppfl.runs import Experiment, load_experiment, load_run
 
 MODULE = """
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from ppfl import FedAvg, Federation
 
-def make(width, sample_shape, n_classes, depth=1):
-    return nn.Sequential(nn.Linear(*sample_shape, width), nn.Tanh(), nn.Linear(width, n_classes))
+def make(width, spec, depth=1):
+    return nn.Sequential(nn.Linear(*spec.shape, width), nn.Tanh(), nn.Linear(width, spec.n_classes))
 
 def load(clients, seed=0, shapes=(1,)):
     x = torch.randn(20 * clients, 3, generator=torch.Generator().manual_seed(seed))
@@ -31,7 +31,7 @@ def broken(): return 1 / 0
 TEXT = """
 rounds = 3
 data = {{ name = "{module}:load", clients = 5, shapes = [1, 2] }}
-model = {{ factory = "{module}:make", width = 4 }}
+model = {{ name = "{module}:make", width = 4 }}
 population = {{ k = 2, canonical = "2" }}
 method = {{ name = "ppfl", lr = 0.1 }}
 """
@@ -73,15 +73,15 @@ def test_settings_are_plain_and_initial_values_come_from_the_seed(experiment, tm
     again = Experiment.model_validate(json.loads(json.dumps(found.model_dump(mode="json"))))
     assert again == found != load_experiment(experiment, ["model.width=5"])
     federation, before = found.build_data(tmp_path), torch.get_rng_state()
-    nets = [found.build_population(federation, seed, tmp_path).initial_network() for seed in (1, 1, 2)]
+    nets = [found.build_population(SampleSpec.of(federation), seed, tmp_path).initial_network() for seed in (1, 1, 2)]
     assert before.equal(torch.get_rng_state())
     assert nets[0]["0.weight"].equal(nets[1]["0.weight"]) and not nets[0]["0.weight"].equal(nets[2]["0.weight"])
 
 
 FAULTS = {
-    "model.factory=nowhere:make": ("[model]", "no module 'nowhere'"),
-    "model.with=4": ("'with'", "it takes (width, sample_shape"),
-    "model={{factory='{module}:broken'}}": ("ZeroDivisionError", "{module}.py, line 17"),
+    "model.name=nowhere:make": ("[model]", "no module 'nowhere'"),
+    "model.with=4": ("'with'", "it takes (width, spec"),
+    "model={{name='{module}:broken'}}": ("ZeroDivisionError", "{module}.py, line 17"),
     "model.width=nan": ("width is nan", "a finite number"),
     "data={{name='{module}:number'}}": ("[data]", "returned a int", "Federation"),
 }

@@ -81,7 +81,7 @@ def test_nothing_is_imported_without_leave(own):
 
 
 def test_names_of_python_objects_are_found_in_any_table_but_data():
-    tables = {"data": {"name": "a:a"}, "model": {"factory": "b:b"}, "watch": {"metrics": ["c:c"]}}
+    tables = {"data": {"name": "a:a"}, "model": {"name": "b:b"}, "watch": {"metrics": ["c:c"]}}
     method = {"name": "finetune", "method": {"name": "d:d", "rules": [{"name": "e:e"}]}}
     assert sorted(python_names({"name": "plain", **tables, "method": method})) == ["b:b", "c:c", "d:d", "e:e"]
 

@@ -12,7 +12,7 @@ from kit.refusals import DataError, assert_refused
 from ppfl.data.column_sums import agree
 from ppfl.data.preparation import Preparation
 from ppfl.data.preparation_settings import PreparationSettings
-from ppfl.data.sample_kind import SampleKind
+from ppfl.data.sample_spec import SampleSpec
 from ppfl.data.table_rows import TableRows
 
 FILL = PreparationSettings(missing="fill", text=("code",))
@@ -91,10 +91,10 @@ def test_means_survive_numbers_that_are_large_for_their_spread():
 def test_rows_to_predict_are_prepared_like_those_of_the_fit():
     rows = rows_of(with_gaps(make_table()), FILL, test_fraction=0)
     federation = rows.prepare_alone()
-    kind = SampleKind.from_json(SampleKind.of(federation).to_json())
+    spec = SampleSpec.model_validate(SampleSpec.of(federation).model_dump(mode="json"))
     shuffled = with_gaps(make_table()).iloc[rows.federation.train.x[:, 0].numpy(), ::-1]
-    torch.testing.assert_close(kind.batch(shuffled), federation.train.x)
-    assert kind.batch(shuffled[:1].assign(ward="never seen")).isfinite().all()
+    torch.testing.assert_close(spec.batch(shuffled), federation.train.x)
+    assert spec.batch(shuffled[:1].assign(ward="never seen")).isfinite().all()
 
 
 def test_what_cannot_be_prepared_sites_that_disagree_and_changed_preparations_are_refused():

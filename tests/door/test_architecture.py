@@ -13,6 +13,7 @@ LAYERS = (  # each part may import those before its line
     ("errors", "lazy", "parent_process"),
     ("io",),
     ("core", "data"),
+    ("networks",),
     ("algorithms",),
     ("sites",),
     ("server",),

@@ -40,7 +40,7 @@ def test_nothing_of_the_client_stays_in_the_files_and_others_stay_as_they_are(tm
     sites = Sites(make_experiment("ditto", rounds=2), tmp_path)
     sites.run()
     service = site_with(sites, CLIENT)
-    before, run = models_of(service), next(iter(service.store.runs()))
+    before, run = models_of(service).personal, next(iter(service.store.runs()))
     at = before.ids.index(CLIENT)
     rows = [leaf[at].contiguous().numpy().tobytes() for leaf in before.states.values.values() if leaf[at].numel() > 64]
     # in pieces: the pages of the database may cut a row anywhere
@@ -52,7 +52,7 @@ def test_nothing_of_the_client_stays_in_the_files_and_others_stay_as_they_are(tm
 
     assert len(stored()) > 0.9 * len(pieces) > 0
     assert delete(service, CLIENT) == (CLIENT, [run]) and stored() == []
-    after = models_of(service)
+    after = models_of(service).personal
     assert after.ids == tuple(client for client in before.ids if client != CLIENT)
     for client in after.ids:
         assert torch.equal(after.predict(client, X), before.predict(client, X))
@@ -149,4 +149,4 @@ def test_a_server_resumes_where_the_rows_of_the_client_are_gone_from_the_data(tm
     sites.restart("b")
     record = sites.run(resume=True)
     assert [one["participants"] for one in record.metrics] == [12, 12, 11, 11]
-    assert models_of(sites.services["b"]).ids == ("b/p0", "b/p1", "b/p3")
+    assert models_of(sites.services["b"]).personal.ids == ("b/p0", "b/p1", "b/p3")

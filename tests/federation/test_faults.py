@@ -149,7 +149,7 @@ def test_sites_that_do_not_fit_are_refused_by_name_before_the_first_round(tmp_pa
         tables |= make_services(tmp_path, [name], data, part=None)
         units |= make_services(tmp_path, [name], data, part=None, units={"age": unit})
     experiment = make_experiment("fedavg")
-    foreign_code = make_experiment("fedavg", model={"factory": "os:getcwd"})
+    foreign_code = make_experiment("fedavg", model={"name": "os:getcwd"})
     for asked, services, error, words in [
         (experiment, tables, DataError, ("'c'", "lacks 'age'", "has 'weight'")),
         (experiment, {name: units[name] for name in "ab"}, DataError, ("age", "mmol/l", "mg/dl", "'a'")),

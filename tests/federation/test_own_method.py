@@ -7,6 +7,7 @@ import pytest
 from kit.messages import encode
 from kit.own_methods import experiment_beside, forget
 from kit.sites import SITES, Sites, Talk, assert_same_run, make_experiment, make_services, models_of, restarted
+from ppfl.data import SampleSpec
 from ppfl.federation.envelope import ERROR, REPLIES, REQUESTS, Envelope, seal, unseal
 from ppfl.federation.site_requests import OpenRun
 from ppfl.federation.site_service import SiteService
@@ -50,7 +51,7 @@ def test_sites_that_allow_a_method_train_as_one_process_does(own, tmp_path):
     there = sites.run()
     (here,) = run(own, tmp_path / "alone", base=tmp_path)
     assert_same_run(here, there, own)
-    assert all(models_of(service).ids for service in sites.services.values())
+    assert all(models_of(service).personal.ids for service in sites.services.values())
 
 
 def test_a_site_that_does_not_allow_it_imports_nothing(own, tmp_path):
@@ -66,7 +67,7 @@ def test_a_site_that_does_not_allow_it_imports_nothing(own, tmp_path):
 def test_a_site_that_starts_anew_knows_the_classes_of_a_message(own, tmp_path):
     data = own.data.model_dump(mode="json")
     service = SiteService(SiteSettings(name="a", data=data, allow=[NAME]), tmp_path)
-    talk, start = Talk(service), own.build_population(service.federation, 0).initial_network()
+    talk, start = Talk(service), own.build_population(SampleSpec.of(service.federation), 0).initial_network()
     talk.ask(OpenRun(own.model_dump(mode="json", exclude={"data"}), 0))
     talk.ask(Setup("main", own.method, start, 0, float(service.federation.importance.sum())))
     step = sys.modules["stepwise_average"].Step(0.1)

@@ -42,7 +42,7 @@ def data_of(sites, site):
 
 
 def preparation_of(folder):
-    return json.loads((folder / "out" / "seed-0" / "clients.json").read_text())["kind"]["preparation"]
+    return json.loads((folder / "out" / "seed-0" / "clients.json").read_text())["spec"]["preparation"]
 
 
 def sent_by_a(folder):

@@ -50,18 +50,18 @@ def test_the_latest_run_is_taken_unless_one_is_named(site):
     first, second = site.store.runs()
     assert models_of(site).run == second and models_of(site, first).run == first
     client = site.federation.ids[0]
-    assert not torch.equal(*(models_of(site, run).predict(client, X) for run in (first, second)))
+    assert not torch.equal(*(models_of(site, run).personal.predict(client, X) for run in (first, second)))
     assert_refused(lambda: models_of(site, "other"), CheckpointError, "'other'", "seed-0")
 
 
 def test_a_row_is_predicted_with_the_model_of_its_client_and_stays_in_its_place(site, tmp_path):
     models, file, out = models_of(site), tmp_path / "new.csv", tmp_path / "predictions.csv"
-    clients = [models.ids[at] for at in (1, 0, 1, 2)]
+    clients = [models.personal.ids[at] for at in (1, 0, 1, 2)]
     for rows, words in [
-        ({"clients": ["nobody"]}, ("'nobody'", models.ids[0])),
+        ({"clients": ["nobody"]}, ("'nobody'", models.personal.ids[0])),
         ({"clients": clients, "columns": 2}, ("(64,)",)),
         ({"clients": clients, "first": ""}, ("missing", "row 1")),
-        ({"clients": clients, "first": "much"}, ("no numbers",)),
+        ({"clients": clients, "first": "much"}, ("has text", "'much'")),
     ]:
         write_rows(file, **rows)
         assert_refused(lambda: predict_table(models, file, "who", out), DataError, *words)
@@ -70,22 +70,23 @@ def test_a_row_is_predicted_with_the_model_of_its_client_and_stays_in_its_place(
     heading, *rows = read_rows(out)
     assert heading[:2] == ["who", "prediction"] and len(heading) == 2 + 10
     for row, client, x in zip(rows, clients, X, strict=True):
-        expected = models.predict(client, x[None])[0]
-        assert row[0] == client and row[1] == models.kind.classes[int(expected.argmax())]
+        expected = models.personal.predict(client, x[None])[0]
+        assert row[0] == client and row[1] == models.personal.spec.classes[int(expected.argmax())]
         assert [float(p) for p in row[2:]] == pytest.approx(expected, abs=1e-6)
     assert_refused(lambda: predict_table(models, file, "who", out), SettingError, "exists")
 
 
 def test_exported_models_predict_the_same_and_memberships_are_beside_them(site, tmp_path):
     models, out = models_of(site), tmp_path / "models"
-    chosen = models.ids[:2]
+    chosen = models.personal.ids[:2]
     assert export_models(models, out, chosen) == list(chosen)
     _, *rows = read_rows(out / "memberships.csv")
     for client, row in zip(chosen, rows, strict=True):
-        net = models.module(client)
+        net = models.personal.module(client)
         net.load_state_dict(load_file(out / f"{client}.safetensors"))
-        torch.testing.assert_close(net(X).softmax(1), models.predict(client, X), rtol=0, atol=1e-6)
-        assert row[0] == client and [float(c) for c in row[1:]] == pytest.approx(models.membership(client), abs=1e-6)
+        torch.testing.assert_close(net(X).softmax(1), models.personal.predict(client, X), rtol=0, atol=1e-6)
+        (membership,) = models.personal.memberships([client])
+        assert row[0] == client and [float(c) for c in row[1:]] == pytest.approx(membership, abs=1e-6)
     assert_refused(lambda: export_models(models, out), SettingError, "other files")
 
 
@@ -133,13 +134,13 @@ def test_a_site_that_is_ready_says_what_its_data_are_and_what_leaves_it(clinic):
 def test_all_that_would_be_refused_later_is_named_at_once(clinic):
     secure = {"secure_sums": "secure_sums.toml"}
     check(clinic, "experiment: .*no scores of single clients", **secure)
-    (clinic / "narrow.py").write_text("import torch\n\n\ndef net(federation):\n    return torch.nn.Linear(5, 2)\n")
-    check(clinic, "model: ", changes={"model": {"factory": "narrow:net"}}, allow=["narrow:net"])
+    (clinic / "narrow.py").write_text("import torch\n\n\ndef net(spec):\n    return torch.nn.Linear(5, 2)\n")
+    check(clinic, "model: ", changes={"model": {"name": "narrow:net"}}, allow=["narrow:net"])
     write_visits(clinic, cell="much")
     check(clinic, "data: .*'dose' are not numeric")
     write_visits(clinic, cell="")
     missing = ("data: .*'dose'.*missing", "allow: .*'nowhere:net'")  # the check goes on after the first problem
-    assert check(clinic, *missing, changes={"model": {"factory": "nowhere:net"}})["missing values"] == "'dose' 1"
+    assert check(clinic, *missing, changes={"model": {"name": "nowhere:net"}})["missing values"] == "'dose' 1"
     write_visits(clinic, columns="years,dose")
     data = {**VISITS["data"], "columns": ["age", "dose"], "classes": ["ill", "well", "dead"]}
     differs = ("columns: .*age, years", "classes: .*dead", r"test data: .*test_fraction = 0\.2")

@@ -15,8 +15,7 @@ from kit.refusals import DataError, ModelError, SettingError, WriteError, assert
 from ppfl import PPFL, FedAvg, Federation, Fitted, Local, Population, Watch, affinity, fit, load
 from ppfl.algorithms import CFL, IFCA, Ditto, FedEM, FedProx, FineTune
 from ppfl.core import simplex
-from ppfl.insight import export_onnx
-from ppfl.insight import onnx_export as exporter
+from ppfl.sites import export_onnx
 
 ALL = make_federation((17, 12, 30, 9, 25, 14, 8), test_fraction=0.3)
 OLD, NEW = ALL.select(ALL.ids[:4]), ALL.select(ALL.ids[4:])
@@ -109,7 +108,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
     branches.forward = lambda x: x if float(x.sum()) > 0 else -x
     assert_refused(lambda: export_onnx(branches, path, X), ModelError, "ONNX")
     assert_refused(lambda: export_onnx(net, tmp_path / "a" / "model.onnx", X), WriteError, "no folder")
-    monkeypatch.setattr(exporter, "find_spec", lambda _: None)
+    monkeypatch.setattr("ppfl.sites.personal_models.find_spec", lambda _: None)
     assert_refused(lambda: export_onnx(net, path, X), SettingError, "pip install 'ppfl[export]'")
     assert not list(tmp_path.iterdir())
 

@@ -5,7 +5,7 @@ import torch
 from ppfl.algorithms.local.memberships import best_memberships
 from ppfl.core.simplex import minimize_on_simplex
 from ppfl.io.codec import dump, load
-from ppfl.runs.network_description import build_network, describe_network
+from ppfl.networks.description import describe_network, network_from
 from ppfl.runs.saved_fit import KIND
 
 
@@ -14,7 +14,7 @@ def built_again(net):
     description = describe_network(net)
     if description is None:
         return None
-    again = build_network(description)
+    again = network_from(description)
     again.load_state_dict(net.state_dict())
     return again
 

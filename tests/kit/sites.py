@@ -9,6 +9,7 @@ import torch
 from kit.masked_sites import PAIRS, PUBLIC_KEYS
 from kit.messages import encode, payload_of
 from kit.training import assert_same
+from ppfl.data import SampleSpec
 from ppfl.federation.carrier import Delivery, OnlineSite
 from ppfl.federation.envelope import REQUESTS, Envelope, seal
 from ppfl.federation.federated_run import run_federated
@@ -205,7 +206,7 @@ class Talk:
 
     def open_run(self):
         experiment, federation = make_experiment("ditto"), self.service.federation
-        start = experiment.build_population(federation, 0).initial_network()
+        start = experiment.build_population(SampleSpec.of(federation), 0).initial_network()
         setup = Setup("main", experiment.method, start, 0, float(federation.importance.sum()))
         self.ask(OpenRun(experiment.model_dump(mode="json", exclude={"data"}), 0), setup)
         return start  # the network that the run begins with

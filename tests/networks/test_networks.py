@@ -1,5 +1,6 @@
 """Networks that an experiment file names: sizes from the data, values from the seed, and how they compute."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from kit.experiments import memory_limit, small_experiment
-from kit.refusals import ModelError, assert_refused
+from kit.refusals import DataError, ModelError, assert_refused
 from kit.training import assert_same
 from kit.training import run as train
 from ppfl import PPFL, Population, fit, load
 from ppfl.core import loss_by_name
-from ppfl.data import Federation, synthetic_groups
+from ppfl.data import Federation, SampleSpec, synthetic_groups
+from ppfl.networks import build_network
 from ppfl.runs import run
 
 WORDS, LENGTH = 7, 5
@@ -23,7 +25,7 @@ IMAGE_NETWORKS = {
     "cnn": {"name": "cnn", "channels": [4, 8]},
     "cnn, hidden": {"name": "cnn", "channels": [4, 8], "hidden": [6, 5], "groups": 2},
     "resnet18": {"name": "resnet18", "width": 6, "groups": 3},
-    "digits_cnn": {"name": "digits_cnn", "channels": [4, 4, 8], "hidden": [12, 8]},
+    "digits_cnn": {"name": "readers.digits_cnn:digits_cnn", "channels": [4, 4, 8], "hidden": [12, 8]},
 }
 TEXT_NETWORKS = {
     "transformer": {"name": "transformer", "layers": 2, "heads": 2, "width": 8},
@@ -32,7 +34,7 @@ TEXT_NETWORKS = {
     "lstm, dropout": {"name": "lstm", "layers": 2, "width": 6, "embedding": 3, "dropout": 0.3},
 }
 NETWORKS = IMAGE_NETWORKS | TEXT_NETWORKS
-LITE0 = {"name": "efficientnet_lite0"}
+LITE0 = {"name": "readers.efficientnet:lite0"}
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
@@ -59,8 +61,15 @@ def data_of(name: str) -> Federation:
     return TEXTS if name in TEXT_NETWORKS else make_images()
 
 
+@pytest.fixture(autouse=True)
+def readers(monkeypatch):
+    """Networks of our own studies are beside them."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "experiments")
+
+
 def build(federation: Federation, loss: str = "cross_entropy", seed: int = 0, **network: Any) -> Any:
-    return small_experiment(model=network).model.build(federation, seed, loss_by_name(loss), copies=3)
+    asked = small_experiment(model=network).model
+    return build_network(asked, SampleSpec.of(federation), seed, loss_by_name(loss), copies=3)
 
 
 @every_network
@@ -94,7 +103,7 @@ def test_a_run_is_loaded_without_its_data(name, tmp_path):
     experiment = small_experiment(model=NETWORKS[name], rounds=1, population={"k": 2, "canonical": "classifier"})
     (record,) = run(experiment, tmp_path, read=lambda *_: federation)
     fitted = load(tmp_path)
-    assert fitted.kind.shape == federation.train.x.shape[1:] and fitted.kind.n_classes == federation.n_classes
+    assert fitted.spec == SampleSpec.of(federation)
     assert fitted.evaluate(federation).pooled == pytest.approx(record.scores["accuracy"])
 
 
@@ -105,7 +114,7 @@ def test_outputs_follow_the_loss_and_the_usual_loss_the_targets():
     ):
         for loss, size in outputs.items():
             assert build(federation, loss, name="linear")(federation.train.x[:5]).shape == (5, size)
-        assert small_experiment(population={"k": 2}).build_population(federation, 0).loss.name == usual
+        assert small_experiment(population={"k": 2}).build_population(SampleSpec.of(federation), 0).loss.name == usual
 
 
 @pytest.mark.parametrize("name", TEXT_NETWORKS)
@@ -135,7 +144,8 @@ def test_attention_is_torchs_own():
 def test_a_pretrained_network_is_frozen_but_for_its_head_and_frozen_layers_run_once_per_sample(monkeypatch):
     """As many in 3 rounds as in 1; the head comes from the seed."""
     federation, head, seen = make_images(3), ["hidden", "classifier"], []
-    net, other = (build(federation, seed=seed, **LITE0, size=32, hidden=[8]) for seed in (0, 1))
+    net, other, again = (build(federation, seed=seed, **LITE0, size=32, hidden=[8]) for seed in (0, 1, 0))
+    assert torch.equal(net.classifier.weight, again.classifier.weight)
     population = Population(net, k=2, canonical=head, mix="weights")
     assert {name.split(".")[0] for name in population.canonical_names} == {*head} and not population.common_names
     assert not torch.equal(net.classifier.weight, other.classifier.weight)
@@ -160,7 +170,7 @@ def test_networks_of_the_papers_have_their_layers():
     assert net.body[:-2](torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)
     of_torchvision, smaller_filters = 11_176_512, (7 * 7 - 3 * 3) * 3 * 64  # without the last layer
     assert sum(p.numel() for p in net.body.parameters()) == of_torchvision - smaller_filters
-    net = build(make_images(3, 28), name="digits_cnn")
+    net = build(make_images(3, 28), name="readers.digits_cnn:digits_cnn")
     layers = [m for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     shapes = [(64, 3), (64, 64), (128, 64), (2048, 128 * 7 * 7), (512, 2048), (3, 512)]
     assert [tuple(m.weight.shape[:2]) for m in layers] == shapes
@@ -184,21 +194,37 @@ def test_pretrained_features_are_those_of_the_package(size: int):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
+GREY = Federation.from_arrays(torch.rand(24, 8, 8), torch.arange(24) % 3, torch.arange(24) // 8)
 WRONG = [
     ({"name": "cnn"}, TABLE, "cnn takes images", "perceptron"),
     ({"name": "cnn", "channels": 4 * [4]}, make_images(), "8 x 8 pixels", "halve 4 times"),
     ({"name": "linear"}, NUMBERS, "real targets", "'squared'"),
     ({"name": "lstm"}, TABLE, "lstm takes sequences", "tokens=True"),
-    ({"name": "transformer", "width": 8, "vocabulary": 5}, TEXTS, "token 6", "set vocabulary"),
-    (LITE0, make_images(3, low=-1), "data.standardise = false"),
-    (LITE0, make_images(3, high=255), "from 0 to 1"),
+    ({"name": "cnn"}, GREY, "x[:, None]"),
+    (LITE0, make_images(), "3 channels"),
 ]
-LARGE = {"resnet18": {"width": 2**20}, "digits_cnn": {}, "lstm": {"width": 10**6}, "transformer": {"width": 2**20}}
+IN_THE_DATA = [
+    ({"name": "transformer", "width": 8, "vocabulary": 5}, TEXTS, "token 6", "set vocabulary"),
+    ({"name": "lstm", "vocabulary": 5}, TEXTS, "token 6", "train samples"),
+    (LITE0 | {"size": 32}, make_images(3, low=-1), "data.standardise = false"),
+    (LITE0 | {"size": 32}, make_images(3, high=255), "from 0 to 1"),
+]
+LARGE = {
+    "resnet18": {"width": 2**20},
+    "readers.digits_cnn:digits_cnn": {},
+    "lstm": {"width": 10**6},
+    "transformer": {"width": 2**20},
+}
 
 
 def test_what_does_not_fit_says_what_does():
     for network, federation, *words in WRONG:
         assert_refused(lambda: build(federation, **network), ModelError, *words)
+    for network, federation, *words in IN_THE_DATA:
+        net = build(federation, **network)
+        assert_refused(lambda: fit(Population(net, k=1), federation, PPFL(lr=0.1), rounds=1), ModelError, *words)
+    assert_refused(lambda: fit(Population(nn.Conv2d(1, 3, 3), k=1), GREY), ModelError, "x[:, None]")
+    assert_refused(lambda: fit(Population(nn.Linear(3, 1), k=1), NUMBERS), DataError, "loss='squared'")
     with memory_limit(10**6):
         for name, sizes in LARGE.items():
             assert_refused(lambda: build(data_of(name), name=name, **sizes), ModelError, "bytes, more than the limit")

@@ -8,6 +8,7 @@ import torch
 from torch.func import grad, jacrev, vmap
 
 from kit.experiments import run_study
+from ppfl.data import SampleSpec
 from ppfl.paper import all_series, chart_lines, load_study
 from ppfl.paper.convergence import PROMISES, Constants, constants, fitted_slope, theorem_bound
 from ppfl.runs import RunFolder
@@ -27,7 +28,9 @@ def loss(theta, c, x, y):  # f_i with mixed weights; theta (K, d)
 def loss_at_start(experiment):
     """F(z^0), which is at least Delta_F, because F is not negative."""
     (seed,) = experiment.seeds
-    start = experiment.build_population(DATA, seed).initial_models(seed, distinct=True)["classifier.weight"]
+    start = experiment.build_population(SampleSpec.of(DATA), seed).initial_models(seed, distinct=True)[
+        "classifier.weight"
+    ]
     theta, even = start.double()[:, 0], torch.full((2,), 0.5).double()
     return fmean(float(loss(theta, even, x, y)) for x, y in CLIENTS)
 

@@ -11,10 +11,14 @@ from ppfl.paper import STUDIES, Cost, cost_to_reach, load_study, paper_results, 
 from ppfl.paper.costs import mean_cost
 from ppfl.runs import RunRecord
 
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+FILES = [str(file) for file in sorted(EXPERIMENTS.glob("*.toml")) if file.stem in STUDIES]
 
-@pytest.mark.parametrize("name", STUDIES)
+
+@pytest.mark.parametrize("name", [*STUDIES, *FILES], ids=lambda name: "/".join(Path(name).parts[-2:]))
 def test_methods_of_a_case_differ_in_the_method_only_and_belong_to_results_of_the_paper(name):
     study = load_study(name)
+    name = study.name
     for case in study.cases:
         compared, published = [case.experiments[label] for label in case.compared], paper_results(name, case.name)
         common = {e.model_dump_json(exclude={"method", "population", "seeds"}) for e in compared}
@@ -31,6 +35,10 @@ def test_cases_and_methods_can_be_selected_and_bring_what_they_start_from():
     source = {case.name: case for case in load_study("table1").cases}
     for case in load_study("membership-recovery").cases:  # it shows runs of the other
         assert case.experiments.items() <= source[case.name].experiments.items()
+    for name, more in {"table1": {"cifar10", "cifar10-groups"}, "membership-recovery": {"cifar10"}}.items():
+        packaged, extended = load_study(name), load_study(str(EXPERIMENTS / f"{name}.toml"))
+        assert extended.cases[: len(packaged.cases)] == packaged.cases
+        assert {case.name for case in extended.cases[len(packaged.cases) :]} == more  # which a file adds
     picked = load_study("table1", cases=["mnist"], methods=["PPFL1", "FedAvg"])
     assert [list(case.experiments) for case in picked.cases] == [["FedAvg", "PPFL1"]]
     (started,) = load_study("table3", cases=["emnist"], methods=["FedAvg"]).cases
@@ -38,6 +46,7 @@ def test_cases_and_methods_can_be_selected_and_bring_what_they_start_from():
     for arguments, *words in (
         ({"name": "table9"}, "no study 'table9'", "table1"),
         ({"name": "table1", "overrides": ["rounds=0"]}, "study table1, mnist"),
+        ({"name": str(EXPERIMENTS / "synthetic.toml")}, "no study", "ppfl run"),
     ):
         assert_refused(lambda: load_study(**arguments), SettingError, *words)
 

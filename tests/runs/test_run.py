@@ -15,6 +15,7 @@ from kit.refusals import CheckpointError, SettingError, assert_refused
 from ppfl import fit, load
 from ppfl.algorithms import FedAvg
 from ppfl.core import simplex
+from ppfl.data import SampleSpec
 from ppfl.runs import Interrupted, find_runs, group_agreement, load_run, run
 from ppfl.runs.agreement import told_apart
 from ppfl.runs.provenance import commit_of
@@ -40,7 +41,8 @@ def test_a_run_leaves_its_record_and_is_what_fit_computes(tmp_path):
     assert record.total("bytes_up") == sum(row["bytes_up"] for row in record.metrics)
     assert {"ppfl", "torch", "numpy", "python", "platform", "started"} <= record.versions.keys()
     assert not list(tmp_path.rglob("*.partial"))
-    population, affinity = experiment.build_population(federation, 0), experiment.build_affinity(federation)
+    population = experiment.build_population(SampleSpec.of(federation), 0)
+    affinity = experiment.build_affinity(federation)
     fitted = fit(population, federation, method, rounds=6, seed=0, affinity=affinity)
     torch.testing.assert_close(record.memberships, fitted.memberships)
     assert record.scores["accuracy"] == pytest.approx(fitted.evaluate(federation).pooled)

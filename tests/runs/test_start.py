@@ -69,7 +69,7 @@ def test_every_client_begins_with_the_pretrained_network(name, base, tmp_path):
     """With steps too small to change anything, every client predicts as the pre-trained network does."""
     run(small_experiment(**NETWORK | FROM | METHODS_FROM_A_START[name], rounds=2), tmp_path, base=base)
     fitted, expected = load(tmp_path), load(base / "pretrain")
-    x = torch.randn(5, *fitted.kind.shape, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(5, *fitted.spec.shape, generator=torch.Generator().manual_seed(0))
     for client in fitted.ids:
         torch.testing.assert_close(fitted.predict(client, x), expected.predict(client, x), atol=1e-6, rtol=0)
     assert_same(fitted.population.network_without_adapters(), network_of(base / "pretrain" / "seed-0"))

@@ -54,7 +54,7 @@ def test_chunks_are_smaller_where_outputs_are_large(mix: str) -> None:
     x, clients = torch.ones(sum(sizes), 4), [f"c{i}" for i, size in enumerate(sizes) for _ in range(size)]
     federation = Federation.from_arrays(x, torch.arange(len(x)) % vocabulary, clients, test_fraction=0)
     samples, engine = federation.train, Stacked(threads=1)
-    backend = engine.backend(Population(nn.Linear(4, vocabulary), k=k, mix=mix), samples, vocabulary)
+    backend = engine.backend(Population(nn.Linear(4, vocabulary), k=k, mix=mix), x[:2], samples.y, vocabulary)
     engine.run(lambda chunks: seen.extend(map(len, chunks)), samples.sizes, 8, backend, samples)
     per_sample = 4 * vocabulary * (k if mix == "outputs" else 1)
     assert sum(seen) == len(sizes)

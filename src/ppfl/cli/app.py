@@ -176,7 +176,7 @@ def tune_command(
 
 @app.command("reproduce")
 def reproduce_command(
-    name: Annotated[str, typer.Argument(metavar="STUDY", help=f"One of {', '.join(STUDIES)}.")],
+    name: Annotated[str, typer.Argument(metavar="STUDY", help=f"One of {', '.join(STUDIES)}, or a TOML file.")],
     cases: Annotated[list[str] | None, typer.Option("--case", help="A data set of the study; may be repeated.")] = None,
     methods: Annotated[list[str] | None, typer.Option("--method", help="A method; may be repeated.")] = None,
     settings: Annotated[

@@ -20,7 +20,7 @@ def export_command(
     """Write one client's own model to a file: its weights, or the whole model as ONNX."""
     from ..fitted import load
     from ..io.files import folder_name
-    from ..runs.saved_fit import save_weights
+    from ..networks.peft_files import save_weights
 
     fitted = load(path)
     model = fitted.model(client)  # first: a client that is not known should leave nothing behind

@@ -21,7 +21,9 @@ Records = dict[str, dict[str, list[RunRecord]]]  # by case and method
 
 def tasks_of_study(study: Study, out: Path) -> Tasks:
     """The tasks of every case: one per method and seed, with one folder per case."""
-    return {case.name: tasks_of(case.experiments, out / folder_name(case.name, "case"), None) for case in study.cases}
+    return {
+        case.name: tasks_of(case.experiments, out / folder_name(case.name, "case"), study.base) for case in study.cases
+    }
 
 
 def refuse_missing_data(study: Study, tasks: Tasks) -> None:
@@ -32,7 +34,7 @@ def refuse_missing_data(study: Study, tasks: Tasks) -> None:
         if all(RunFolder(task.run_folder).finished for task in tasks[case.name]):
             continue
         try:
-            next(iter(case.experiments.values())).build_data()
+            next(iter(case.experiments.values())).build_data(study.base)
             available.append(case.name)
         except DataError as error:
             missing[case.name] = error

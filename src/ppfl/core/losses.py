@@ -207,7 +207,7 @@ class CrossEntropy(Classification):
         if y.is_floating_point() or y.dtype == torch.bool:
             raise DataError(
                 f"cross_entropy: target has shape {tuple(y.shape)} and type {y.dtype}; "
-                f"expected integer labels (B,): use y.long().reshape(-1)"
+                f"expected integer labels (B,): use loss='squared' for real targets, y.long().reshape(-1) for labels"
             )
         top = torch.iinfo(y.dtype).max if outputs is None else outputs - 1
         wrong = ((y < 0) | (y > top)) & ~_ignored(y)

@@ -16,6 +16,7 @@ from ppfl.data.partitions import (
     iid,
     label_groups,
 )
+from ppfl.data.sample_spec import SampleSpec
 from ppfl.data.samples import MappedRows, Samples
 from ppfl.data.synthetic import (
     bayes_accuracy,
@@ -38,6 +39,7 @@ __all__ = [
     "Federation",
     "MappedRows",
     "Pool",
+    "SampleSpec",
     "Samples",
     "Truth",
     "bayes_accuracy",

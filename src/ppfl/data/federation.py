@@ -244,7 +244,7 @@ class Federation:
         return self._changed(lambda part: part.take(at), as_ids(ids), weights / weights.sum(), truth)
 
     def in_memory(self) -> "Federation":
-        """The same federation with all samples in tensors, also those that `lazy_population` draws on demand."""
+        """The same federation with all samples in tensors, also those that a source draws on demand."""
         everyone = torch.arange(self.n_clients)
         return self._changed(lambda part: part.in_memory(everyone)[0], self.ids, self.weights, self.truth)
 

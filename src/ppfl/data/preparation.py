@@ -32,16 +32,13 @@ class PreparedColumn(NamedTuple):
         """How it becomes numbers, before these are scaled."""
         return EncodedColumn(self.name, self.levels, self.rare)
 
-    def prepare(self, values: Any) -> NDArray[np.float64]:
+    def encode(self, values: Any) -> NDArray[np.float64]:
         """(n, terms) of values as `as_text` or `as_numbers` gives them."""
         if self.levels:
             values = values.fillna(MISSING)
         elif self.fill is not None:
             values = values.fillna(self.fill)
-        encoded = self.encoding.encode(values)
-        scale = np.array(self.scale)
-        known = np.where(scale > 0, scale, 1.0)
-        return np.asarray(np.where(scale > 0, (encoded - np.array(self.mean)) / known, 0.0))
+        return self.encoding.encode(values)
 
 
 class Preparation(NamedTuple):
@@ -70,6 +67,17 @@ class Preparation(NamedTuple):
 
     def apply(self, frame: Any) -> NDArray[np.float64]:
         """The prepared columns (n, terms) of a pandas table that has all columns by name."""
+        return self.scale(self.encode(frame))
+
+    def scale(self, encoded: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(encoded - mean) / scale, and 0 for columns that have one value."""
+        mean = np.array([value for column in self.columns for value in column.mean])
+        scale = np.array([value for column in self.columns for value in column.scale])
+        known = np.where(scale > 0, scale, 1.0)
+        return np.asarray(np.where(scale > 0, (encoded - mean) / known, 0.0))
+
+    def encode(self, frame: Any) -> NDArray[np.float64]:
+        """Numbers in their own units and indicators of levels (n, terms)."""
         if absent := [column.name for column in self.columns if column.name not in frame.columns]:
             raise DataError(f"no column {quoted(absent)}; the table has {quoted(list(frame.columns), most=12)}")
         parts = []
@@ -81,7 +89,7 @@ class Preparation(NamedTuple):
                     f"column {column.name!r} has {found} missing values, and the preparation fills none; fill them, or "
                     f"leave out these rows"
                 )
-            parts.append(column.prepare(values))
+            parts.append(column.encode(values))
         return np.concatenate(parts, 1)
 
     def to_json(self) -> dict[str, Any]:

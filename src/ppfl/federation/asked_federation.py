@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..server.loop import in_roster_order
 from .federation_errors import FederationError
 from .flower_transport import FlowerTransport
@@ -14,9 +14,9 @@ from .site_requests import ClientTable
 class AskedFederation:
     """What an affinity asks of a federation, brought from the sites."""
 
-    def __init__(self, transport: FlowerTransport, kind: SampleKind) -> None:
+    def __init__(self, transport: FlowerTransport, spec: SampleSpec) -> None:
         self._transport = transport
-        self.ids, self.n_classes, self.n_clients = transport.roster.ids, kind.n_classes, len(transport.roster)
+        self.ids, self.n_classes, self.n_clients = transport.roster.ids, spec.n_classes, len(transport.roster)
         self.name = "the federation"
 
     def label_counts(self) -> Tensor:

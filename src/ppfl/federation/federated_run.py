@@ -17,7 +17,7 @@ from ..algorithms.contract import Method, Roster, Rows
 from ..core.affinity import Affinity, nothing
 from ..core.population import Population
 from ..data import Federation
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import PPFLError
 from ..io.files import read_json
 from ..io.lock import locked
@@ -104,11 +104,11 @@ class FederatedRun:
         self.experiment, self.folder, self.notes, self.transport, self.base = experiment, folder, notes, transport, base
         (self.seed,) = experiment.seeds
         self.resumes = folder.started
-        self.kind = SampleKind.from_json(transport.facts)
+        self.spec = SampleSpec.model_validate({name: transport.facts[name] for name in SampleSpec.model_fields})
         self.data = read_json(folder.clients_file)["data"] if self.resumes else self._data_digest()
-        self.kind = self._with_preparation()
-        preparation = None if self.kind.preparation is None else self.kind.preparation.to_json()
-        population = experiment.build_population(self.kind.stand_in(), self.seed, base)
+        self.spec = self._with_preparation()
+        preparation = None if self.spec.preparation is None else self.spec.preparation.to_json()
+        population = experiment.build_population(self.spec, self.seed, base)
         self.start = self._load_start(population, base)
         settings = experiment.model_dump(mode="json", exclude={"data"})
         transport.ask([OpenRun(settings, self.seed, preparation or {})])
@@ -128,21 +128,21 @@ class FederatedRun:
             start_population_from(population, start)
         return start
 
-    def _with_preparation(self) -> SampleKind:
+    def _with_preparation(self) -> SampleSpec:
         """What samples are once they are prepared: as all sites agree now, or agreed when the run began."""
         settings = self.experiment.preparation
         if settings is None:
-            return self.kind
+            return self.spec
         if self.resumes:
-            return SampleKind.from_json(read_json(self.folder.clients_file)["kind"])
+            return SampleSpec.model_validate(read_json(self.folder.clients_file)["spec"])
         described = {name: site.described for name, site in self.transport.sites.items()}
         step = METRIC_STEP if isinstance(self.transport, SecureFlowerTransport) else 0.0
         found = agree_on_columns(self.transport.ask, described, settings, step)
-        return self.kind._replace(shape=(len(found.terms),), preparation=found)
+        return self.spec.prepared_by(found)
 
     def _affinity(self, roster: Roster) -> Affinity:
         """Between all clients of the roster; it may need to ask the sites."""
-        asked = cast(Federation, AskedFederation(self.transport, self.kind))
+        asked = cast(Federation, AskedFederation(self.transport, self.spec))
         return self.experiment.build_affinity(asked, self.base) or nothing(roster.ids)
 
     def _data_digest(self) -> str:
@@ -160,7 +160,7 @@ class FederatedRun:
         }
         return {
             "ids": list(self.transport.roster.ids), "samples": samples, "truth": None, "data": self.data,
-            "kind": self.kind.to_json(), "sites": [[name, len(site.ids)] for name, site in sites.items()],
+            "spec": self.spec.model_dump(mode="json"), "sites": [[name, len(site.ids)] for name, site in sites.items()],
         }  # fmt: skip
 
     def _method(self) -> Method:
@@ -195,9 +195,9 @@ class FederatedRun:
         """Onboard sites that came online: their clients get the models as they are, and what a client begins with."""
         try:
             self.transport.add_sites(names)
-            if self.kind.preparation is not None:
+            if self.spec.preparation is not None:
                 for name in names:
-                    refuse_other_columns(self.kind.preparation, name, self.transport.sites[name].described)
+                    refuse_other_columns(self.spec.preparation, name, self.transport.sites[name].described)
             self.training.take_in()
         except PPFLError as error:
             for name in names:

@@ -13,6 +13,7 @@ import torch
 from ..core.registry import NamedCall, find_function, python_names
 from ..data import Federation
 from ..data.load import TableSettings
+from ..data.sample_spec import SampleSpec
 from ..errors import PPFLError, SettingError
 from ..runs.experiment import Experiment
 from ..server import Training, Watch, connect
@@ -190,7 +191,7 @@ def _one_step(federation: Federation, settings: SiteSettings, base: Path, experi
     # functions that are not allowed have been noted; the step shows whether the rest fits
     allowed = settings.model_copy(update={"allow": (*settings.allow, *python_names(asked))})
     taken = experiment_of(OpenRun(asked, seed), allowed, base)
-    population = taken.build_population(federation, seed, base)
+    population = taken.build_population(SampleSpec.of(federation), seed, base)
     metrics = taken.watch.build(base).known_metrics
     at = int(federation.train.sizes.argmin())
     copies = _copies_of(federation, at, max(2, population.k))

@@ -13,7 +13,7 @@ from ..data import Federation
 from ..data.load import TableSettings, read_rows, table_federation
 from ..data.preparation import Preparation
 from ..data.preparation_settings import PreparationSettings
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..data.table_readers import UnpreparedError
 from ..data.table_rows import TableRows
 from ..errors import DataError, SettingError
@@ -92,11 +92,10 @@ class SiteData:
             federation, importance = self.plain()
             return federation, importance, {"agreed": _agreed(federation), "data": federation.fingerprint}
         rows = self.rows(asked)
-        kind = SampleKind.of(rows.federation).to_json() | {"shape": [len(rows.frame.columns)], "dtype": "float32"}
-        facts = {"agreed": {**_agreed(rows.federation), **kind}, "data": rows.fingerprint, **rows.describe()}
+        raw = {"shape": [len(rows.frame.columns)], "dtype": "float32"}
+        facts = {"agreed": {**_agreed(rows.federation), **raw}, "data": rows.fingerprint, **rows.describe()}
         return rows.federation, rows.federation.importance, facts
 
 
 def _agreed(federation: Federation) -> dict[str, Any]:
-    features = None if federation.features is None else list(federation.features)
-    return {**SampleKind.of(federation).to_json(), "features": features, "splits": sorted(federation.splits)}
+    return {**SampleSpec.of(federation).model_dump(mode="json"), "splits": sorted(federation.splits)}

@@ -7,25 +7,19 @@ client states. The data are not read.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..algorithms.contract import Method, Rows
-from ..core.backends import Backend
 from ..core.ids import positions_of
-from ..core.population import Mixture, Models, Population
 from ..core.trees import Tree
 from ..data.preparation import Preparation
-from ..data.sample_kind import SampleKind
-from ..data.samples import scaled
+from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError
-from ..insight import client_model
 from ..server.loop import MAIN
-from ..sites import Evaluate, Setup
+from ..sites import Evaluate, PersonalModels, Setup
 from ..sites.messages import decode
-from ..sites.states import states_of
 from .forgetting import full_name
 from .opened_run import experiment_of
 from .site_requests import OpenRun
@@ -39,41 +33,11 @@ class SiteModels(NamedTuple):
     site: str
     run: str
     time: float  # when they were evaluated
-    ids: tuple[str, ...]
-    kind: SampleKind  # of the samples
-    features: tuple[str, ...] | None  # names of the columns, where the data are a table
-    population: Population
-    backend: Backend
-    method: Method
-    shared: Tree  # what all clients were sent, ...
-    own: dict[str, Tensor]  # ... and what each of them was
-    states: Rows  # what they keep
+    personal: PersonalModels
 
     def name_of(self, client: str) -> str:
         """The full name of a client, which may be given as the site's own data have it."""
-        return full_name(client, self.site, self.ids)
-
-    def models(self, client: str) -> Models:
-        """The personal model of a client."""
-        name = self.name_of(client)
-        at = positions_of(self.ids)[name]
-        own = {name: leaf[at : at + 1] for name, leaf in self.own.items()}
-        state = states_of(self.method.init_client(self.population), self.states, [name])
-        return self.method.model(self.backend, self.shared, own, state)
-
-    def membership(self, client: str) -> Tensor | None:
-        """(K,), where clients are mixtures of models that they share."""
-        models = self.models(client)
-        return models.memberships[0] if isinstance(models, Mixture) else None
-
-    def predict(self, client: str, x: Any) -> Tensor:
-        """Mean predictions (B, ...) of a client's own model on x (B, ...)."""
-        with torch.no_grad():
-            return self.backend.predict(self.models(client), scaled(self.kind.batch(x))[None])[0]
-
-    def module(self, client: str, *, predictions: bool = False) -> nn.Module:
-        """A client's own model as a plain nn.Module."""
-        return client_model(self.population, self.models(client), predictions=predictions)
+        return full_name(client, self.site, self.personal.ids)
 
 
 def load_site_models(settings: SiteSettings, base: Path, run: str | None = None) -> SiteModels:
@@ -113,18 +77,18 @@ def _read_models(store: StateStore, settings: SiteSettings, base: Path, run: str
     assert isinstance(asked, Evaluate)
     assert isinstance(begun, Setup)
     facts = decode(described.reply).facts["agreed"]
-    kind = SampleKind.from_json(facts)
+    spec = SampleSpec.model_validate({name: facts[name] for name in SampleSpec.model_fields})
     if request.preparation:
-        preparation = Preparation.from_json(request.preparation)
-        kind = kind._replace(shape=(len(preparation.terms),), preparation=preparation)
-    like = kind.stand_in()
-    population = experiment.build_population(like, request.seed, base)
+        spec = spec.prepared_by(Preparation.from_json(request.preparation))
+    population = experiment.build_population(spec, request.seed, base)
     population.load(begun.start)
-    backend = experiment.build_engine().backend(population, like.train, like.n_classes)
-    features = None if facts["features"] is None else tuple(facts["features"])
-    rows = found.states.rows
-    states = rows._replace(ids=described.present if rows.ids is None else rows.ids)
-    return SiteModels(
-        settings.name, run, found.time, described.present, kind, features, population, backend,
-        begun.method, asked.shared, asked.own, states,
-    )  # fmt: skip
+    rows, ids, shared, own = found.states.rows, described.present, asked.shared, asked.own
+    states, position = rows._replace(ids=ids if rows.ids is None else rows.ids), positions_of(ids)
+
+    def send(clients: tuple[str, ...]) -> tuple[Tree, dict[str, Tensor]]:
+        at = torch.tensor([position[client] for client in clients])
+        return shared, {name: leaf[at] for name, leaf in own.items()}
+
+    engine = experiment.build_engine()
+    models = PersonalModels(population, begun.method, engine, spec, ids, send, states, torch.device("cpu"))
+    return SiteModels(settings.name, run, found.time, models)

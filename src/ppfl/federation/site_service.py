@@ -17,6 +17,7 @@ import torch
 from ..algorithms.contract import Rows
 from ..core.ids import ClientIds
 from ..data import Federation
+from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError, PPFLError, SettingError
 from ..sites import Describe, Reply, Site
 from ..sites.messages import decode, encode
@@ -229,7 +230,7 @@ class SiteService:
         request: OpenRun = decode(opened)
         experiment = experiment_of(request, self.settings, self.base)
         federation, importance = self.data.prepared(request.settings.get("preparation"), request.preparation)
-        population = experiment.build_population(federation, request.seed, self.base)
+        population = experiment.build_population(SampleSpec.of(federation), request.seed, self.base)
         metrics = experiment.watch.build(self.base).known_metrics
         return Site(
             federation, population, experiment.build_engine(), name=self.settings.name, metrics=metrics,

@@ -5,14 +5,19 @@ fits whole DataFrames for the command line.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..lazy import exported
 from .choice_model import PopulationChoice
-from .estimator_runs import estimator_from_run
 from .inference.saved_estimator import load_estimator
 from .missing_clients import NEW, MissingClientsWarning, client_scorer
 from .mixed_model import MixedModel, as_mixed_model, mixed_model
 from .regression import PopulationClassifier, PopulationRegressor
+
+if TYPE_CHECKING:
+    from .estimator_runs import estimator_from_run
+
+__getattr__ = exported(__name__, {"estimator_from_run": "estimator_runs"})  # what reads runs is needed by it alone
 
 __all__ = [
     "NEW",

@@ -15,12 +15,12 @@ import torch
 
 from ..core import affinity
 from ..data.preparation import Preparation
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError
 from ..io.files import read_json
+from ..networks.plain import split_columns
 from ..runs.estimator_settings import EstimatorSettings
 from ..runs.folder import RunFolder
-from ..runs.glm_network import split_columns
 from ..runs.record import load_run
 from .families import Family, classification_family, regression_family
 from .gaussian_moments import NO_CLIENTS
@@ -57,18 +57,18 @@ def estimator_from_run(folder: str | Path) -> Any:
     if not record.finished:
         raise CheckpointError(f"the run in {folder} is not finished; resume it first")
     clients, (tensors, _) = read_json(place.clients_file), place.read_result()
-    settings, kind = EstimatorSettings.model_validate(asked), SampleKind.from_json(clients["kind"])
-    assert kind.preparation is not None, "an experiment with [estimator] prepares its table"
+    settings, spec = EstimatorSettings.model_validate(asked), SampleSpec.model_validate(clients["spec"])
+    assert spec.preparation is not None, "an experiment with [estimator] prepares its table"
     model, samples = _unfitted(settings, record.seed, record.experiment["rounds"]), sum(clients["samples"]["train"])
-    family = _set_family(model, settings, kind)
-    _set_columns(model, settings, kind.preparation)
+    family = _set_family(model, settings, spec)
+    _set_columns(model, settings, spec.preparation)
     shared = {name.removeprefix(_SHARED): leaf for name, leaf in tensors.items() if name.startswith(_SHARED)}
     coefficients, memberships = read_models(shared, tensors["server.memberships"], family)
     path = [float(one["objective"]) for one in record.metrics]
     loss = path[-1]
     if settings.penalty:
         loss -= settings.penalty * float(affinity.uniform(record.ids).penalty(memberships.mean))
-    nuisance, log_likelihood = _likelihood(family, loss, samples, kind.preparation.log_factorials)
+    nuisance, log_likelihood = _likelihood(family, loss, samples, spec.preparation.log_factorials)
     coefficients = coefficients._replace(nuisance=torch.tensor(nuisance, dtype=torch.float64))
     k, q, m = coefficients.canonical.shape
     shape = ParameterShape(k, q, len(coefficients.shared), m, len(nuisance))
@@ -96,12 +96,12 @@ def _unfitted(settings: EstimatorSettings, seed: int, rounds: int) -> Any:
     return PopulationRegressor(family=settings.family or "gaussian", **same)
 
 
-def _set_family(model: Any, settings: EstimatorSettings, kind: SampleKind) -> Family:
-    if kind.classes is None:
+def _set_family(model: Any, settings: EstimatorSettings, spec: SampleSpec) -> Family:
+    if spec.classes is None:
         model._family = regression_family(settings.family or "gaussian", None)
     else:
-        model.classes_ = np.array(kind.classes)
-        model._family = classification_family(len(kind.classes))
+        model.classes_ = np.array(spec.classes)
+        model._family = classification_family(len(spec.classes))
     family: Family = model._family
     return family
 

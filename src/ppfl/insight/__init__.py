@@ -1,6 +1,1 @@
-"""What a fitted population is good for: one client's model to take away, and clients that come later."""
-
-from .client_model import client_model
-from .onnx_export import export_onnx
-
-__all__ = ["client_model", "export_onnx"]
+"""What a fitted population is good for beyond its own clients: clients that come later, and training that goes on."""

@@ -14,7 +14,7 @@ from ..core.affinity import Affinity
 from ..core.population import Population
 from ..core.trees import Params
 from ..data import Federation
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import DataError, ModelError, SettingError
 from ..server import Trained, Watch, adapt_clients, connect
 from ..server.newcomers import replace_rows
@@ -71,7 +71,7 @@ def refuse_other_start(
 ) -> None:
     """Refuse to go on with another population, other data, or without what the method needs."""
     refuse_other_population(trained.problem.population, population)
-    refuse_other_data(trained.kind, federation)
+    refuse_other_data(trained.spec, federation)
     if method.uses_affinity and affinity is None:
         raise SettingError(
             "clients with a penalty pull at each other, but there is no affinity between them now; pass affinity=..., "
@@ -92,20 +92,20 @@ def refuse_other_population(trained: Population, other: Population) -> None:
         raise ModelError("population is another one than start was trained with; pass start.population")
 
 
-def refuse_other_data(kind: SampleKind, federation: Federation) -> None:
+def refuse_other_data(spec: SampleSpec, federation: Federation) -> None:
     """Samples and classes must be those that the models were trained on."""
-    found = SampleKind.of(federation)
-    if found.shape != kind.shape or found.dtype != kind.dtype:
+    found = SampleSpec.of(federation)
+    if found.shape != spec.shape or found.dtype != spec.dtype:
         raise DataError(
             f"{federation.name} has samples of shape {found.shape}, {found.dtype}; the models were trained on "
-            f"{kind.shape}, {kind.dtype}: prepare the data as before"
+            f"{spec.shape}, {spec.dtype}: prepare the data as before"
         )
-    if (found.classes is None) != (kind.classes is None) or (
-        found.classes and kind.classes and found.classes != kind.classes[: len(found.classes)]
+    if (found.classes is None) != (spec.classes is None) or (
+        found.classes and spec.classes and found.classes != spec.classes[: len(found.classes)]
     ):
         raise DataError(
             f"{federation.name} has {_described(found.classes)}; the models were trained on "
-            f"{_described(kind.classes)}: pass the same classes=... to Federation.from_arrays"
+            f"{_described(spec.classes)}: pass the same classes=... to Federation.from_arrays"
         )
 
 
@@ -117,7 +117,7 @@ def _described(classes: Sequence[str] | None) -> str:
 
 
 def _with_adapted(trained: Trained, federation: Federation, states: SavedStates | None) -> SavedStates:
-    refuse_other_data(trained.kind, federation)
+    refuse_other_data(trained.spec, federation)
     placed = federation.to(trained.problem.device)
     transport = connect(placed, trained.problem.population, trained.engine)
     found = adapt_clients(trained.method, trained.problem, trained.state.server, transport, states)

@@ -4,6 +4,9 @@ A study has one case for every data set, and each case is a comparison of method
 to all cases, and a case can begin with the settings of another one (`like`). A study can also show the runs of another
 study (`of`), and only some of its methods (`only`). A case that does a table of the paper in another way names the
 study and case with that table's results (`paper`); its methods begin with the names that they have there.
+
+A study can also be a TOML file, run by its path. With `extends` it adds cases to a packaged study, such as those that
+need readers or networks beside the file.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Iterable, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import SettingError
 from ..runs.comparison import experiments_of, merged, start_method, with_starts
 from ..runs.experiment import Experiment
-from ..runs.load import set_by_text
+from ..runs.load import load_settings, set_by_text
 from . import STUDIES
 
 _OF_STUDY = ("title", "view", "cases", "of", "only")
@@ -44,21 +48,27 @@ class Study(NamedTuple):
     view: str  # one of VIEWS in study_tables.py
     cases: tuple[Case, ...]
     runs: str  # name of the study whose runs it shows
+    base: Path | None = None  # the folder of its file, where modules are looked for first
 
 
 def load_study(
     name: str, overrides: Iterable[str] = (), cases: Collection[str] = (), methods: Collection[str] = ()
 ) -> Study:
-    """Load a study by name, with the given cases and methods, or with all of them if none is given.
+    """Load a study by name or by the path of its file, with the given cases and methods, or with all of them.
 
     Each override is "key.sub=value" and is applied to all of these cases.
 
     >>> [case.name for case in load_study("local-steps").cases]
     ['mnist', 'synthetic']
     """
-    own = _read(name)
-    runs = own.get("of", name)
-    source = own if runs == name else _read(runs)
+    own, base = _read(name)
+    label = name if base is None else Path(name).stem
+    runs = own.get("of", label)
+    if runs == label:
+        source = own
+    else:
+        beside = None if base is None else base / f"{runs}.toml"
+        source, _ = _read(str(beside) if beside is not None and beside.is_file() else runs)
     common = {key: value for key, value in source.items() if key not in _OF_STUDY}
     _refuse_unknown("case", cases, list(source["cases"]))
     changes = tuple(overrides)
@@ -69,12 +79,27 @@ def load_study(
     ]
     _refuse_unknown("method", methods, [label for case in found for label in case.experiments])
     chosen = [case for each in found if (case := _with_methods(each, methods)).experiments]
-    return Study(name, own["title"], own.get("view", "scores"), tuple(chosen), runs)
+    return Study(label, own["title"], own.get("view", "scores"), tuple(chosen), runs, base)
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name: str) -> tuple[dict[str, Any], Path | None]:
+    """The settings of a study, and the folder of its file if it is not a packaged one."""
+    if not name.endswith(".toml"):
+        return _read_packaged(name), None
+    own = load_settings(Path(name))
+    del own["name"]  # of the file
+    extended = own.pop("extends", None)
+    whole = own if extended is None else merged(_read_packaged(str(extended)), own)
+    if absent := [key for key in ("title", "of" if "of" in whole else "cases") if key not in whole]:
+        raise SettingError(f"{name} is no study: it has no {absent[0]!r}; run an experiment with ppfl run or compare")
+    return whole, Path(name).parent
+
+
+def _read_packaged(name: str) -> dict[str, Any]:
     if name not in STUDIES:
-        raise SettingError(f"there is no study {name!r}; use one of {', '.join(STUDIES)}")
+        raise SettingError(
+            f"there is no study {name!r}; use one of {', '.join(STUDIES)}, or the path of the TOML file of another"
+        )
     return tomllib.loads(files(__package__).joinpath("studies", f"{name}.toml").read_text(encoding="utf-8"))
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from ..core.settings import NonNegative, Settings
-from ..data.federation import Federation
+from ..data.sample_spec import SampleSpec
 from ..errors import SettingError
 
 LOSSES = {"gaussian": "squared", "poisson": "poisson"}  # of the families of a regressor
@@ -46,9 +46,9 @@ class EstimatorSettings(Settings):
     def is_gaussian(self) -> bool:
         return self.kind == "regressor" and self.family in (None, "gaussian")
 
-    def loss_name(self, federation: Federation) -> str:
+    def loss_name(self, spec: SampleSpec) -> str:
         """Of the family that fits the targets; SettingError where none does."""
-        classes = federation.n_classes
+        classes = spec.n_classes
         if (self.kind == "classifier") != (classes is not None):
             found = "numbers" if classes is None else f"{classes} classes"
             change = "classification" if self.kind == "classifier" else "regression"

@@ -14,19 +14,19 @@ from ..core.losses import LOSSES
 from ..core.mixing import MIXES
 from ..core.parts import freeze
 from ..core.population import Population
-from ..core.registry import PythonName
+from ..core.registry import NamedCall, PythonName
 from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
 from ..data import DataByName, Federation, load_data
 from ..data.preparation_settings import PreparationSettings
+from ..data.sample_spec import SampleSpec
 from ..errors import AffinityError
 from ..io.files import FolderName
+from ..networks import NETWORKS, build_network, choose_loss
 from ..server import OutputRule, Watch
 from ..sites import ENGINES, Engine, Stacked
 from .affinities import AFFINITIES, AffinityByName
 from .estimator_settings import EstimatorSettings, fill_in_estimator
 from .metric_settings import load_metrics
-from .network_contract import choose_loss
-from .network_settings import ModelSettings
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -100,7 +100,7 @@ class Experiment(Settings):
     dropout: Share = 0.0
     data: DataByName
     preparation: PreparationSettings | None = None  # of a table; None: it has numbers alone, which stay as they are
-    model: ModelSettings
+    model: Annotated[NamedCall, NETWORKS.field()]
     population: PopulationSettings = PopulationSettings()
     method: Annotated[Method, MethodByName()]
     affinity: AffinityByName = AFFINITIES.make("auto")
@@ -144,15 +144,16 @@ class Experiment(Settings):
         """Where clients work."""
         return Stacked(self.chunk, self.threads) if self.engine == Stacked.name else ENGINES[self.engine]()
 
-    def build_population(self, federation: Federation, seed: int, base: Path | None = None) -> Population:
-        """The population, its initial values drawn from the seed; a factory's module is looked for in `base` first."""
+    def build_population(self, spec: SampleSpec, seed: int, base: Path | None = None) -> Population:
+        """The population for such samples, its initial values drawn from the seed; modules are looked for in `base`
+        first."""
         settings = self.population
-        named = settings.loss if self.estimator is None else self.estimator.loss_name(federation)
-        loss = choose_loss(named, federation)
-        net = self.model.build(federation, seed, loss, copies=settings.k, base=base)
+        named = settings.loss if self.estimator is None else self.estimator.loss_name(spec)
+        loss = choose_loss(named, spec)
+        net = build_network(self.model, spec, seed, loss, copies=settings.k, base=base)
         if self.start is not None:
             freeze(net, self.start.frozen)
-        if self.model.adapters is not None:
-            net = with_adapters(net, self.model.adapters, seed)
+        if (adapters := self.model.setting("adapters")) is not None:
+            net = with_adapters(net, adapters, seed)
         k, canonical, mix = settings.k, settings.canonical, settings.mix
         return Population(net, k=k, canonical=canonical, mix=mix, loss=loss)

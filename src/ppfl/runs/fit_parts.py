@@ -20,7 +20,7 @@ from ..core.adapters import Lora, adapted_layers, with_adapters
 from ..core.losses import LOSSES, Loss
 from ..errors import ModelError, SettingError
 from ..io.files import damaged
-from .network_description import UnknownNetworkError, build_network
+from ..networks.description import UnknownNetworkError, network_from
 
 
 def describe_loss(loss: Loss) -> dict[str, Any]:
@@ -48,9 +48,9 @@ def restore_network(path: Path, about: dict[str, Any], net: nn.Module | None, pa
         try:
             # a damaged file may describe a huge network: "meta" checks its shapes without memory for its values
             with torch.device("meta"):
-                _refuse_other_tensors(build_network(about["network"]), expected, path)
+                _refuse_other_tensors(network_from(about["network"]), expected, path)
             with torch.random.fork_rng(devices=[]):
-                net = build_network(about["network"])
+                net = network_from(about["network"])
         except UnknownNetworkError as error:
             raise damaged(path, f"describes a network that cannot be built: {error}") from None
     else:

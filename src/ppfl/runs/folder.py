@@ -29,7 +29,7 @@ from torch import Tensor
 from ..algorithms.contract import Method, Roster
 from ..core.trees import Params, Tree
 from ..data.federation import Federation
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError
 from ..io.codec import read_about
 from ..io.files import PARTIAL, damaged, flush, read_json, write_json, writing
@@ -269,7 +269,7 @@ def describe_clients(federation: Federation, fingerprint: str) -> Record:
         "samples": {split: samples.sizes.tolist() for split, samples in federation.splits.items()},
         "truth": None if truth is None else truth.memberships.tolist(),
         "data": fingerprint,
-        "kind": SampleKind.of(federation).to_json(),
+        "spec": SampleSpec.of(federation).model_dump(mode="json"),
     }
 
 

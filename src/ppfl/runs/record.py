@@ -129,7 +129,7 @@ def _read(folder: RunFolder) -> RunRecord:
         memberships_by_round=by_round,
         scores=scores,
         finished=finished,
-        preparation=clients["kind"].get("preparation"),
+        preparation=clients["spec"]["preparation"],
     )
 
 

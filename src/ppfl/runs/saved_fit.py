@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -24,10 +23,11 @@ from ..core.ids import ClientIds
 from ..core.losses import Loss
 from ..core.population import Population
 from ..core.trees import named_leaves, tree_map
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError, PPFLError
 from ..io.codec import dump, load
-from ..io.files import atomic_write, damaged, write_bytes
+from ..io.files import atomic_write, damaged
+from ..networks.description import describe_network
 from ..server import ServerState, Trained
 from ..sites import ENGINES, SavedStates, Stacked, engine_by_name
 from .checkpoint import AT, rows_at, rows_like, with_positions
@@ -39,7 +39,6 @@ from .fit_parts import (
     restore_method,
     restore_network,
 )
-from .network_description import describe_network
 from .storage import check_values, restore
 
 KIND = "fitted population"
@@ -64,7 +63,7 @@ def save_fit(path: Path, fit: Trained) -> None:
             "adapters": describe_adapters(net),
             "evaluation_mode": [name for name, module in net.named_modules() if not module.training],
         },
-        "data": fit.kind.to_json(),
+        "data": fit.spec.model_dump(mode="json"),
         "method": describe_method(fit.method),
         "problem": {"rounds": problem.rounds, "seed": problem.seed, "importance": problem.importance},
         "splits": list(problem.splits),
@@ -102,7 +101,7 @@ def load_fit(
             check_values(path, parts[part])
         built = restore_network(path, found, net, parts)
         chosen = restore_loss(path, found["loss"], loss)
-        kind = SampleKind.from_json(about["data"])
+        spec = SampleSpec.model_validate(about["data"])
         k, canonical, mix = found["k"], found["canonical"], found["mix"]
         population = Population(built, k=k, canonical=canonical, mix=mix, loss=chosen)
         rule = restore_method(path, about["method"], method)
@@ -115,7 +114,7 @@ def load_fit(
         state, rows = restore_states(path, rule, problem, parts["known_ids"], parts["states"])
         return Trained(
             problem, rule, ServerState(about["state"]["round"], about["state"]["exchange"], state),
-            parts["known_ids"], SavedStates(rows, about["filters"]), kind,
+            parts["known_ids"], SavedStates(rows, about["filters"]), spec,
             engine_by_name(about["engine"] if about["engine"] in ENGINES else Stacked.name), parts["history"],
         )  # fmt: skip
     except PPFLError:
@@ -139,18 +138,6 @@ def restore_states(
     )
     server, rows = tree_map(lambda leaf: leaf.to(problem.device), (server, rows))
     return server, rows_at(rows, ids)
-
-
-def save_weights(path: Path, module: nn.Module) -> None:
-    """The state dict of a module as safetensors, which other programs read too."""
-    write_bytes(path, package_bytes(module.state_dict()))
-
-
-def package_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as the safetensors package writes them, for other programs."""
-    # clones, as it refuses tensors that share memory
-    copies = {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in tensors.items()}
-    return bytes(safetensors.torch.save(copies, {"format": "pt"}))
 
 
 def under(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

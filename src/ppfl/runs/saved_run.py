@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from ..algorithms.contract import Problem, Roster
 from ..core.affinity import nothing
 from ..core.registry import Imports
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError
 from ..io.files import damaged, read_json
 from ..server import ServerState, Trained
@@ -22,7 +22,7 @@ from .saved_fit import restore_states
 
 
 def load_finished_run(path: Path, device: torch.device, base: Path | None = None) -> Trained:
-    """The run in this folder, or the only one in a folder of runs. A factory's module is looked for in `base` first."""
+    """The run in this folder, or the only one in a folder of runs. Own modules are looked for in `base` first."""
     runs = find_runs(path)
     if len(runs) > 1:
         raise CheckpointError(f"{path} has {len(runs)} runs; give the folder of one of them, such as {runs[0]}")
@@ -35,9 +35,9 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
     try:
         experiment = Experiment.model_validate(settings, context=Imports(base))
         ids = tuple(clients["ids"])
-        kind = SampleKind.from_json(clients["kind"])
+        spec = SampleSpec.model_validate(clients["spec"])
         (seed,), samples = experiment.seeds, clients["samples"]
-        population = experiment.build_population(kind.stand_in(), seed, base)
+        population = experiment.build_population(spec, seed, base)
         if (start := folder.read_start()) is not None:
             population.start_from(start.values)
         problem = Problem(
@@ -49,4 +49,4 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
         state = ServerState(about["round"], 0, restored)
     except (KeyError, TypeError, ValidationError) as error:
         raise damaged(folder.path, f"cannot be understood ({' '.join(str(error).split())})") from None
-    return Trained(problem, method, state, ids, SavedStates(rows), kind, experiment.build_engine(), metrics)
+    return Trained(problem, method, state, ids, SavedStates(rows), spec, experiment.build_engine(), metrics)

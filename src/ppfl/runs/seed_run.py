@@ -13,6 +13,7 @@ import torch
 from ..algorithms.contract import Method
 from ..core.trees import tree_map
 from ..data.federation import Federation
+from ..data.sample_spec import SampleSpec
 from ..errors import RankError, SettingError
 from ..server import (
     Checkpoint,
@@ -65,7 +66,7 @@ class SeedRun:
         self.fingerprint = ranks.decide_on_first(lambda: federation.fingerprint)
         self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
         self.resumes = ranks.decide_on_first(lambda: folder.started)
-        self.population = experiment.build_population(self.federation, self.seed, base)
+        self.population = experiment.build_population(SampleSpec.of(self.federation), self.seed, base)
         self.start = None
         if experiment.start is not None:
             find = folder.read_start if self.resumes else partial(load_start, experiment, base, start_method)

@@ -15,6 +15,7 @@ import torch
 from ..algorithms.contract import Method
 from ..core.draws import hashed
 from ..data.federation import Federation
+from ..data.sample_spec import SampleSpec
 from ..errors import SettingError
 from ..server import DivergedError, RefusedUpdateWarning, Training, connect
 from .experiment import Experiment
@@ -79,7 +80,7 @@ def attempt(
     experiment = experiment.model_copy(update={"method": experiment.method.changed(changes)})
     method = experiment.method
     seed = experiment.seeds[0]
-    population = experiment.build_population(federation, seed, base)
+    population = experiment.build_population(SampleSpec.of(federation), seed, base)
     if (start := load_start(experiment.for_seed(seed), base)) is not None:
         start_population_from(population, start)
     metric = population.loss.metric_name

@@ -18,7 +18,7 @@ from ..core.draws import uniform
 from ..core.ids import ClientIds
 from ..core.population import Population
 from ..core.trees import Tree
-from ..data.sample_kind import SampleKind
+from ..data.sample_spec import SampleSpec
 from ..errors import SettingError
 from ..sites import Engine, Keep, Metrics, PredictionMetric, Restore, SavedStates, UseKept, as_metrics
 from .evaluation import evaluate, summary
@@ -121,7 +121,7 @@ class Trained:
     state: ServerState
     ids: ClientIds = field(repr=False)  # of all known clients: those that were trained with, and those that came later
     clients: SavedStates = field(repr=False)
-    kind: SampleKind = field(repr=False)  # of the samples
+    spec: SampleSpec = field(repr=False)  # what a sample is
     engine: Engine = field(repr=False)
     history: list[Record] = field(repr=False)
 
@@ -253,8 +253,8 @@ class Training:
             self.measured = measure(self.method, self.problem, self.transport, self.state, self.watch)
         return self.measured
 
-    def trained(self, kind: SampleKind, engine: Engine) -> Trained:
-        """What is left: the state to return, and the states of all clients. kind: of the samples."""
+    def trained(self, spec: SampleSpec, engine: Engine) -> Trained:
+        """What is left: the state to return, and the states of all clients. spec: what a sample is."""
         returned = self.state if self.kept is None else self.kept.state
         snapshot: Literal["now", "kept"] = "now" if returned.round == self.state.round else "kept"
         clients, ids = client_states(self.transport, self.state, snapshot), self.problem.roster.ids
@@ -262,7 +262,7 @@ class Training:
             roster, known = self.problem.roster, self._before.ids
             clients = clients._replace(rows=replace_rows(self._before.clients.rows, ids, clients.rows))
             ids = (*ids, *(client for client in known if client not in roster.position))
-        return Trained(self.problem, self.method, returned, ids, clients, kind, engine, self.history)
+        return Trained(self.problem, self.method, returned, ids, clients, spec, engine, self.history)
 
     # ------------------------------------------------------------------ parts
 

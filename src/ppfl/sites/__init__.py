@@ -1,6 +1,7 @@
 """All that happens where the data are: a site answers requests with sums over its clients. Engines compute (`loop`, one
 client at a time, the reference; `stacked`, many in one tensor operation), filters look at every upload."""
 
+from .client_model import client_model
 from .engines import ENGINES, Engine, Loop, Stacked, engine_by_name
 from .evaluation import Metrics, PredictionMetric, as_metrics
 from .filters import BoundedUploads, Filter, FiniteUploads, default_filters
@@ -19,6 +20,7 @@ from .messages import (
     Train,
     UseKept,
 )
+from .personal_models import PersonalModels, export_onnx
 from .site import Site
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "Keep",
     "Loop",
     "Metrics",
+    "PersonalModels",
     "PredictionMetric",
     "Refusal",
     "Reply",
@@ -46,6 +49,8 @@ __all__ = [
     "Train",
     "UseKept",
     "as_metrics",
+    "client_model",
     "default_filters",
     "engine_by_name",
+    "export_onnx",
 ]

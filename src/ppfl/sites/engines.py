@@ -36,8 +36,8 @@ class Engine(Protocol):
 
     name: str
 
-    def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
-        """How models run on these data."""
+    def backend(self, population: Population, x: Tensor, y: Tensor, n_classes: int | None) -> Backend:
+        """How models run on data like these samples x (N, ...) and targets y (N, ...)."""
 
     def run(
         self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples
@@ -50,8 +50,8 @@ class Loop:
 
     name = "loop"
 
-    def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
-        return Autograd(population, samples.first_inputs(2), samples.example_targets(), n_classes)
+    def backend(self, population: Population, x: Tensor, y: Tensor, n_classes: int | None) -> Backend:
+        return Autograd(population, x, y, n_classes)
 
     def run(
         self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples
@@ -80,8 +80,8 @@ class Stacked:
         """Without its threads, which belong to this process."""
         return {**vars(self), "_pool": None}
 
-    def backend(self, population: Population, samples: Samples, n_classes: int | None) -> Backend:
-        return make_backend(population, samples.first_inputs(2), samples.example_targets(), n_classes)
+    def backend(self, population: Population, x: Tensor, y: Tensor, n_classes: int | None) -> Backend:
+        return make_backend(population, x, y, n_classes)
 
     def run(
         self, work: ChunkWork[Result], sizes: Tensor, batch_size: int | None, backend: Backend, samples: Samples

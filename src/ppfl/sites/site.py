@@ -20,6 +20,7 @@ from ..core.population import Mixture, Models, Population
 from ..core.trees import named_leaves, tree_map, with_leaves
 from ..data import Federation, Samples
 from ..errors import CheckpointError, SettingError
+from ..networks.sequences import refuse_unknown_tokens
 from .engines import Engine
 from .evaluation import KeptPredictions, PredictionMetric, score_clients
 from .filters import Filter, default_filters, refusals, remember
@@ -81,8 +82,11 @@ class Site:
         self.states_on_disk = states_on_disk
         self.roster = Roster(federation.ids)
         self.keys, self.positions = self.roster.keys, self.roster.position
+        refuse_unknown_tokens(population.net, federation)
         population, self.computed = run_frozen_layers(population, federation)
-        self.backend: Backend = engine.backend(population, self.computed.train, federation.n_classes)
+        train = self.computed.train
+        first, targets = train.first_inputs(2), train.example_targets()
+        self.backend: Backend = engine.backend(population, first, targets, federation.n_classes)
         self.sessions: dict[str, Session] = {}
         self._answers: dict[type, Callable[[Any], Reply]] = {
             Describe: self.describe,

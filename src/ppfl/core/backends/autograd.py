@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from ...errors import ModelError
@@ -52,9 +52,11 @@ class Autograd:
             refuse_side_effects(self._plain.net, x[:2])
             output, ends = run_and_watch(self._plain.net, x[:2], population.canonical_modules)
         except (RuntimeError, TypeError, IndexError) as error:
+            flat = x.dim() == 3 and any(isinstance(module, nn.Conv2d) for module in population.net.modules())
+            advice = "give images an axis for their channels: x[:, None]" if flat else "change its input or the data"
             raise ModelError(
                 f"the network cannot run on the data (samples of shape {tuple(x.shape[1:])}, {x.dtype}): "
-                f"{str(error).splitlines()[0]}; change the network's input or the data's shape"
+                f"{str(error).splitlines()[0]}; {advice}"
             ) from None
         refuse_outputs(self.loss, output, y[:2], n_classes)
         self.output_bytes = output[0].numel() * output.element_size()  # of one sample

@@ -14,7 +14,7 @@ from ...core.population import Population
 from ...core.trees import Params
 from ...data import Federation
 from ...errors import SettingError
-from ...runs.glm_network import VaryingAndShared
+from ...networks.plain import PartlySharedLinear
 from ...server import Training, Watch, connect
 from ...sites import Stacked
 from ..client_memberships import PointMemberships
@@ -57,7 +57,7 @@ def solve_federated(
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = VaryingAndShared(rows.varying.columns, rows.shared.columns, family.outputs)
+        net = PartlySharedLinear(rows.varying.columns, rows.shared.columns, family.outputs)
     population = Population(net, k=k, canonical="varying", mix=rows.mix, loss=family.loss)
     training = Training(
         connect(federation, population, Stacked()), population, PPFL(penalty=penalty), rounds=rounds, seed=seed,

@@ -28,7 +28,7 @@ class UnknownNetworkError(ValueError):
 
 
 def describe_network(net: nn.Module) -> Description | None:
-    """What `build_network` takes; None where only the network's own code can build it.
+    """What `network_from` takes; None where only the network's own code can build it.
 
     >>> describe_network(nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU()))["layers"][0]
     {'name': '0', 'type': 'Linear', 'arguments': {'in_features': 4, 'out_features': 3, 'bias': False}}
@@ -50,19 +50,19 @@ def describe_network(net: nn.Module) -> Description | None:
     return description
 
 
-def build_network(description: Any, depth: int = 0) -> nn.Module:
+def network_from(description: Any, depth: int = 0) -> nn.Module:
     """The network, with initial values of its own."""
     if depth > _DEEPEST:
         raise UnknownNetworkError(f"it is nested deeper than {_DEEPEST} layers")
     if description["type"] == AdaptedLayer.__name__:
-        return AdaptedLayer(build_network(description["base"], depth + 1), description["rank"], description["alpha"])
+        return AdaptedLayer(network_from(description["base"], depth + 1), description["rank"], description["alpha"])
     kind = getattr(nn, str(description["type"]), None)
     if not (inspect.isclass(kind) and issubclass(kind, nn.Module)):
         raise UnknownNetworkError(f"torch.nn has no layer {description['type']!r}")
     if "layers" in description:
         if kind is not nn.Sequential:
             raise UnknownNetworkError(f"{description['type']!r} has layers inside")
-        layers = OrderedDict((str(part["name"]), build_network(part, depth + 1)) for part in description["layers"])
+        layers = OrderedDict((str(part["name"]), network_from(part, depth + 1)) for part in description["layers"])
         return nn.Sequential(layers)
     return _build_layer(kind, description["arguments"])
 

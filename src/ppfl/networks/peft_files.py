@@ -1,4 +1,4 @@
-"""A network's low-rank adapters as the two files that the package `peft` reads.
+"""Files of networks that other programs read: weights as safetensors, and low-rank adapters as `peft` reads them.
 
 adapter_config.json         rank, alpha, and which layers of the network have adapters
 adapter_model.safetensors   the factors A and B of each, and modules that were trained as a whole
@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
+import torch
 from torch import Tensor, nn
 
 from ..core.adapters import AdaptedLayer, adapted_layers
 from ..errors import ModelError, WriteError
 from ..io.files import make_folder, write_bytes, write_text
-from .saved_fit import package_bytes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of all names in the file
+
+
+def save_weights(path: Path, module: nn.Module) -> None:
+    """The state dict of a module as safetensors, which other programs read too."""
+    write_bytes(path, _package_bytes(module.state_dict()))
 
 
 def save_adapter(net: nn.Module, folder: str | Path) -> Path:
@@ -52,7 +59,7 @@ def save_adapter(net: nn.Module, folder: str | Path) -> Path:
         "inference_mode": True,
     }
     make_folder(folder)
-    write_bytes(folder / WEIGHTS, package_bytes(tensors))
+    write_bytes(folder / WEIGHTS, _package_bytes(tensors))
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     return folder
 
@@ -90,3 +97,10 @@ def _refuse_what_peft_cannot_hold(layers: dict[str, AdaptedLayer], whole: list[s
                 f"peft takes the adapter {name!r} for a part of {clash[0]!r}, which was trained as a whole; give the "
                 f"modules other names, or save the model: fitted.model(client).state_dict()"
             )
+
+
+def _package_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors as the safetensors package writes them, for other programs."""
+    # clones, as it refuses tensors that share memory
+    copies = {name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format) for name, leaf in tensors.items()}
+    return bytes(safetensors.torch.save(copies, {"format": "pt"}))

