@@ -93,3 +93,16 @@ def test_real_data_are_complete(name, clients, samples, classes, real_data, monk
     monkeypatch.setenv("PPFL_DATA", str(real_data))
     f = build(name)
     assert (f.n_clients, sum(len(part) for part in f.splits.values()), f.n_classes) == (clients, samples, classes)
+
+
+def test_a_partition_keeps_marks_of_test_samples_and_is_refused_where_data_have_clients(tmp_path):
+    x, y, mark = np.arange(40.0)[:, None], np.arange(40) % 2, np.arange(40) % 4 == 0
+    np.savez(tmp_path / "marked.npz", x=x, y=y, is_test=mark)
+    f = build("npz", tmp_path, file="marked.npz", partition={"name": "iid", "clients": 3})
+    assert sorted(f.test.x.flatten().tolist()) == x[mark].flatten().tolist()
+    np.savez(tmp_path / "owned.npz", x=x, y=y, client=y)
+    owned = {"base": tmp_path, "file": "owned.npz", "partition": {"name": "iid", "clients": 3}}
+    assert_refused(lambda: build("npz", **owned), DataError, "has clients of its own", "leave it out")
+    assert build("npz", tmp_path, file="owned.npz").n_clients == 2
+    np.savez(tmp_path / "pooled.npz", x=x, y=y)
+    assert_refused(lambda: build("npz", tmp_path, file="pooled.npz"), DataError, "choose a partition")
