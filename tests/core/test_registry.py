@@ -17,7 +17,6 @@ from ppfl.algorithms import METHODS, FineTune
 from ppfl.core.registry import Functions, Imports, NamedCall, python_names
 from ppfl.core.settings import Count, Positive, Seed, Settings
 from ppfl.runs import Experiment
-from ppfl.runs.affinities import AFFINITIES
 
 MODULE = """
 from ppfl import FedAvg
@@ -114,10 +113,12 @@ def test_the_keys_of_a_table_are_the_keyword_arguments_of_the_function(tmp_path,
     assert_refused(lambda: things.make("nera"), SettingError, "did you mean 'near'?", "module:f")
     for wrong, words in (("os", "there is no thing"), ("os:", "module:function"), ("a b:c", "module:function")):
         assert_refused(lambda: things.make(wrong), SettingError, words)
+    others = Functions("other", "other")
+    others.register("auto")(lambda: None)
     table = TypeAdapter(Annotated[NamedCall | None, things.field(optional=True)])
     assert table.validate_json(table.dump_json(asked)) == asked and table.validate_python(None) is None
     with pytest.raises(ValueError, match="auto is not a thing"):
-        table.validate_python(AFFINITIES.make("auto"))
+        table.validate_python(others.make("auto"))
 
 
 def test_a_function_of_ones_own_is_imported_when_it_is_called_and_its_keys_are_checked_then(tmp_path):
