@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import memory
+from lazy_population import lazy_population
 from torch import nn
 
 from ppfl import PPFL, Ditto, Federation, Population
 from ppfl.algorithms import Method
-from ppfl.data import lazy_population
 from ppfl.server import InProcess, begin, make_problem, train
 from ppfl.server.loop import MAIN
 from ppfl.sites import Site, Stacked

@@ -40,7 +40,7 @@ from ppfl.runs import load_experiment, load_run, run
 from ppfl.sites import Loop, Stacked
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "experiments"))  # readers and networks of our own studies
+sys.path += [str(HERE.parent / "experiments"), str(HERE.parent / "bench")]  # readers and lazy data
 INPUTS = tomllib.loads((HERE / "guard.toml").read_text())
 ALLOWED = HERE / "guard_allowed.toml"
 NUMBERS = HERE.parent / ".guard"  # not committed
@@ -211,15 +211,16 @@ def of_ranks(folder: Path, name: str) -> Numbers:
 
 
 def of_data(settings: dict[str, Any]) -> Numbers:
-    """Sizes, labels and some samples of every client."""
+    """The fingerprint of everything; sizes, labels and some samples of some clients, to see where it differs."""
     settings = dict(settings)
     for key in ("file", "folder"):
         if key in settings:
-            settings[key] = DATA / settings[key]
-            if not settings[key].exists():
+            settings[key] = str(DATA / settings[key])
+            if not Path(settings[key]).exists():
                 return {}
     federation = build(settings.pop("name"), **settings)
     numbers: Numbers = {"importance": federation.importance.numpy()}
+    numbers["fingerprint"] = np.frombuffer(bytes.fromhex(federation.fingerprint), np.uint8)
     for client in federation.ids[:12]:
         for split, samples in federation.client(client).items():
             x, y = torch.as_tensor(samples.x[:3]), torch.as_tensor(samples.y)

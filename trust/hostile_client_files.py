@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -11,21 +12,24 @@ from typing import Any
 
 import numpy as np
 
+sys.path.append(str(Path(__file__).parents[1] / "experiments"))  # the readers of our studies
 SUFFIXES = (".writers", ".roles", ".users")  # what a file holds, before the suffix of its format
 
 
 def read(path: Path, random: Random) -> object:
     """Read a file of writers, roles or users, up to the federation."""
-    from ppfl.data import read_femnist, read_shakespeare, read_stackexchange
+    from readers import stackexchange
+
+    from ppfl.data import femnist, shakespeare
 
     seed, least = random.randrange(9), random.choice([1, 1, 1, 5])
-    clients = random.choice([None, None, 1, 3])
+    asked = {"file": path, "clients": random.choice([None, None, 1, 3]), "seed": seed}
     if ".writers" in path.suffixes:
-        return read_femnist(path, min_samples=least, clients=clients, image=random.random() < 0.5, seed=seed)
+        return femnist(min_samples=least, image=random.random() < 0.5, **asked).federation(seed=seed)
     if ".roles" in path.suffixes:
-        return read_shakespeare(path, length=random.choice([2, 5, 80]), min_samples=least, clients=clients, seed=seed)
+        return shakespeare(length=random.choice([2, 5, 80]), min_samples=least, **asked).federation(seed=seed)
     words = random.choice([1, 5, 10_000])
-    return read_stackexchange(path, length=5, words=words, min_words=least, clients=clients, seed=seed)
+    return stackexchange.read(length=5, words=words, min_words=least, **asked).federation(seed=seed)
 
 
 def writers_h5(random: Random) -> bytes:

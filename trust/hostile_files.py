@@ -33,14 +33,14 @@ def files(random: Random, folder: Path) -> Input:
 
 def read(path: Path, random: Random) -> object:
     """Read a file as its name says, up to the federation or the prepared table."""
-    from ppfl.data import DataTable, read_idx, read_npz, read_table
-    from ppfl.data.cifar import read_cifar10_batch
+    from ppfl.data import DataTable, npz, read_idx, read_table
+    from ppfl.data.datasets.cifar import read_cifar10_batch
     from ppfl.glm.table import TableSettings, prepare_table
 
     if not {*hostile_client_files.SUFFIXES}.isdisjoint(path.suffixes):
         return hostile_client_files.read(path, random)
     if ".npz" in path.suffixes:
-        pool = read_npz(path, tokens=random.random() < 0.2)
+        pool = npz(path, tokens=random.random() < 0.2)
         return pool.federation(seed=random.randrange(9))
     if ".idx" in path.suffixes:
         return read_idx(path)

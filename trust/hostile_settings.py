@@ -141,7 +141,7 @@ def tables() -> dict[str, list[dict[str, Any]]]:
                 "name": "digits",
                 "partition": {"name": "label_groups", "clients": 2, "groups": [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]},
             },
-            {"name": "digit_domains", "domains": ["drawn"], "samples": 8, "clients_per_domain": 2, "folder": "x"},
+            {"name": "readers.digit_domains:read", "domains": ["drawn"], "samples": 8, "folder": "x"},
             {
                 "name": "csv",
                 "file": "nowhere.csv",
@@ -252,8 +252,8 @@ def check_and_build(table: Any) -> object:
         raise SettingError(explain(error, table)) from None
     if Experiment.model_validate(json.loads(json.dumps(checked.model_dump(mode="json")))) != checked:
         raise AssertionError("json brings another experiment back")
-    federation = checked.data.build(Path("nowhere"))
-    if checked.data.name == "digit_domains" and len(federation.train) > 100:
+    federation = checked.build_data(Path("nowhere"))
+    if checked.data.name == "readers.digit_domains:read" and len(federation.train) > 100:
         return federation
     checked.build_affinity(federation)
     checked.build_population(SampleSpec.of(federation), checked.seeds[0])

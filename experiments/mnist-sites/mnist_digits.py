@@ -2,18 +2,13 @@
 
 import torch
 
-from ppfl import Federation
-from ppfl.data.dataset_settings import MNIST_PIXELS
-from ppfl.data.file_settings import dataset_folder
-from ppfl.data.partitions import label_groups
-from ppfl.data.readers import read_mnist
+from ppfl.data import Pool, label_groups, mnist
 
 
-def load_digits(digits: list[int], clients: int) -> Federation:
+def load_digits(digits: list[int], clients: int) -> Pool:
     """The images of these digits (PPFL_DATA/mnist). All sites name all ten classes, so that their models are alike."""
-    x, y = read_mnist(dataset_folder(None, None, "mnist"))
-    mine = torch.isin(y, torch.tensor(digits))
-    mean, deviation = MNIST_PIXELS
-    classes = [str(digit) for digit in range(10)]
-    assigned = label_groups(y[mine], groups=[digits], clients=clients)
-    return Federation.from_arrays((x[mine] - mean) / deviation, y[mine], assigned, classes=classes)
+    pool = mnist()
+    mine = torch.isin(pool.y, torch.tensor(digits))
+    x, y = pool.x[mine], pool.y[mine]
+    assigned = label_groups(y, groups=[digits], clients=clients)
+    return Pool(x, y, assigned, classes=[str(digit) for digit in range(10)])

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import ppfl as package
 from kit.experiments import file_bytes
-from ppfl.data import DATASETS
+from ppfl.data import DATASETS, synthetic_linear
 from ppfl.runs import load_run
 
 
@@ -73,10 +73,10 @@ def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, monkeyp
     assert "| K = 1 |" in page and "| K = 2 |" in page and "| K = 3 |" not in page
     assert "ppfl reproduce k-sweep --case synthetic" in page and str(out / "k-sweep.md") in first.out
     runs = file_bytes(out / "synthetic" / "K-2" / "seed-0")
-    monkeypatch.setattr(DATASETS["synthetic"], "build", None)  # nothing is left to run, so nothing needs the data
+    monkeypatch.setattr(DATASETS["synthetic"], "function", None)  # nothing is left to run, so nothing needs the data
     assert ppfl(*command).code == 0
     assert file_bytes(out / "synthetic" / "K-2" / "seed-0") == runs
-    monkeypatch.setattr(DATASETS["synthetic"], "build", lambda *_: None)
+    monkeypatch.setattr(DATASETS["synthetic"], "function", staticmethod(synthetic_linear))
     monkeypatch.setenv("PPFL_DATA", str(tmp_path))
     failed = ppfl("reproduce", "k-sweep", "--out", tmp_path / "none")
     assert failed.code == 2 and "mnist" in failed.err and not (tmp_path / "none").exists()

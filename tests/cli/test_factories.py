@@ -18,8 +18,7 @@ from ppfl import FedAvg, Federation
 def make(width, spec, depth=1):
     return nn.Sequential(nn.Linear(*spec.shape, width), nn.Tanh(), nn.Linear(width, spec.n_classes))
 
-def load(clients, seed=0, folder=None, shapes=(1,)):
-    assert folder is not None
+def load(clients, seed=0, shapes=(1,)):
     x = torch.randn(20 * clients, 3, generator=torch.Generator().manual_seed(seed))
     return Federation.from_arrays(x, (x[:, 0] > 0).long(), [f"c{i % clients}" for i in range(len(x))])
 
@@ -31,7 +30,7 @@ def broken(): return 1 / 0
 """
 TEXT = """
 rounds = 3
-data = {{ factory = "{module}:load", clients = 5, shapes = [1, 2] }}
+data = {{ name = "{module}:load", clients = 5, shapes = [1, 2] }}
 model = {{ name = "{module}:make", width = 4 }}
 population = {{ k = 2, canonical = "2" }}
 method = {{ name = "ppfl", lr = 0.1 }}
@@ -73,7 +72,7 @@ def test_settings_are_plain_and_initial_values_come_from_the_seed(experiment, tm
     found = load_experiment(experiment)
     again = Experiment.model_validate(json.loads(json.dumps(found.model_dump(mode="json"))))
     assert again == found != load_experiment(experiment, ["model.width=5"])
-    federation, before = found.data.build(tmp_path), torch.get_rng_state()
+    federation, before = found.build_data(tmp_path), torch.get_rng_state()
     nets = [found.build_population(SampleSpec.of(federation), seed, tmp_path).initial_network() for seed in (1, 1, 2)]
     assert before.equal(torch.get_rng_state())
     assert nets[0]["0.weight"].equal(nets[1]["0.weight"]) and not nets[0]["0.weight"].equal(nets[2]["0.weight"])
@@ -82,9 +81,9 @@ def test_settings_are_plain_and_initial_values_come_from_the_seed(experiment, tm
 FAULTS = {
     "model.name=nowhere:make": ("[model]", "no module 'nowhere'"),
     "model.with=4": ("'with'", "it takes (width, spec"),
-    "model={{name='{module}:broken'}}": ("ZeroDivisionError", "{module}.py, line 18"),
+    "model={{name='{module}:broken'}}": ("ZeroDivisionError", "{module}.py, line 17"),
     "model.width=nan": ("width is nan", "a finite number"),
-    "data={{factory='{module}:number'}}": ("[data]", "returned a int", "Federation"),
+    "data={{name='{module}:number'}}": ("[data]", "returned a int", "Federation"),
 }
 
 
@@ -99,7 +98,7 @@ def test_modules_of_one_name_in_two_folders_are_two_and_those_that_python_has_ar
     def load(folder, name, text):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / f"{name}.py").write_text(text)
-        return build("factory", tmp_path / folder, factory=f"{name}:load")
+        return build(f"{name}:load", tmp_path / folder)
 
     texts = {folder: MODULE.replace("clients, seed", f"clients={n}, seed") for folder, n in (("a", 4), ("b", 6))}
     assert [load(folder, "nets_of_two", texts[folder]).n_clients for folder in "aba"] == [4, 6, 4]

@@ -9,7 +9,7 @@ from typing import Annotated
 import pytest
 from pydantic import TypeAdapter
 
-from kit.experiments import AFFINITIES, SHORT
+from kit.experiments import SHORT
 from kit.own_methods import forget, join, split
 from kit.refusals import DataError, PPFLError, SettingError, assert_refused
 from ppfl import FedAvg
@@ -80,7 +80,7 @@ def test_nothing_is_imported_without_leave(own):
 
 
 def test_names_of_python_objects_are_found_in_any_table_but_data():
-    tables = {"data": {"factory": "a:a"}, "model": {"factory": "b:b"}, "watch": {"metrics": ["c:c"]}}
+    tables = {"data": {"name": "a:a"}, "model": {"name": "b:b"}, "watch": {"metrics": ["c:c"]}}
     method = {"name": "finetune", "method": {"name": "d:d", "rules": [{"name": "e:e"}]}}
     assert sorted(python_names({"name": "plain", **tables, "method": method})) == ["b:b", "c:c", "d:d", "e:e"]
 
@@ -113,10 +113,12 @@ def test_the_keys_of_a_table_are_the_keyword_arguments_of_the_function(tmp_path,
     assert_refused(lambda: things.make("nera"), SettingError, "did you mean 'near'?", "module:f")
     for wrong, words in (("os", "there is no thing"), ("os:", "module:function"), ("a b:c", "module:function")):
         assert_refused(lambda: things.make(wrong), SettingError, words)
+    others = Functions("other", "other")
+    others.register("auto")(lambda: None)
     table = TypeAdapter(Annotated[NamedCall | None, things.field(optional=True)])
     assert table.validate_json(table.dump_json(asked)) == asked and table.validate_python(None) is None
     with pytest.raises(ValueError, match="auto is not a thing"):
-        table.validate_python(AFFINITIES.make("auto"))
+        table.validate_python(others.make("auto"))
 
 
 def test_a_function_of_ones_own_is_imported_when_it_is_called_and_its_keys_are_checked_then(tmp_path):

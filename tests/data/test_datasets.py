@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from readers import digit_domains
+from readers.digit_domains import DOMAINS
+from readers.drawn_digits import drawn_digits
 from scipy.io import savemat
 
 from kit.files import cifar_batch, limited, python2_cifar_batch, write_bytes, write_leaf, write_mnist, write_tff
 from kit.refusals import DataError, assert_refused
-from ppfl.data import DOMAINS, FEMNIST_CLASSES, build, digit_domains, drawn_digits, read_cifar10, read_femnist
-from ppfl.data.cifar import read_cifar10_batch
+from ppfl.data import FEMNIST_CLASSES, build, cifar10, femnist
+from ppfl.data.datasets.cifar import read_cifar10_batch
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (20, 3072), dtype=np.uint8)
@@ -34,7 +37,7 @@ def test_cifar_batches_are_read_whatever_pickled_them(tmp_path):
 
 def test_cifar_is_all_six_batches(tmp_path):
     for name in [*(f"data_batch_{at}" for at in range(1, 6)), "test_batch"]:
-        assert_refused(lambda: read_cifar10(tmp_path), DataError, "cifar-10" if name == "data_batch_1" else name)
+        assert_refused(lambda: cifar10(tmp_path), DataError, "cifar-10" if name == "data_batch_1" else name)
         write_bytes(tmp_path / "cifar-10-batches-py" / name, pickle.dumps(cifar_batch(PIXELS)))
     f = build("cifar10", folder=tmp_path, partition={"name": "iid", "clients": 6}, test_fraction=0)
     assert (f.n_clients, f.classes[1], f.train.x.shape) == (6, "automobile", (120, 3, 32, 32))
@@ -57,6 +60,7 @@ def test_a_pickle_that_calls_a_function_is_refused_and_does_nothing(tmp_path, pr
 
 def test_broken_cifar_batches_are_refused(tmp_path):
     good = pickle.dumps(cifar_batch(PIXELS), 2)
+    read_cifar10_batch(write_bytes(tmp_path / "b", good[:-1] + b"r\xff\xff\xff\x7f."))  # a high memo index is nothing
     for content in (
         good[:-50],  # cut
         pickle.dumps(cifar_batch(np.array([{}], dtype=object))),  # objects
@@ -64,8 +68,10 @@ def test_broken_cifar_batches_are_refused(tmp_path):
         pickle.dumps(cifar_batch(PIXELS, labels=[10] * 20)),  # label of 10
         pickle.dumps(cifar_batch(PIXELS, extra=calls(codecs.encode, "x", "rot13")), 2),  # another encoding of bytes
         # these would take far more memory or time than the file is long
-        good[:-1] + b"r\xff\xff\xff\x7f.",  # high memo index
-        good[:-1] + b")" + b"2\x86" * 60 + b"0.",  # nested tuples
+        good[:-1] + b")" + b"2\x86" * 60 + b"0.",  # copies of copies
+        good[:-1] + b")" + b"".join(b"q%ch%c\x86" % (at, at) for at in range(60)) + b"Ns.",  # nested tuples as a key
+        good[:-1] + b"\x96" + (1 << 40).to_bytes(8, "little") + b".",  # an empty array of any size
+        b"\x80\x02c_codecs\nencode\nq\0X\xe8\3\0\0" + b"a" * 1000 + b"X\6\0\0\0latin1\x86q\1" + b"h\0h\1R" * 999,
     ):
         path = write_bytes(tmp_path / "b", content)
         assert_refused(lambda: read_cifar10_batch(path), DataError, "extract it again")
@@ -101,6 +107,10 @@ FEMNIST = {
 }
 
 
+def writers(folder=None, test_fraction=0.2, **settings):
+    return femnist(folder, **settings).federation(test_fraction=test_fraction)
+
+
 def pairs(images, labels):
     return [(int(label), np.asarray(image).tobytes()) for image, label in zip(images, labels, strict=True)]
 
@@ -109,25 +119,25 @@ def pairs(images, labels):
 def test_every_writer_has_its_own_images_in_every_format(tmp_path, source):
     for name, what in FEMNIST[source].items():
         save(tmp_path / name, **what)
-    f = read_femnist(tmp_path, min_samples=1, test_fraction=0.2)
+    f = writers(tmp_path, min_samples=1)
     assert (set(f.ids), f.classes, f.train.x.shape[1:]) == (set(SIZES), FEMNIST_CLASSES, (1, 28, 28))
     for writer in f.ids:
         found = [pairs(part.x, part.y) for part in f.client(writer).values()]
         expected = pairs(255 - PAPER[writer], LABELS[writer])
         assert sorted(pair for part in found for pair in part) == sorted(expected)
         assert "train and test" not in source or found[1] == expected[:2]
-    assert set(read_femnist(tmp_path, min_samples=4).ids) == {"ann", "bob"}
-    assert_refused(lambda: read_femnist(tmp_path), DataError, "0 of 3 clients have at least 30 samples")
+    assert set(writers(tmp_path, min_samples=4).ids) == {"ann", "bob"}
+    assert_refused(lambda: writers(tmp_path), DataError, "0 of 3 clients have at least 30 samples")
     with limited(bytes=5_000):
-        assert_refused(lambda: read_femnist(tmp_path, min_samples=1), DataError, "limit of 5,000")
+        assert_refused(lambda: writers(tmp_path, min_samples=1), DataError, "limit of 5,000")
 
 
 def test_femnist_by_settings_at_random_and_as_numbers(tmp_path, monkeypatch):
     path = save(tmp_path / "femnist" / "all_data_0.json")
-    assert len({read_femnist(path, 1, 1, seed=seed).ids for seed in range(20)}) == 3
-    assert_refused(lambda: read_femnist(path, 4, 3), DataError, "2 of 3 clients", "expected 3 or more")
+    assert len({writers(file=path, min_samples=1, clients=1, seed=seed).ids for seed in range(20)}) == 3
+    assert_refused(lambda: writers(file=path, min_samples=4, clients=3), DataError, "2 of 3 clients", "expected 3")
     numbers = build("femnist", file=save(tmp_path / "a.json.gz"), min_samples=3, image=False).train.x
-    torch.testing.assert_close(numbers, read_femnist(path, 3).train.x.flatten(1) / 255)
+    torch.testing.assert_close(numbers, writers(file=path, min_samples=3).train.x.flatten(1) / 255)
     monkeypatch.setenv("PPFL_DATA", str(tmp_path))
     assert build("femnist", min_samples=8).ids == ("ann",)
     monkeypatch.delenv("PPFL_DATA")
@@ -150,7 +160,7 @@ def test_broken_femnist_is_refused(tmp_path):
         (leaf().replace(b"ann", rb"a\u0000"), "NUL"),
     ):
         path = write_bytes(tmp_path / "a.json", content)
-        assert_refused(lambda: read_femnist(path, min_samples=1, test_fraction=0), DataError, words)
+        assert_refused(lambda: writers(None, 0, file=path, min_samples=1), DataError, words)
 
 
 N = 60
@@ -174,6 +184,10 @@ def folder(tmp_path):
     return tmp_path
 
 
+def domains(*asked, seed=0, **settings):
+    return digit_domains.read(*asked, seed=seed, **settings).federation(seed=seed)
+
+
 def shades_of(samples):
     """The pixel value of each image, which is the same for all its pixels."""
     x = ((samples.x + 1) * 127.5).flatten(1)
@@ -182,7 +196,7 @@ def shades_of(samples):
 
 
 def test_every_image_goes_to_one_client_of_its_domain_with_its_label_whatever_other_domains_there_are(folder):
-    f = digit_domains(folder, samples=N, clients_per_domain=3)
+    f = domains(folder, samples=N, clients_per_domain=3)
     assert (f.train.x.shape[1:], f.n_classes) == ((3, 28, 28), 10)
     seen = {domain: [] for domain in LEVELS}
     for id, mixture in zip(f.ids, f.truth.memberships, strict=True):
@@ -193,7 +207,7 @@ def test_every_image_goes_to_one_client_of_its_domain_with_its_label_whatever_ot
             assert (found % 4 == LEVELS[domain]).all() and part.y.tolist() == DIGITS[found // 4].tolist()
             seen[domain] += (found // 4).tolist()
     assert all(sorted(positions) == list(range(N)) for positions in seen.values())
-    everything, some = digit_domains(folder, samples=30), digit_domains(folder, ["mnist", "drawn"], samples=30)
+    everything, some = domains(folder, samples=30), domains(folder, ["mnist", "drawn"], samples=30)
     assert some.ids == ("mnist", "drawn")
     for id in some.ids:
         assert all(torch.equal(part.x, everything.client(id)[split].x) for split, part in some.client(id).items())
@@ -208,20 +222,20 @@ def test_official_files_give_the_same_images(folder):
     for name, part in (("usps.bz2", lines[:40]), ("usps.t.bz2", lines[40:])):
         write_bytes(folder / "b" / "usps" / name, bz2.compress(b"".join(part)))
     for domain in ("svhn", "usps"):
-        archive, file = (digit_domains(place, [domain], N, seed=2) for place in (folder, folder / "b"))
+        archive, file = (domains(place, [domain], samples=N, seed=2) for place in (folder, folder / "b"))
         torch.testing.assert_close(file.train.x, archive.train.x, atol=1e-5, rtol=0)
         assert torch.equal(file.train.y, archive.train.y)
 
 
 def test_domains_without_their_files_are_refused(folder, monkeypatch):
     (folder / "digits5" / "usps.npz").unlink()
-    assert_refused(lambda: digit_domains(folder, samples=10), DataError, "no usps.npz or usps.bz2", "'usps' out of")
+    assert_refused(lambda: domains(folder, samples=10), DataError, "no usps.npz or usps.bz2", "'usps' out of")
     write_bytes(folder / "svhn" / "train_32x32.mat", b"nonsense")
     (folder / "digits5" / "svhn.npz").unlink()
-    assert_refused(lambda: digit_domains(folder, ["svhn"], 10), DataError, "train_32x32.mat is damaged")
+    assert_refused(lambda: domains(folder, ["svhn"], samples=10), DataError, "train_32x32.mat is damaged")
     monkeypatch.delenv("PPFL_DATA", raising=False)
-    assert build("digit_domains", domains=["drawn"], samples=10).ids == ("drawn",)
-    assert_refused(lambda: build("digit_domains"), DataError, "no folder for digit_domains", "mnist/ and digits5/")
+    assert build("readers.digit_domains:read", domains=["drawn"], samples=10).ids == ("drawn",)
+    assert_refused(lambda: build("readers.digit_domains:read"), DataError, "no folder for mnist", "PPFL_DATA")
 
 
 def test_drawn_digits_are_coloured_balanced_legible_and_each_depends_on_seed_and_position_only():

@@ -1,5 +1,6 @@
 """A federation has clients as named slices, and a client does not depend on the other clients."""
 
+from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lazy_population import lazy_population
 
 from kit.refusals import DataError, assert_refused
 from ppfl.data import Federation, Samples, Truth, samples
@@ -100,6 +102,11 @@ def test_weights_are_shares_of_training_samples_unless_they_are_given():
     torch.testing.assert_close(f.weights, torch.tensor([0.8, 0.2]))
     held = f.holdout(0.5)
     torch.testing.assert_close(held.weights, held.train.sizes / len(held.train))
+    lazy = lazy_population(10_000_000, dim=1, k=1, test_points=0)
+    weights = lazy.weights * torch.tensor([0.9, 1.1]).repeat(5_000_000)
+    some = replace(lazy, weights=weights / weights.double().sum(), by_size=False).importance[:2]
+    assert float(some[1] / some[0]) == pytest.approx(1.1 / 0.9)  # however small the shares of so many clients are
+    assert lazy.importance[:2].tolist() == [10, 10]
     given = Federation.from_arrays(*rows(), weights={2: 1, 1: 1, 0: 2}, test_fraction=0).holdout(0.2)
     assert dict(zip(given.ids, given.weights.tolist(), strict=True)) == {"0": 0.5, "1": 0.25, "2": 0.25}
 

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+from lazy_population import MixedClassifiers, lazy_population
 from torch import nn
 
 from kit.problems import make_linear, make_net
 from kit.training import BytesTransport, assert_same, run
 from ppfl import Population, fit
 from ppfl.algorithms import PPFL, FedAvg, FedEM
-from ppfl.data import lazy_population
-from ppfl.data.lazy_population import MixedClassifiers
 
 
 def test_numbered_ids_are_the_tuple_of_their_names():

@@ -12,11 +12,11 @@ from kit.files import make_table, with_gaps
 from kit.refusals import DataError, assert_refused
 from ppfl.data import DataTable
 from ppfl.data.column_sums import agree
-from ppfl.data.file_settings import HoldoutSettings
+from ppfl.data.ids import Holdout
 from ppfl.data.preparation import Preparation, PreparationSettings
 from ppfl.data.sample_spec import SampleSpec
 
-HOLDOUT, NOTHING = HoldoutSettings(test_fraction=0.25), HoldoutSettings(test_fraction=0)
+HOLDOUT, NOTHING = Holdout(test_fraction=0.25), Holdout(test_fraction=0)
 FILL = PreparationSettings(missing="fill", text=("code",))
 COLUMNS = ("age", "year", "tiny", "same", "ward", "code")
 SETTINGS = {

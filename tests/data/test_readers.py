@@ -17,8 +17,8 @@ import torch
 
 from kit.files import idx_bytes, limited, npy_bytes, write_bytes, write_mnist, write_zip
 from kit.refusals import DataError, assert_refused
-from ppfl.data import DataTable, build, read_idx, read_mnist, read_npz, read_table
-from ppfl.data.file_settings import HoldoutSettings
+from ppfl.data import DataTable, build, mnist, npz, read_idx, read_table
+from ppfl.data.ids import Holdout
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (20, 28, 28), dtype=np.uint8)
@@ -34,11 +34,12 @@ def test_idx_files_of_every_type_are_read(tmp_path):
 @pytest.mark.parametrize("name", ["{}-idx{}-ubyte", "{}.idx{}-ubyte.gz", "MNIST/raw/{}-idx{}-ubyte.gz"])
 def test_mnist_is_read_from_the_usual_places(tmp_path, name):
     write_mnist(tmp_path, IMAGES, LABELS, name)
-    x, y = read_mnist(tmp_path)
+    pool = mnist(tmp_path, standardise=False)
+    x, y = pool.x, pool.y
     assert (x.dtype, y.tolist()) == (torch.float32, LABELS.tolist())
     torch.testing.assert_close(x, torch.from_numpy(IMAGES).flatten(1) / 255)
     write_bytes(tmp_path / name.format("t10k-labels", 1), idx_bytes(LABELS[:3]))
-    assert_refused(lambda: read_mnist(tmp_path), DataError, "t10k images of shape (5, 28, 28)", "(3,)")
+    assert_refused(lambda: mnist(tmp_path), DataError, "t10k images of shape (5, 28, 28)", "(3,)")
 
 
 def save_arrays(path, **changes):
@@ -51,7 +52,7 @@ def test_npz_arrays_are_read_with_ids_and_marks_in_every_byte_order(tmp_path):
     x, mark = RNG.normal(size=(12, 4)), np.arange(12) % 5 == 0
     names = np.array(["ä", "b", "c"] * 4)
     for client in (names, np.char.encode(names, "utf-8"), names.astype(">U1")):
-        f = read_npz(save_arrays(tmp_path / "a.npz", x=x.astype(">f8"), client=client, is_test=mark)).federation()
+        f = npz(save_arrays(tmp_path / "a.npz", x=x.astype(">f8"), client=client, is_test=mark)).federation()
         assert (f.ids, len(f.test)) == (("ä", "b", "c"), 3)
         for at, id in enumerate(f.ids):
             torch.testing.assert_close(f.client(id)["train"].x, torch.from_numpy(x[at::3][~mark[at::3]]).float())
@@ -60,11 +61,11 @@ def test_npz_arrays_are_read_with_ids_and_marks_in_every_byte_order(tmp_path):
 def test_bytes_in_npz_become_images_and_tokens_stay_integers(tmp_path):
     colour = RNG.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
     np.savez(tmp_path / "a.npz", x_train=colour[:4], y_train=[0, 1, 0, 1], x_test=colour[4:], y_test=[1, 0])
-    pool = read_npz(tmp_path / "a.npz")
+    pool = npz(tmp_path / "a.npz")
     assert (pool.x.shape, pool.is_test.tolist()) == ((6, 3, 8, 8), [False] * 4 + [True] * 2)
     torch.testing.assert_close(pool.x[5, 2], torch.from_numpy(colour[5, :, :, 2]) / 255)
     np.savez(tmp_path / "b.npz", x=colour[:, 0, :, 0], y=[0, 1] * 3, client=[1, 2, 3] * 2)
-    assert read_npz(tmp_path / "b.npz", tokens=True).federation(test_fraction=0).train.x.dtype == torch.int64
+    assert npz(tmp_path / "b.npz", tokens=True).federation(test_fraction=0).train.x.dtype == torch.int64
     for x, shape in ((IMAGES, (20, 1, 28, 28)), (np.stack([IMAGES] * 3, -1), (20, 3, 28, 28))):
         np.savez(tmp_path / "c.npz", x=x, y=LABELS, client=LABELS % 2)
         assert build("npz", file=tmp_path / "c.npz", test_fraction=0, image=True).train.x.shape == shape
@@ -80,24 +81,24 @@ def test_broken_npz_files_are_refused_before_memory_is_taken(tmp_path):
         ({"x": np.array([{}] * 12, dtype=object)}, "not a readable npz file"),  # objects are pickles
     ):
         path = save_arrays(tmp_path / "a.npz", **changes)
-        assert_refused(lambda: read_npz(path).federation(), DataError, words)
+        assert_refused(lambda: npz(path).federation(), DataError, words)
     for content in (b"", b"nonsense", save_arrays(path).read_bytes()[:-30], pickle.dumps([1])):
         path.write_bytes(content)
-        assert_refused(lambda: read_npz(path), DataError, "not a readable npz file")
+        assert_refused(lambda: npz(path), DataError, "not a readable npz file")
 
     def archive(content, packing=zipfile.ZIP_DEFLATED):
         return write_zip(path, {f"{name}.npy": content for name in ("x", "y", "client")}, packing)
 
     for shape, words in (((2**40, 2), "17,592,186,044,416"), ((2**20, 2), "expected 16777216"), ((2, 2), "expected")):
         archive(npy_bytes(shape, bytes(8)))
-        assert_refused(lambda: read_npz(path), DataError, words)
+        assert_refused(lambda: npz(path), DataError, words)
     archive(npy_bytes((1, 1), bytes(8)), zipfile.ZIP_LZMA)
-    assert_refused(lambda: read_npz(path), DataError, "expected deflate")
+    assert_refused(lambda: npz(path), DataError, "expected deflate")
     whole = npy_bytes((1000, 10), bytes(80_000))
     content, size = archive(whole).read_bytes(), struct.pack("<I", len(whole))
     assert content.count(size) >= 3
     path.write_bytes(content.replace(size, struct.pack("<I", 200)))  # the directory lies about the size
-    assert_refused(lambda: read_npz(path), DataError, "not a readable npz file")
+    assert_refused(lambda: npz(path), DataError, "not a readable npz file")
 
 
 def test_tables_in_memory_csv_and_parquet_are_the_same(tmp_path):
@@ -109,7 +110,7 @@ def test_tables_in_memory_csv_and_parquet_are_the_same(tmp_path):
     files = [read_table(tmp_path / f"table.{kind}", client="shop") for kind in ("csv", "parquet")]
     for source in (table, *files):
         chosen = DataTable.of(source, "shop", "sold", columns=list(numbers))
-        f = chosen.federation(HoldoutSettings(test_fraction=0))
+        f = chosen.federation(Holdout(test_fraction=0))
         assert (f.ids, f.features, f.classes) == (("007", "7", "8"), tuple(numbers), ("no", "yes"))
         torch.testing.assert_close(f.train.x, torch.tensor(table[list(numbers)].to_numpy("float32")))
         assert f.train.y.tolist() == [0, 1] * 3
@@ -149,9 +150,9 @@ def read_any(path):
 
 
 def test_missing_and_broken_files_are_refused_and_parquet_damaged_at_any_byte_is_read_or_refused(tmp_path):
-    assert_refused(lambda: read_mnist(tmp_path), DataError, "train-images-idx3-ubyte.gz in", "torchvision")
+    assert_refused(lambda: mnist(tmp_path), DataError, "train-images-idx3-ubyte.gz in", "torchvision")
     for name in ("nowhere", "x" * 5000, "a\0b", "\ud800"):
-        assert_refused(lambda: read_npz(name), DataError, "no file")
+        assert_refused(lambda: npz(name), DataError, "no file")
     whole, packed = idx_bytes(IMAGES), gzip.compress(idx_bytes(IMAGES))
     for name, content, words in (
         ("a.idx", b"PNG!" + whole, "not an idx file"),
@@ -180,7 +181,7 @@ def test_small_files_that_expand_beyond_the_limit_are_refused(tmp_path):
     save_arrays(tmp_path / "a.npz", x=np.zeros((12, 100_000), np.float32))
     write_bytes(tmp_path / "a.gz", idx_bytes(np.zeros(1_000_000, np.uint8)))
     pd.DataFrame({"who": ["a" * 500] * 10_000, "x": 0.0, "y": 0.0}).to_parquet(tmp_path / "a.parquet")
-    for name, read in (("a.npz", read_npz), ("a.gz", read_idx), ("a.parquet", read_any)):
+    for name, read in (("a.npz", npz), ("a.gz", read_idx), ("a.parquet", read_any)):
         path = tmp_path / name
         assert path.stat().st_size < 100_000 and read(path) is not None
         with limited(bytes=900_000):

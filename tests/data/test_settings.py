@@ -1,6 +1,5 @@
 """The data settings of an experiment file become a federation or an error of one line; real data are complete."""
 
-import inspect
 import tomllib
 from pathlib import Path
 
@@ -12,9 +11,9 @@ from pydantic import TypeAdapter
 from kit.documents import blocks
 from kit.files import write_mnist
 from kit.refusals import DataError, SettingError, assert_refused
-from ppfl.data import DATASETS, DataSettings, build, synthetic
+from ppfl.data import DataByName, build
 
-ADAPTER = TypeAdapter(DataSettings)
+ADAPTER = TypeAdapter(DataByName)
 IID = {"name": "iid", "clients": 12}
 
 
@@ -28,15 +27,6 @@ def test_every_partition_and_population_by_name():
     for name in ("synthetic", "synthetic_groups", "synthetic_linear", "logistic_population"):
         f, other = build(name, **small), build(name, **small, seed=1)
         assert (f.n_clients, len(f.test)) == (6, 30) and not torch.equal(f.test.x, other.test.x)
-
-
-def test_settings_and_functions_have_the_same_defaults():
-    names = ("synthetic_groups", "synthetic_linear", "logistic_population")
-    pairs = [(DATASETS[name], getattr(synthetic, name)) for name in names]
-    pairs += [(DATASETS["synthetic"], synthetic.synthetic_classification)]
-    for model, function in pairs:
-        defaults = {key: each.default for key, each in inspect.signature(function).parameters.items()}
-        assert all(key == "name" or field.default == defaults[key] for key, field in model.model_fields.items())
 
 
 def test_files_are_found_beside_the_experiment_then_in_the_data_folder(tmp_path, monkeypatch):
@@ -72,10 +62,10 @@ def test_a_subset_of_images_depends_on_the_seed(tmp_path, monkeypatch):
 
 def test_a_wrong_setting_is_refused_in_one_line():
     for settings, *words in (
-        ({"name": "mnits"}, "mnits", "data sets are digits"),
-        ({"name": "digits", "folder": "x"}, "digits.folder"),
+        ({"name": "mnits"}, "no data set 'mnits'", "did you mean 'mnist'?", "'digits'"),
+        ({"name": "digits", "folder": "x"}, "no key 'folder'", "its keys are"),
         ({"name": "digits", "partition": {"name": "iid", "alpha": 1}}, "partition.alpha"),
-        ({"name": "csv", "client": "a", "target": "b"}, "csv.file", "required"),
+        ({"name": "csv", "client": "a", "target": "b"}, "file is missing"),
     ):
         assert_refused(lambda: build(**settings), SettingError, *words)
 
@@ -90,16 +80,29 @@ REAL = [
     ("mnist", 100, 70_000, 10),
     ("femnist", 289, 46_035, 62),
     ("shakespeare", 715, 43_323, 90),
-    ("stackexchange", 428, 65_369, 10_004),
-    pytest.param("digit_domains", 5, 37_190, 10, marks=pytest.mark.slow),
+    ("readers.stackexchange:read", 428, 65_369, 10_004),
+    pytest.param("readers.digit_domains:read", 5, 37_190, 10, marks=pytest.mark.slow),
 ]
 
 
 @pytest.mark.parametrize(("name", "clients", "samples", "classes"), REAL)
 def test_real_data_are_complete(name, clients, samples, classes, real_data, monkeypatch):
-    folders = ("digits5", "mnist") if name == "digit_domains" else (name,)
+    folders = ("digits5", "mnist") if "domains" in name else (name.removeprefix("readers.").removesuffix(":read"),)
     if not all((real_data / folder).is_dir() for folder in folders):
         pytest.skip(f"no {' or '.join(folders)} in the data folder")
     monkeypatch.setenv("PPFL_DATA", str(real_data))
     f = build(name)
     assert (f.n_clients, sum(len(part) for part in f.splits.values()), f.n_classes) == (clients, samples, classes)
+
+
+def test_a_partition_keeps_marks_of_test_samples_and_is_refused_where_data_have_clients(tmp_path):
+    x, y, mark = np.arange(40.0)[:, None], np.arange(40) % 2, np.arange(40) % 4 == 0
+    np.savez(tmp_path / "marked.npz", x=x, y=y, is_test=mark)
+    f = build("npz", tmp_path, file="marked.npz", partition={"name": "iid", "clients": 3})
+    assert sorted(f.test.x.flatten().tolist()) == x[mark].flatten().tolist()
+    np.savez(tmp_path / "owned.npz", x=x, y=y, client=y)
+    owned = {"base": tmp_path, "file": "owned.npz", "partition": {"name": "iid", "clients": 3}}
+    assert_refused(lambda: build("npz", **owned), DataError, "has clients of its own", "leave it out")
+    assert build("npz", tmp_path, file="owned.npz").n_clients == 2
+    np.savez(tmp_path / "pooled.npz", x=x, y=y)
+    assert_refused(lambda: build("npz", tmp_path, file="pooled.npz"), DataError, "choose a partition")

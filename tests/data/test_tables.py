@@ -7,9 +7,9 @@ import pytest
 
 from kit.refusals import DataError, assert_refused
 from ppfl.data import DataTable, build, read_table
-from ppfl.data.file_settings import HoldoutSettings
+from ppfl.data.ids import Holdout
 
-NOTHING = HoldoutSettings(test_fraction=0)
+NOTHING = Holdout(test_fraction=0)
 RANDOM = np.random.default_rng(0)
 TABLE = pd.DataFrame({"shop": [1, 2, 3] * 20, "price": RANDOM.normal(size=60), "sold": ["no", "yes"] * 30})
 

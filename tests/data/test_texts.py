@@ -8,11 +8,12 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from readers import stackexchange
 
 from kit.files import limited, write_bytes, write_tff
 from kit.refusals import DataError, assert_refused
-from ppfl.data import SHAKESPEARE_CHARACTERS, build, read_shakespeare, read_stackexchange
-from ppfl.data.tff_files import open_tff
+from ppfl.data import SHAKESPEARE_CHARACTERS, build, shakespeare
+from ppfl.data.datasets.client_files import open_tff
 
 h5py = pytest.importorskip("h5py")
 IGNORED = torch.nn.CrossEntropyLoss().ignore_index
@@ -33,6 +34,10 @@ def write_posts(path, texts=POSTS):
     numbered = [(user, f"2015-01-{at:02}", text) for user, found in texts.items() for at, text in enumerate(found, 1)]
     lines = [json.dumps({"site": "coffee", "user": u, "date": d, "text": text}) for u, d, text in reversed(numbered)]
     return write_bytes(path, "\n".join(lines).encode())
+
+
+def posts(folder=None, min_words=1, **settings):
+    return stackexchange.read(folder, min_words=min_words, **settings).federation()
 
 
 def words(text):
@@ -56,10 +61,10 @@ def assert_rows(part, texts, classes, length):
     assert (part.x.tolist(), part.y.tolist()) == naive_rows(texts, classes, length)
 
 
-def shakespeare(folder):
+def plays(folder):
     for part, roles in ROLES.items():
         write_tff(folder / f"shakespeare_{part}.h5", {role: {"snippets": texts} for role, texts in roles.items()})
-    return lambda length: read_shakespeare(folder, length), ROLES
+    return lambda length: shakespeare(folder, length=length).federation(), ROLES
 
 
 def stackoverflow(folder):
@@ -69,12 +74,12 @@ def stackoverflow(folder):
     for part, texts in (("train", train), ("test", test | {"zoe": [["hello"]]})):
         fields = {user: {"tokens": [" ".join(text) for text in found]} for user, found in texts.items()}
         write_tff(folder / f"stackoverflow_{part}.h5", fields)
-    read = lambda length: read_stackexchange(folder, length, min_words=1, test_fraction=0.9)  # noqa: E731
+    read = lambda length: posts(folder, length=length, test_fraction=0.9)  # noqa: E731
     return read, {"train": train, "test": test}
 
 
 @pytest.mark.parametrize("length", [2, 5, 30])
-@pytest.mark.parametrize("write", [shakespeare, stackoverflow])
+@pytest.mark.parametrize("write", [plays, stackoverflow])
 def test_rows_of_every_client_are_those_of_a_loop_over_its_texts(tmp_path, write, length):
     read, expected = write(tmp_path)
     f = read(length)
@@ -86,7 +91,7 @@ def test_rows_of_every_client_are_those_of_a_loop_over_its_texts(tmp_path, write
 
 def test_characters_have_the_numbers_of_tff(tmp_path):
     write_tff(tmp_path / "shakespeare_train.h5", {"ALL": {"snippets": [SHAKESPEARE_CHARACTERS + "}"]}})
-    f = read_shakespeare(tmp_path, length=90, test_fraction=0)
+    f = shakespeare(tmp_path, length=90).federation(test_fraction=0)
     assert f.train.x[0].tolist() == [88, *range(1, 87), 87, 0, 0]
     assert f.train.y[0].tolist() == [*range(1, 87), 87, 89, *[IGNORED] * 2]
 
@@ -97,7 +102,7 @@ def test_the_latest_posts_of_a_user_are_its_test_part_and_no_post_is_in_both_par
     draw = lambda: " ".join(random.choices("abcdefgh", k=random.randrange(1, 30)))  # noqa: E731
     texts = POSTS | {f"user {i}": [draw() for _ in range(1 + i)] for i in range(8)}
     write_posts(tmp_path / "posts.jsonl.gz", texts)
-    f = read_stackexchange(tmp_path, 4, min_words=1, test_fraction=fraction)
+    f = posts(tmp_path, length=4, test_fraction=fraction)
     for user, found in texts.items():
         parts, split = f.client(f"coffee/{user}"), list(map(words, found))
         cut = int((parts["train"].y == f.classes.index("<eos>")).sum())
@@ -114,21 +119,21 @@ def test_the_latest_posts_of_a_user_are_its_test_part_and_no_post_is_in_both_par
 
 def test_the_vocabulary_is_the_most_frequent_words_of_the_training_part(tmp_path):
     path = write_posts(tmp_path / "posts.jsonl")
-    everything = read_stackexchange(path, 3, min_words=1, test_fraction=0.3)
+    everything = posts(file=path, length=3, test_fraction=0.3)
     counts = Counter(everything.classes[token] for token in everything.train.y.flatten().tolist() if token != IGNORED)
     del counts["<eos>"]
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     assert everything.classes == ("<pad>", *ranked, "<oov>", "<bos>", "<eos>")
-    assert set(read_stackexchange(path, min_words=12).ids) == {"coffee/ann", "coffee/bob"}
+    assert set(posts(file=path, min_words=12).ids) == {"coffee/ann", "coffee/bob"}
     assert "bitter" not in ranked  # of the test part only
-    few = read_stackexchange(path, 3, words=4, min_words=1, test_fraction=0.3)
+    few = posts(file=path, length=3, words=4, test_fraction=0.3)
     assert few.classes == ("<pad>", *ranked[:4], "<oov>", "<bos>", "<eos>")
     assert_rows(few.client("coffee/eve")["train"], [["thanks"]], few.classes, 3)  # now an unknown word
 
 
 def test_broken_posts_and_texts_beyond_the_limits_are_refused(tmp_path):
     path = write_posts(tmp_path / "posts.jsonl.gz")
-    read = lambda: read_stackexchange(path, min_words=1)  # noqa: E731
+    read = lambda: posts(file=path)  # noqa: E731
     for name, most in (("bytes", 500), ("classes", 10), ("features", 10)):
         with limited(**{name: most}):
             assert_refused(read, DataError, f"limit of {most}")
@@ -140,8 +145,8 @@ def test_broken_posts_and_texts_beyond_the_limits_are_refused(tmp_path):
     assert_refused(read, DataError, "NUL")
     path = write_tff(tmp_path / "a.h5", {f"user {i}": {"tokens": ["a b c d e"]} for i in range(200)})
     with limited(bytes=2_000):  # no more clients are read than are asked for
-        assert build("stackexchange", file=path, length=5, min_words=1, clients=4).n_clients == 4
-        assert_refused(lambda: read_stackexchange(path, 5, min_words=1), DataError, "more than the limit")
+        assert build("readers.stackexchange:read", file=str(path), length=5, min_words=1, clients=4).n_clients == 4
+        assert_refused(lambda: posts(file=path, length=5), DataError, "more than the limit")
 
 
 def read_field(path, field="x", kind="numbers", client="ann"):

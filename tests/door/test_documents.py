@@ -105,7 +105,7 @@ SECTIONS = re.split(r"^## ", EXTENDING, flags=re.MULTILINE)[1:]
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.splitlines()[0])
 def test_the_code_about_ones_own_parts_runs(section, here):
-    if "\nfactory = " not in section:
+    if '[data]\nname = "shops' not in section:
         fitted = run_blocks(*blocks(section))["fitted"]
         assert len(fitted.history) == 5 and fitted.memberships.shape[0] == len(fitted.ids)
         return

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from lazy_population import lazy_population
 from torch import nn
 
 from kit.fits import built_again, change_saved
@@ -15,7 +16,6 @@ from kit.problems import make_federation, make_net, power
 from kit.refusals import CheckpointError, ModelError, SettingError, assert_refused
 from ppfl import PPFL, FedAvg, Federation, Fitted, Population, fit, load
 from ppfl.algorithms import Ditto, FineTune
-from ppfl.data import lazy_population
 
 FEDERATION = make_federation((17, 12, 30, 9), test_fraction=0.3)
 NUMBERS = Federation.from_arrays(FEDERATION.train.x, FEDERATION.train.x[:, :3] ** 2, ["a"] * 20 + ["b"] * 27)

@@ -13,12 +13,13 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lazy_population import lazy_population
 
 from kit.cases import CASES
 from kit.refusals import CheckpointError, DataError, WriteError, assert_refused
 from kit.training import kinds_of_messages
 from ppfl.algorithms import Method
-from ppfl.data import MappedRows, lazy_population
+from ppfl.data import MappedRows
 from ppfl.io import codec
 from ppfl.io.codec import dump, join, load, memory_of, message, read_about, read_digest, size_of, specs_of, split
 from ppfl.sites import Train

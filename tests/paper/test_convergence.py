@@ -16,7 +16,7 @@ from ppfl.runs import RunFolder
 EXPERIMENTS = {
     (case.name, label): e for case in load_study("convergence").cases for label, e in case.experiments.items()
 }
-DATA = next(iter(EXPERIMENTS.values())).data.build()
+DATA = next(iter(EXPERIMENTS.values())).build_data()
 CLIENTS = [(own.x.double(), own.y.double().flatten()) for own in map(DATA.train.client, range(DATA.n_clients))]
 L_1 = max(float(torch.linalg.svdvals(x)[0]) ** 2 / len(x) / 4 for x, _ in CLIENTS)
 

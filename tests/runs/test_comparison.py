@@ -77,7 +77,7 @@ def test_candidates_begin_with_the_method_itself_and_never_repeat(method):
 
 def test_trials_see_no_test_data():
     experiment = small_experiment()
-    federation = experiment.data.build(None)
+    federation = experiment.build_data()
     spoilt = replace(federation, test=replace(federation.test, y=1 - federation.test.y))
     scores = [attempt(experiment, without_test(f), {"lr": 0.1}, rounds=3).score for f in (federation, spoilt)]
     assert scores[0] == scores[1] > 0

@@ -18,7 +18,7 @@ from ppfl.sites import Site
 RANDOM = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "order": "random", "participation": 0.5, "membership_batch": 3}
 LOCAL = {"method": {"name": "local", "participation": 0.5}, "population": {"k": 1}}
 NETWORK = {"name": "perceptron", "hidden": 4}
-LAZY = {"name": "lazy_population", "n_clients": 12, "samples": 6, "dim": 3, "k": 2, "test_points": 4}
+LAZY = {"name": "lazy_population:lazy_population", "n_clients": 12, "samples": 6, "dim": 3, "k": 2, "test_points": 4}
 EXPERIMENTS = {
     "random output": {"method": RANDOM, "watch": {"every": 2, "output": "random"}},
     "best output": {"method": RANDOM, "watch": {"every": 2, "output": "best"}},

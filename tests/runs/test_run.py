@@ -27,7 +27,7 @@ PRIVATE = {"name": "ppfl", "lr": 0.3, "batch_size": 4, "share_memberships": Fals
 def test_a_run_leaves_its_record_and_is_what_fit_computes(tmp_path):
     experiment = small_experiment()
     (record,) = run(experiment, tmp_path)
-    federation, method = experiment.data.build(), experiment.method
+    federation, method = experiment.build_data(), experiment.method
     assert record.finished and record.folder == tmp_path / "seed-0"
     assert record.experiment == experiment.model_dump(mode="json")
     assert [row["round"] for row in record.metrics] == [1, 2, 3, 4, 5, 6]
@@ -61,7 +61,7 @@ def test_newcomers_of_a_run_have_the_scores_of_clients_that_are_onboarded(tmp_pa
     k = 2 if method["name"] == "ppfl" else 1
     experiment = small_experiment(newcomers=0.4, method=method, population={"k": k})
     (record,) = run(experiment, tmp_path)
-    _, newcomers = part_newcomers(experiment.data.build(), 0.4, seed=0)
+    _, newcomers = part_newcomers(experiment.build_data(), 0.4, seed=0)
     scores = load(record.folder).onboard(newcomers).evaluate(newcomers)
     assert record.scores["newcomers_accuracy"] == pytest.approx(scores.pooled)
 

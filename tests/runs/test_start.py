@@ -137,7 +137,7 @@ def test_frozen_parts_stay_as_they_are_in_the_start(k, base, tmp_path):
     for client in fitted.ids:
         for name, leaf in fitted.model(client).named_parameters():
             assert torch.equal(leaf, pretrained[name]) == name.startswith("body.")
-    assert fitted.evaluate(experiment.data.build()).pooled == pytest.approx(record.scores["accuracy"])
+    assert fitted.evaluate(experiment.build_data()).pooled == pytest.approx(record.scores["accuracy"])
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from lazy_population import lazy_population
 from torch import nn
 
 from kit.networks import make_linear
@@ -23,7 +24,6 @@ from kit.refusals import CheckpointError, DataError, WriteError, assert_refused
 from kit.training import MAIN, name_keys
 from ppfl.algorithms import FedAvg, Local, Rows, Sum, Upload, Work
 from ppfl.core import Population
-from ppfl.data import lazy_population
 from ppfl.server import InProcess, begin, make_problem, train
 from ppfl.sites import Close, Keep, Loop, Restore, Save, SavedStates, Setup, Site, Stacked, Train
 from ppfl.sites import states as stores

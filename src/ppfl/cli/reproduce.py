@@ -47,8 +47,8 @@ def refuse_missing_data(study: Study, tasks: Tasks) -> None:
 
 
 def _refuse_missing_files(data: Any, base: Path | None) -> None:
-    """Refuse a data set whose folder is not there."""
-    if hasattr(data, "folder") and data.name != "digit_domains":  # its domains are in folders of their own
+    """Refuse a data set whose folder is not there. A reader of one's own knows its folders by itself."""
+    if hasattr(data, "folder") and ":" not in data.name:
         place = data_folder(data.name) if data.folder is None else find_path(data.folder, base)
         if not place.exists():
             raise DataError(f"there is no {place}; put the data there, or set PPFL_DATA to the folder that has them")

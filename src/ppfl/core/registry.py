@@ -310,7 +310,7 @@ def python_names(settings: Mapping[str, Any]) -> list[str]:
     while tables:
         table = tables.pop()
         if isinstance(table, Mapping):
-            found += [table[key] for key in ("name", "factory") if ":" in str(table.get(key, ""))]
+            found += [table["name"]] if ":" in str(table.get("name", "")) else []
             tables += table.values()
         elif isinstance(table, list | tuple):
             tables += table
@@ -374,54 +374,6 @@ def find_function(text: str, folder: Path | None, table: str) -> Callable[..., A
         raise SettingError(f"[{table}]: {text!r} is a {type(found).__name__}; name a function or a class")
     function: Callable[..., Any] = found
     return function
-
-
-class FactorySettings(Settings):
-    """A function and its keyword arguments, which are plain values, so that settings can be written as JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    factory: PythonName
-
-    @model_validator(mode="after")
-    def _takes_plain_values(self) -> FactorySettings:
-        for key, value in self.arguments.items():
-            if not _is_plain(value):
-                raise ValueError(
-                    f"{key} is {value!r:.100}; an argument of a factory is a finite number, text, true or false, or a "
-                    "list or table of these"
-                )
-        return self
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The keyword arguments in the file."""
-        return dict(self.model_extra or {})
-
-    def call(self, table: str, base: Path | None, offered: Mapping[str, Any], error: type[PPFLError]) -> Any:
-        """The function's result. It also gets what is offered, as far as its signature names it."""
-        function = find_function(self.factory, base, table)
-        wanted = inspect.signature(function)
-        named = {name for name, p in wanted.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        arguments = {name: value for name, value in offered.items() if name in named} | self.arguments
-        try:
-            wanted.bind(**arguments)
-        except TypeError as fault:
-            raise SettingError(
-                f"[{table}]: {self.factory} cannot be called with {', '.join(self.arguments) or 'no arguments'}: "
-                f"{fault}; it takes {wanted}: give these as keys under [{table}]"
-            ) from None
-        try:
-            return function(**arguments)
-        except PPFLError:
-            raise
-        except Exception as fault:
-            raise error(f"[{table}]: {self.factory} failed: {_where(fault)}; correct it there") from fault
-
-
-def with_factory_name(table: Any) -> Any:
-    """A table with a factory needs no name."""
-    return {"name": "factory", **table} if isinstance(table, dict) and "factory" in table else table
 
 
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -1,14 +1,13 @@
 """Clients and their data: `Federation` (named clients as slices of one tensor per field, checked when built),
-partitions that split pooled data into clients, synthetic populations with known truth, readers of public formats,
-and the settings that select all of these in an experiment file."""
+partitions that divide pooled data among clients, synthetic populations with known truth, data sets in public formats,
+and the names of all of these in experiment files."""
 
-from ppfl.data.cifar import read_cifar10
-from ppfl.data.dataset_settings import DATASETS, DataSettings, build
-from ppfl.data.domains import DOMAINS, digit_domains
-from ppfl.data.drawn_digits import drawn_digits
+from ppfl.data.datasets.cifar import cifar10
+from ppfl.data.datasets.femnist import FEMNIST_CLASSES, femnist
+from ppfl.data.datasets.images import digits, digits_federation, mnist, npz, read_idx
+from ppfl.data.datasets.shakespeare import SHAKESPEARE_CHARACTERS, shakespeare
 from ppfl.data.federation import Assignment, Federation
-from ppfl.data.femnist import FEMNIST_CLASSES, read_femnist
-from ppfl.data.lazy_population import lazy_population
+from ppfl.data.load import DATASETS, DataByName, Pool, build, load_data
 from ppfl.data.partitions import (
     MNIST_GROUPS,
     PARTITIONS,
@@ -17,12 +16,8 @@ from ppfl.data.partitions import (
     iid,
     label_groups,
 )
-from ppfl.data.readers import Pool, read_idx, read_mnist, read_npz
 from ppfl.data.sample_spec import SampleSpec
 from ppfl.data.samples import MappedRows, Samples
-from ppfl.data.shakespeare import SHAKESPEARE_CHARACTERS, read_shakespeare
-from ppfl.data.sklearn_digits import digits, digits_federation
-from ppfl.data.stackexchange import read_stackexchange
 from ppfl.data.synthetic import (
     bayes_accuracy,
     logistic_population,
@@ -35,13 +30,12 @@ from ppfl.data.truth import Truth
 
 __all__ = [
     "DATASETS",
-    "DOMAINS",
     "FEMNIST_CLASSES",
     "MNIST_GROUPS",
     "PARTITIONS",
     "SHAKESPEARE_CHARACTERS",
     "Assignment",
-    "DataSettings",
+    "DataByName",
     "DataTable",
     "Federation",
     "MappedRows",
@@ -51,24 +45,21 @@ __all__ = [
     "Truth",
     "bayes_accuracy",
     "build",
-    "digit_domains",
+    "cifar10",
     "digits",
     "digits_federation",
     "dirichlet_labels",
     "dirichlet_sources",
-    "drawn_digits",
+    "femnist",
     "iid",
     "label_groups",
-    "lazy_population",
+    "load_data",
     "logistic_population",
-    "read_cifar10",
-    "read_femnist",
+    "mnist",
+    "npz",
     "read_idx",
-    "read_mnist",
-    "read_npz",
-    "read_shakespeare",
-    "read_stackexchange",
     "read_table",
+    "shakespeare",
     "synthetic_classification",
     "synthetic_groups",
     "synthetic_linear",

@@ -73,6 +73,7 @@ class Federation:
     classes: tuple[str, ...] | None = None  # names of the classes; found from the labels if not given
     features: tuple[str, ...] | None = None  # names of the columns of x, for tables
     preparation: Preparation | None = None  # how x was made of the columns of a table
+    by_size: bool = False  # whether the weights are n_i / n because none were given
 
     def __post_init__(self) -> None:
         checks.check_ids(self.ids, self.splits)
@@ -89,6 +90,7 @@ class Federation:
                 checks.check_labels(self.ids, split, samples, len(self.classes))
         if self.weights.numel() == 0:
             object.__setattr__(self, "weights", size_shares(self.train))
+            object.__setattr__(self, "by_size", True)
         checks.check_weights(self.ids, self.weights)
         if self.truth is not None:
             checks.check_truth(self.ids, self.truth)
@@ -255,10 +257,8 @@ class Federation:
     @cached_property
     def importance(self) -> Tensor:
         """The importance of each client (M,), float64, on a scale that several sites have in common: its number of
-        samples n_i if the weights are n_i / n, otherwise its weight times n."""
-        sizes = self.train.sizes.double().cpu()
-        by_size = torch.allclose(self.weights, size_shares(self.train))
-        return sizes if by_size else self.weights.double().cpu() * len(self.train)
+        samples n_i if no weights were given, otherwise its weight times n."""
+        return self.train.sizes.double().cpu() if self.by_size else self.weights.double().cpu() * len(self.train)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -298,7 +298,7 @@ class Federation:
         return self._changed(lambda part: part.take(at), as_ids(ids), weights / weights.sum(), truth)
 
     def in_memory(self) -> "Federation":
-        """The same federation with all samples in tensors, also those that `lazy_population` draws on demand."""
+        """The same federation with all samples in tensors, also those that a source draws on demand."""
         everyone = torch.arange(self.n_clients)
         return self._changed(lambda part: part.in_memory(everyone)[0], self.ids, self.weights, self.truth)
 
@@ -306,7 +306,7 @@ class Federation:
         """Moves a part of each client's training samples to another split.
 
         The samples held out of a client depend only on the seed and on its own id and size. Every client keeps at
-        least one training sample. Weights n_i / n are computed again; other weights stay as they are.
+        least one training sample. Weights n_i / n are computed again; weights that were given stay.
 
         Args:
             fraction: The share of the training samples.
@@ -325,8 +325,7 @@ class Federation:
         if not bool(held.any()):
             return self
         train, part = self.train.where(~held), self.train.where(held)
-        by_size = torch.allclose(self.weights, size_shares(self.train))
-        weights = torch.empty(0) if by_size else self.weights
+        weights = torch.empty(0) if self.by_size else self.weights
         if into == "test":
             return replace(self, train=train, test=part, weights=weights)
         return replace(self, train=train, validation=part, weights=weights)

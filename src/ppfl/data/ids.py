@@ -2,16 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from ppfl.core.settings import Seed, Settings
 from ppfl.data.arrays import Integers, as_array, as_int64, as_text, quoted, refuse_missing
 from ppfl.data.files import check_limit
 from ppfl.data.samples import Inputs, held_out
 from ppfl.errors import DataError
+
+
+class Holdout(Settings):
+    """How much of each client's samples is held out."""
+
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    seed: Seed = 0
+
+    def fractions(self) -> dict[str, Any]:
+        """These settings as keywords of `Federation.from_arrays`."""
+        return {key: getattr(self, key) for key in Holdout.model_fields}
 
 
 class RowGroups(NamedTuple):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ppfl.data.tables import DataTable
 
 OTHER = "other"
-GAP = ""  # the level of a missing text that is filled; an empty text is missing, so no cell has this level
+GAP: Literal[""] = ""  # the level of a missing text that is filled; an empty text is missing, so no cell has this level
 RARE = 5  # a level with fewer training rows becomes `other`
 LARGEST = 1e70  # squares of larger numbers, and sums of them, would overflow
 

@@ -5,8 +5,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from ppfl.core.settings import Count, CountOrZero, NonNegative, Positive, Seed, Settings
 from ppfl.data.federation import Federation
 from ppfl.data.files import check_limit
+from ppfl.data.load import DATASETS
 from ppfl.data.samples import Samples
 from ppfl.data.truth import Truth
 from ppfl.errors import DataError
@@ -15,16 +17,17 @@ _Floats = np.ndarray[Any, np.dtype[np.float32]]
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
+@DATASETS.register("synthetic", base=Settings)
 def synthetic_classification(
-    n_clients: int = 300,
-    dim: int = 150,
-    sources: int = 3,
-    alpha: float = 0.4,
-    noise: float = 0.1,
-    test_points: int = 5000,
-    seed: int = 0,
-    min_size: int = 50,
-    max_size: int = 1000,
+    n_clients: Count = 300,
+    dim: Count = 150,
+    sources: Count = 3,
+    alpha: Positive = 0.4,
+    noise: NonNegative = 0.1,
+    test_points: CountOrZero = 5000,
+    seed: Seed = 0,
+    min_size: Count = 50,
+    max_size: Count = 1000,
 ) -> Federation:
     """The Synthetic data of the paper: the points of a client come from linear sources, in its own proportions.
 
@@ -80,15 +83,16 @@ def bayes_accuracy(federation: Federation) -> float:
     return float(((positive > 0.5).long() == test.y).double().mean())
 
 
+@DATASETS.register("synthetic_groups", base=Settings)
 def synthetic_groups(
-    n_clients: int = 12,
-    groups: int = 3,
-    dim: int = 8,
-    samples: int = 40,
-    test_points: int = 20,
-    noise: float = 0.05,
+    n_clients: Count = 12,
+    groups: Count = 3,
+    dim: Count = 8,
+    samples: Count = 40,
+    test_points: CountOrZero = 20,
+    noise: NonNegative = 0.05,
     task: Literal["classification", "regression"] = "classification",
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Federation:
     """Clients in groups, each group with its own linear model; the models are orthogonal and easy to tell apart.
 
@@ -111,15 +115,16 @@ def synthetic_groups(
     return Federation(_names(n_clients), train, test, truth=truth, name=f"groups ({task})", classes=classes)
 
 
+@DATASETS.register("synthetic_linear", base=Settings)
 def synthetic_linear(
-    n_clients: int = 50,
-    dim: int = 5,
-    k: int = 3,
-    alpha: float = 0.5,
-    samples: int = 40,
-    test_points: int = 20,
-    noise: float = 0.1,
-    seed: int = 0,
+    n_clients: Count = 50,
+    dim: Count = 5,
+    k: Count = 3,
+    alpha: Positive = 0.5,
+    samples: Count = 40,
+    test_points: CountOrZero = 20,
+    noise: NonNegative = 0.1,
+    seed: Seed = 0,
 ) -> Federation:
     """A linear Gaussian population: y = x . sum_k c_ik theta_k + normal(0, noise).
 
@@ -140,15 +145,16 @@ def synthetic_linear(
     return Federation(_names(n_clients), train, test, truth=truth, name="linear")
 
 
+@DATASETS.register("logistic_population", base=Settings)
 def logistic_population(
-    n_clients: int = 1000,
-    samples: int = 10,
-    dim: int = 20,
-    k: int = 5,
-    alpha: float = 0.3,
-    scale: float = 2.0,
-    test_points: int = 5,
-    seed: int = 0,
+    n_clients: Count = 1000,
+    samples: Count = 10,
+    dim: Count = 20,
+    k: Count = 5,
+    alpha: Positive = 0.3,
+    scale: NonNegative = 2.0,
+    test_points: CountOrZero = 5,
+    seed: Seed = 0,
 ) -> Federation:
     """A population of logistic regressions: P(y = 1 | x) = sigmoid(x . sum_k c_ik theta_k).
 

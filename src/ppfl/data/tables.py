@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple
 
 import narwhals as nw
 import numpy as np
@@ -36,9 +36,8 @@ from ppfl.data.column_sums import (
     flat_sums,
 )
 from ppfl.data.federation import Federation
-from ppfl.data.file_settings import HoldoutSettings
 from ppfl.data.files import check_limit, check_size, existing_file, open_bounded, reading
-from ppfl.data.ids import RowGroups, group_rows, split_rows, text_ids
+from ppfl.data.ids import Holdout, RowGroups, group_rows, split_rows, text_ids
 from ppfl.data.preparation import (
     GAP,
     OTHER,
@@ -309,10 +308,11 @@ def _client_column(values: pd.Series) -> Array:
 
 def _target_column(name: str, values: pd.Series) -> Array:
     """Targets (n,), numbers checked; whole numbers stay whole unless some are missing."""
+    targets: Array = values.to_numpy()
     if is_text(values) or is_bool_dtype(values):
-        return values.to_numpy()
-    numbers = as_numbers(name, values).to_numpy()
-    return numbers if values.isna().any() or values.dtype.kind not in "iu" else values.to_numpy(dtype=np.int64)
+        return targets
+    numbers: Array = as_numbers(name, values).to_numpy()
+    return numbers if values.isna().any() or values.dtype.kind not in "iu" else targets.astype(np.int64)
 
 
 # ---------------------------------------------------------------------- the table of a user
@@ -375,7 +375,7 @@ class DataTable:
         ...                       "country": ["at"] * 3}, "shop", "sold")
         >>> table
         <DataTable table: 3 rows, features 'price'; left out: country (one value)>
-        >>> table.federation(HoldoutSettings(test_fraction=0)).classes
+        >>> table.federation(Holdout(test_fraction=0)).classes
         ('no', 'yes')
         """
         frame = as_pandas(data)
@@ -437,7 +437,8 @@ class DataTable:
 
     def complete(self) -> Array:
         """(n,), True for the rows that have a client, a target and a value in every feature."""
-        return ~(pd.isna(self.clients) | pd.isna(self.targets) | self.features.isna().any(axis=1).to_numpy())
+        gaps: Array = pd.isna(self.clients) | pd.isna(self.targets) | self.features.isna().any(axis=1).to_numpy()
+        return ~gaps
 
     def usable(self, missing: MissingRule) -> Array:
         """(n,), True for the rows that a fit uses by this rule for missing values."""
@@ -452,7 +453,7 @@ class DataTable:
             )
         return np.ones(len(self), dtype=bool)
 
-    def rows(self, holdout: HoldoutSettings, missing: MissingRule = "refuse") -> dict[str, RowGroups]:
+    def rows(self, holdout: Holdout, missing: MissingRule = "refuse") -> dict[str, RowGroups]:
         """The numbers of the rows of every split, client by client."""
         used = torch.from_numpy(np.flatnonzero(self.usable(missing)))
         groups = group_rows(self.clients[used.numpy()])
@@ -466,12 +467,13 @@ class DataTable:
 
     def describe(self, settings: PreparationSettings, train: Array) -> TableFacts:
         """What the columns have, and the levels of text in the training rows that the settings do not name."""
-        kinds, levels = {}, {}
+        kinds: dict[str, Literal["numbers", "text", "empty"]] = {}
+        levels: dict[str, tuple[str, ...]] = {}
         for name in self.features:
             values = self.features[name]
             kinds[name] = "text" if values.dtype == object else "numbers" if values.notna().any() else "empty"
             if kinds[name] == "text" and name not in settings.levels and self._has_few_levels(name):
-                levels[name] = sorted(self._texts(name, train, settings.missing).unique().tolist())
+                levels[name] = tuple(sorted(self._texts(name, train, settings.missing).unique().tolist()))
         return TableFacts(kinds=kinds, levels=levels, left_out=dict(self.left_out), named=self.named)
 
     def sums(self, plan: ColumnPlan, train: Array, center: Center | None = None) -> dict[str, Tensor]:
@@ -502,7 +504,8 @@ class DataTable:
 
     def _numbers(self, name: str) -> Array:
         if name != TARGET:
-            return self.features[name].to_numpy(dtype=np.float64)
+            numbers: Array = self.features[name].to_numpy(dtype=np.float64)
+            return numbers
         if self.targets.dtype.kind not in "iuf":
             raise DataError("standardise_target is for a target that is a number; leave it out for classes")
         return self.targets.astype(np.float64)
@@ -534,7 +537,7 @@ class DataTable:
 
     def federation(
         self,
-        holdout: HoldoutSettings | None = None,
+        holdout: Holdout | None = None,
         prepared: Preparation | PreparationSettings | None = None,
         *,
         task: LearningTask = "auto",
@@ -555,7 +558,7 @@ class DataTable:
         if prepared is None:
             self._refuse_unprepared()
         missing: MissingRule = "refuse" if prepared is None else prepared.missing
-        rows = self.rows(holdout or HoldoutSettings(), missing)
+        rows = self.rows(holdout or Holdout(), missing)
         used = self.usable(missing)
         if isinstance(prepared, PreparationSettings):
             prepared = Preparation.fit(self, _numbers_of(rows["train"]), prepared)

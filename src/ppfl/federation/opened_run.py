@@ -21,6 +21,6 @@ def experiment_of(request: OpenRun, site: SiteSettings, base: Path | None) -> Ex
                 f"{', '.join(site.allow) or 'none'}; its owner may add it to `allow` in site.toml"
             )
     try:
-        return Experiment.model_validate(settings, context=Imports(base, site.allow))
+        return Experiment.model_validate(settings, context=Imports(base, (*site.allow, site.data.name)))
     except ValueError as error:
         raise SettingError(f"the server's experiment cannot be used here ({' '.join(str(error).split())})") from None

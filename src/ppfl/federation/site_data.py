@@ -14,8 +14,8 @@ from ..core.ids import ClientIds
 from ..data import DataTable, Federation, Samples
 from ..data.client_summaries import number_classes
 from ..data.column_sums import Center, ColumnPlan
-from ..data.dataset_settings import TableFileSettings, require_table
 from ..data.ids import RowGroups
+from ..data.load import TableSettings, load_data, require_table
 from ..data.preparation import Preparation, PreparationSettings
 from ..data.sample_spec import SampleSpec
 from ..data.tables import UnpreparedError
@@ -56,12 +56,12 @@ class SiteData:
         self.settings, self.file = settings, settings.data
         self._error: UnpreparedError | None = None
         self._whole: tuple[Federation, Tensor] | None = None
-        self._frame = self.file.read(base) if isinstance(self.file, TableFileSettings) else None
+        self._frame = self.file.call(base) if isinstance(self.file, TableSettings) else None
         try:
-            if isinstance(self.file, TableFileSettings):
+            if isinstance(self.file, TableSettings):
                 self._whole = settings.choose_clients(self.file.prepared(self.file.table(self._frame)))
             else:
-                self._whole = settings.choose_clients(self.file.build(base))
+                self._whole = settings.choose_clients(load_data(self.file, base=base))
         except UnpreparedError as error:  # an experiment with [preparation] can use them
             self._error = error
         self.leave_out(forgotten)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.ids import ClientIds, as_ids
 from ..core.registry import PythonName
 from ..core.settings import Count, Settings
-from ..data import DataSettings, Federation
+from ..data import DataByName, Federation
 from ..errors import SettingError
 from ..runs.load import explain, load_settings
 from ..sites.engines import balanced
@@ -38,13 +38,15 @@ class PartSettings(Settings):
 class SiteSettings(Settings):
     """All settings of a site.
 
-    >>> from ppfl.data.dataset_settings import Csv
-    >>> SiteSettings(name="clinic", data=Csv(file="visits.csv", client="patient", target="outcome")).allow
+    >>> from ppfl.data import DATASETS
+    >>> SiteSettings(
+    ...     name="clinic", data=DATASETS.make("csv", file="visits.csv", client="patient", target="outcome")
+    ... ).allow
     ()
     """
 
     name: SiteName
-    data: DataSettings
+    data: DataByName
     part: PartSettings | None = None
     units: dict[str, str] = {}  # of columns, such as {"glucose": "mg/dl"}: sites must agree on them
     allow: tuple[PythonName, ...] = ()  # functions that a server's experiment may name, for networks and metrics

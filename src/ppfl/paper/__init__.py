@@ -15,7 +15,6 @@ STUDIES = (
     "table1",
     "table2",
     "table3",
-    "covariate",
     "adapters",
     "paper-algorithms",
     "convergence",

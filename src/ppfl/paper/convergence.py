@@ -141,7 +141,7 @@ def constants(experiment: Experiment, run: RunRecord) -> Constants:
     F is not negative, so that Delta_F is at most the training loss of the first round.
     """
     method = _method(experiment)
-    federation = experiment.data.build()
+    federation = experiment.build_data()
     largest = max(float(torch.linalg.eigvalsh(x.mT @ x / len(x))[-1]) for x in _inputs(federation))
     length = max(float(x.square().sum(1).mean()) for x in _inputs(federation))
     result = RunFolder(run.folder).read().result

@@ -17,8 +17,7 @@ from ..core.parts import freeze
 from ..core.population import Population
 from ..core.registry import NamedCall
 from ..core.settings import Count, NonNegative, Repeats, Seed, Settings
-from ..data import DataSettings, Federation
-from ..data.dataset_settings import build_data
+from ..data import DataByName, Federation, load_data
 from ..data.preparation import PreparationSettings
 from ..data.sample_spec import SampleSpec
 from ..errors import AffinityError, SettingError
@@ -142,7 +141,7 @@ class Experiment(Settings):
     newcomers: Share = 0.0
     # of the clients asked in a round, lost in it: they got the model, and nothing of theirs comes back
     dropout: Share = 0.0
-    data: DataSettings
+    data: DataByName
     preparation: PreparationSettings | None = None  # of a table; None: it has numbers alone, which stay as they are
     model: Annotated[NamedCall, NETWORKS.field()]
     population: PopulationSettings = PopulationSettings()
@@ -187,7 +186,7 @@ class Experiment(Settings):
 
     def build_data(self, base: Path | None = None) -> Federation:
         """The clients and their data, prepared; relative paths start at `base`."""
-        return build_data(self.data, self.preparation, base)
+        return load_data(self.data, self.preparation, base)
 
     def build_affinity(self, federation: Federation, base: Path | None = None) -> Affinity | None:
         """Who resembles whom; a module with a function of one's own is looked for in `base` first."""

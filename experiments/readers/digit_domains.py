@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ppfl.core.settings import Count
+from ppfl.data import Assignment, Pool, Truth, mnist, npz
 from ppfl.data.arrays import as_targets
-from ppfl.data.drawn_digits import SIZE, drawn_digits
-from ppfl.data.federation import Federation
-from ppfl.data.files import check_size, open_bounded, reading
+from ppfl.data.datasets.images import images_as_floats, with_channels
+from ppfl.data.files import check_size, data_folder, open_bounded, reading
 from ppfl.data.partitions import client_names
-from ppfl.data.readers import images_as_floats, read_mnist, read_npz, with_channels
 from ppfl.data.samples import random_rows
-from ppfl.data.truth import Truth
-from ppfl.errors import DataError
+from ppfl.errors import DataError, SettingError
+
+from .drawn_digits import SIZE, drawn_digits
 
 Domain = Literal["svhn", "usps", "drawn", "mnist_m", "mnist"]
 DOMAINS: tuple[Domain, ...] = get_args(Domain)
@@ -27,37 +28,34 @@ DOMAIN_SAMPLES = 7438  # images per domain, as in the paper
 _Bytes = np.ndarray[Any, Any]
 
 
-def digit_domains(
-    folder: str | Path,
+def read(
+    folder: Path | None = None,
     domains: Sequence[Domain] = DOMAINS,
-    samples: int = DOMAIN_SAMPLES,
-    clients_per_domain: int = 1,
+    samples: Count = DOMAIN_SAMPLES,
+    clients_per_domain: Count = 1,
     seed: int = 0,
-    **split: Any,
-) -> Federation:
+) -> Pool:
     """One or more clients per domain, `samples` images per domain, (3, 28, 28) in [-1, 1]; the truth is the domain.
 
-    The folder contains mnist/ (the four idx files) and, in digits5/ or in a folder with the name of the domain,
-    svhn.npz or train_32x32.mat, usps.npz or usps.bz2 with usps.t.bz2, and mnist_m.npz (arrays x_train, y_train, x_test,
-    y_test or x, y). Training and test images are pooled; of SVHN the training images are enough. The domain "drawn"
-    replaces the digits that the paper renders from fonts, and needs no file.
+    The folder, by default PPFL_DATA, contains mnist/ (the four idx files) and, in digits5/ or in a folder with the name
+    of the domain, svhn.npz or train_32x32.mat, usps.npz or usps.bz2 with usps.t.bz2, and mnist_m.npz (arrays x_train,
+    y_train, x_test, y_test or x, y). Training and test images are pooled; of SVHN the training images are enough. The
+    domain "drawn" replaces the digits that the paper renders from fonts, and needs no file.
 
-    >>> digit_domains("nowhere", ["drawn"], samples=20, clients_per_domain=2).describe()
+    >>> read(Path("nowhere"), ["drawn"], samples=20, clients_per_domain=2).federation().describe()
     'digit domains: 2 clients, 16 train / 4 test samples (8-8 per client), x (3, 28, 28), 10 classes, 1 true sources'
     """
-    found = [_images_of(domain, Path(folder), samples, seed) for domain in domains]  # in random order
+    if not domains:
+        raise SettingError(f"domains is empty; name some of {', '.join(DOMAINS)}")
+    if folder is None:
+        folder = Path() if set(domains) == {"drawn"} else data_folder("mnist").parent
+    found = [_images_of(domain, folder, samples, seed) for domain in domains]  # in random order
     sizes = [len(part) for part in np.array_split(range(samples), clients_per_domain)]
-    ids = [name for domain in domains for name in _client_names(domain, clients_per_domain)]
-    return Federation.from_arrays(
-        torch.cat([x for x, _ in found]),
-        torch.cat([y for _, y in found]),
-        np.repeat(ids, sizes * len(domains)),
-        ids=ids,
-        seed=seed,
-        truth=Truth(torch.eye(len(domains)).repeat_interleave(clients_per_domain, 0), "domain"),
-        classes=[str(digit) for digit in range(10)],
-        **{"name": "digit domains", **split},
-    )
+    ids = tuple(name for domain in domains for name in _client_names(domain, clients_per_domain))
+    truth = Truth(torch.eye(len(domains)).repeat_interleave(clients_per_domain, 0), "domain")
+    clients = Assignment(torch.arange(len(ids)).repeat_interleave(torch.tensor(sizes * len(domains))), ids, truth)
+    x, y = torch.cat([x for x, _ in found]), torch.cat([y for _, y in found])
+    return Pool(x, y, clients, name="digit domains", classes=[str(digit) for digit in range(10)])
 
 
 def _client_names(domain: str, count: int) -> list[str]:
@@ -81,11 +79,16 @@ class _DomainImages(NamedTuple):
     y: Tensor
 
 
+def _mnist(folder: Path) -> tuple[Tensor, Tensor]:
+    pool = mnist(folder / "mnist", image=True, standardise=False)
+    return pool.x, pool.y
+
+
 def _images_of(domain: Domain, folder: Path, samples: int, seed: int) -> tuple[Tensor, Tensor]:
     if domain == "drawn":
         x, y = drawn_digits(samples, seed)
         return as_coloured(x), y
-    pool = _DomainImages(*read_mnist(folder / "mnist", image=True)) if domain == "mnist" else _read(domain, folder)
+    pool = _DomainImages(*_mnist(folder)) if domain == "mnist" else _read(domain, folder)
     rows = random_rows(len(pool.y), samples, seed, domain)
     chosen = pool.x[rows] if isinstance(pool.x, Tensor) else images_as_floats(pool.x[rows.numpy()])
     return as_coloured(chosen), pool.y[rows]
@@ -106,7 +109,7 @@ def _read(domain: Domain, folder: Path) -> _DomainImages:
 
 
 def _from_npz(paths: list[Path]) -> _DomainImages:
-    pool = read_npz(paths[0])
+    pool = npz(paths[0])
     if not (pool.x.ndim == 3 or (pool.x.ndim == 4 and pool.x.shape[1] in (1, 3))):
         raise DataError(
             f"{paths[0]} has samples of shape {tuple(pool.x.shape[1:])}; expected images (rows, columns), with 3 "

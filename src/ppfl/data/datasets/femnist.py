@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ppfl.data.client_files import SplitFiles, choose_clients, find_files
-from ppfl.data.federation import Federation
+from ppfl.core.settings import Count
+from ppfl.data.datasets.client_files import SplitFiles, TffFile, choose_clients, file_or_folder, find_files, open_tff
+from ppfl.data.datasets.images import images_as_floats, read_arrays
 from ppfl.data.files import check_size, existing_file, open_bounded, reading
-from ppfl.data.ids import text_ids
-from ppfl.data.readers import Pool, images_as_floats, read_arrays
-from ppfl.data.tff_files import TffFile, open_tff
+from ppfl.data.ids import Holdout, text_ids
+from ppfl.data.load import DATASETS, Pool
 from ppfl.errors import DataError
 
 FEMNIST_CLASSES = (*string.digits, *string.ascii_uppercase, *string.ascii_lowercase)
@@ -38,32 +38,39 @@ class _Images(NamedTuple):
     is_test: _Array | None  # (n,), if the source has a test part of its own
 
 
-def read_femnist(
-    path: str | Path,
-    min_samples: int = 30,
-    clients: int | None = None,
+@DATASETS.register("femnist", base=Holdout)
+def femnist(
+    folder: Path | None = None,
+    file: Path | None = None,
+    min_samples: Count = 30,
+    clients: Count | None = None,
     image: bool = True,
     seed: int = 0,
-    **split: Any,
-) -> Federation:
+) -> Pool:
     """FEMNIST by writer: images of 28 x 28 pixels, 62 classes (digits, capital and small letters).
 
-    `path` is a file, or a folder with `fed_emnist_train.h5` and `fed_emnist_test.h5` (TFF), with `all_data_*.json` or
-    train/ and test/ of LEAF, or with one npz file (`x, y, client`, optionally `is_test` and `writer_id`). All of these
-    have dark ink on a light background. It is inverted to ink = 1 on 0, as in MNIST.
+    The files have dark ink on a light background. It is inverted to ink = 1 on 0, as in MNIST. A test part of the
+    source is kept.
 
-    Writers with fewer than `min_samples` images, test images included, are left out; `clients` takes so many of the
-    others at random. A test part of the source is kept, otherwise `test_fraction` is held out. Images have a channel
-    axis and stay bytes until a batch is formed; with image=False they are 784 floats.
+    Args:
+        folder: A folder with `fed_emnist_train.h5` and `fed_emnist_test.h5` (TFF), with `all_data_*.json` or train/
+            and test/ of LEAF, or with one npz file (`x, y, client`, optionally `is_test` and `writer_id`). By default
+            the folder femnist/ in PPFL_DATA.
+        file: One such file, in the place of a folder.
+        min_samples: Writers with fewer images, test images included, are left out.
+        clients: Number of the other writers that are taken at random; None: all.
+        image: Images with a channel axis, which stay bytes until a batch is formed; otherwise 784 floats.
+        seed: Seeds the choice of writers.
 
     >>> from tempfile import TemporaryDirectory
     >>> writer = {"x": [[1.0] * 783 + [0.0]] * 5, "y": [0, 10, 36, 0, 10]}
     >>> with TemporaryDirectory() as folder:
     ...     leaf = {"users": ["ann"], "num_samples": [5], "user_data": {"ann": writer}}
     ...     _ = Path(folder, "all_data_0.json").write_text(json.dumps(leaf))
-    ...     read_femnist(folder, min_samples=5).describe()
+    ...     femnist(Path(folder), min_samples=5).federation().describe()
     'femnist: 1 clients, 4 train / 1 test samples (4-4 per client), x (1, 28, 28) bytes scaled to 0..1, 62 classes'
     """
+    path = file_or_folder(file, folder, "femnist")
     files = find_files(path, _PATTERNS, "fed_emnist_train.h5, all_data_*.json or npz file of FEMNIST")
 
     def choose(names: Sequence[str], size_of: Callable[[str], int]) -> list[str]:
@@ -78,8 +85,7 @@ def read_femnist(
             f'invert it, or read an npz file with name = "npz"'
         )
     x = torch.from_numpy(found.x)[:, None] if image else images_as_floats(found.x).flatten(1)
-    pool = Pool(x, found.y, found.clients, found.is_test)
-    return pool.federation(seed=seed, classes=FEMNIST_CLASSES, **{"name": "femnist", **split})
+    return Pool(x, found.y, found.clients, found.is_test, "femnist", FEMNIST_CLASSES)
 
 
 def _from_tff(files: SplitFiles, choose: _Choose) -> _Images:

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 
 from ppfl.core.losses import IGNORED
+from ppfl.core.settings import Count
+from ppfl.data import Pool
 from ppfl.data.arrays import Integers
-from ppfl.data.client_files import SplitFiles, choose_clients, find_files
-from ppfl.data.federation import Federation
+from ppfl.data.datasets.client_files import SplitFiles, choose_clients, file_or_folder, find_files, open_tff
+from ppfl.data.datasets.shakespeare import TokenRows, Vocabulary, next_token_rows
 from ppfl.data.files import check_limit, open_bounded, reading
-from ppfl.data.next_tokens import TokenRows, Vocabulary, next_token_rows
-from ppfl.data.readers import Pool
-from ppfl.data.tff_files import open_tff
 
 _PATTERNS = (("posts.jsonl*", ""), ("stackoverflow_train.h5", "stackoverflow_test.h5"), ("stackoverflow.h5", ""))
 _FIELDS = ("user", "date", "text")
@@ -46,21 +45,22 @@ class _Numbers(dict[str, int]):
         return _UserTexts(flat, np.array(sizes, np.int64), np.array(marks, np.int64))
 
 
-def read_stackexchange(
-    path: str | Path,
-    length: int = 20,
-    words: int = 10_000,
-    min_words: int = 500,
-    clients: int | None = None,
+def read(
+    folder: Path | None = None,
+    file: Path | None = None,
+    length: Count = 20,
+    words: Count = 10_000,
+    min_words: Count = 500,
+    clients: Count | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
-    **split: Any,
-) -> Federation:
+) -> Pool:
     r"""Posts by user: x are `length` words as tokens, and y is the next word after each of them.
 
-    `path` is a file or a folder: posts.jsonl (may be compressed), one JSON object per line with the texts `user`,
+    A file, or one in the folder: posts.jsonl (may be compressed), one JSON object per line with the texts `user`,
     `date` and `text`, and optionally `site`; or stackoverflow_train.h5 of TFF, optionally with stackoverflow_test.h5.
-    A post begins with the token bos and ends with eos, and is cut into rows; y is -100 after its end.
+    By default the folder is stackexchange/ in PPFL_DATA. A post begins with the token bos and ends with eos, and is cut
+    into rows; y is -100 after its end.
 
     The latest posts of every user are its test part, unless the source has a test file: whole posts, with about
     `test_fraction` of its rows. A user with one post has no test part. The vocabulary is the most frequent `words` of
@@ -72,10 +72,11 @@ def read_stackexchange(
     >>> posts = [{"user": name, "date": "2024-01-01", "text": "To be, or not to be"} for name in ("ann", "bob")]
     >>> with TemporaryDirectory() as folder:
     ...     _ = Path(folder, "posts.jsonl").write_text("\n".join(map(json.dumps, posts)))
-    ...     f = read_stackexchange(folder, length=4, min_words=6, test_fraction=0)
+    ...     f = read(Path(folder), length=4, min_words=6, test_fraction=0).federation()
     >>> f.train.client(0).x.tolist(), f.classes
     ([[6, 2, 1, 4], [3, 2, 1, 0]], ('<pad>', 'be', 'to', 'not', 'or', '<oov>', '<bos>', '<eos>'))
     """
+    path = file_or_folder(file, folder, "stackexchange")
     files = find_files(path, _PATTERNS, "posts.jsonl or stackoverflow_train.h5")
     read = _from_tff if files.train[0].suffix.lower() in (".h5", ".hdf5") else _from_posts
     numbers = _Numbers()
@@ -87,8 +88,7 @@ def read_stackexchange(
     is_test = (texts.is_test if files.test else _latest(user_of_text, np.bincount(rows.text), test_fraction))[rows.text]
     rows, vocabulary = _with_frequent_words(rows, is_test == 0, all_words, words)
     ids = np.array([*users], dtype=object)[user]
-    pool = Pool(torch.from_numpy(rows.x), rows.y, ids, is_test)
-    return pool.federation(seed=seed, classes=vocabulary.names, **{"name": "stackexchange", **split})
+    return Pool(torch.from_numpy(rows.x), rows.y, ids, is_test, "stackexchange", vocabulary.names)
 
 
 def _from_posts(files: SplitFiles, numbers: _Numbers, choose: _Choose) -> dict[str, _UserTexts]:

@@ -1,44 +1,30 @@
-"""Readers of array files: idx (MNIST) and npz. Reading them cannot run code."""
+"""Images: scikit-learn's digits, MNIST, CIFAR-10, and arrays in npz files. Reading them cannot run code."""
 
 import math
 import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ppfl.core.settings import Count
 from ppfl.data.arrays import as_features
 from ppfl.data.federation import Federation
-from ppfl.data.files import check_members, check_size, existing_file, open_bounded, reading
+from ppfl.data.files import check_members, check_size, data_folder, existing_file, open_bounded, reading
+from ppfl.data.load import DATASETS, Pool
+from ppfl.data.partitions import MNIST_GROUPS, PARTITIONS, label_groups
+from ppfl.data.samples import random_rows
 from ppfl.errors import DataError
+
+# Mean and standard deviation of a pixel: a published constant, so no data of clients are needed to compute it
+MNIST_PIXELS = 0.1307, 0.3081
 
 _IDX_TYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _MOST_AXES = 8
 _PIECE = 1 << 20  # bytes read at a time
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-
-
-class Pool(NamedTuple):
-    """Samples of all clients in a file, with client ids and test marks if the file has them.
-
-    >>> pool = Pool(torch.zeros(4, 2), np.array([0, 1, 0, 1]), clients=np.array(["a", "a", "b", "b"]))
-    >>> pool.federation(test_fraction=0).ids
-    ('a', 'b')
-    """
-
-    x: Tensor
-    y: np.ndarray[Any, Any]
-    clients: np.ndarray[Any, Any] | None = None
-    is_test: np.ndarray[Any, Any] | None = None
-
-    def federation(self, **settings: Any) -> Federation:
-        """Group the samples by the client ids in the file; settings as for Federation.from_arrays."""
-        if self.clients is None:
-            raise DataError("the file has no array 'client'; add one id per sample, or choose a partition")
-        tokens = self.x.dtype == torch.int64
-        return Federation.from_arrays(self.x, self.y, self.clients, is_test=self.is_test, tokens=tokens, **settings)
 
 
 def read_idx(path: str | Path) -> np.ndarray[Any, Any]:
@@ -71,20 +57,60 @@ def read_idx(path: str | Path) -> np.ndarray[Any, Any]:
     return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
-def read_mnist(folder: str | Path, image: bool = False) -> tuple[Tensor, Tensor]:
-    """MNIST, train and test pooled: 70,000 images in [0, 1], flattened (784) or, with image=True, (1, 28, 28).
+@DATASETS.register("digits", partition=PARTITIONS.make("label_groups", clients=10))
+def digits() -> Pool:
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, flattened, in [0, 1]; they need no download.
 
-    The folder contains the four official files, gzipped or not; MNIST/raw, as torchvision writes it, works too.
+    >>> pool = digits()
+    >>> pool.x.shape, float(pool.x.max())
+    (torch.Size([1797, 64]), 1.0)
+    """
+    from sklearn.datasets import load_digits
 
-    >>> x, y = read_mnist("no such folder")
+    pixels, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels, dtype=torch.int64)
+    return Pool(x, y, name="digits")
+
+
+def digits_federation(clients_per_group: int = 10, seed: int = 0, test_fraction: float = 0.2) -> Federation:
+    """The digits in the paper's four MNIST label groups, with about 45 samples per client.
+
+    >>> digits_federation().describe()
+    'digits: 40 clients, 1437 train / 360 test samples (28-44 per client), x (64,), 10 classes, 4 true sources'
+    """
+    pool = digits()
+    clients = label_groups(pool.y, MNIST_GROUPS, clients_per_group, seed)
+    return pool.federation(clients, seed=seed, test_fraction=test_fraction)
+
+
+@DATASETS.register("mnist", partition=PARTITIONS.make("label_groups"))
+def mnist(
+    folder: Path | None = None,
+    image: bool = False,
+    standardise: bool = True,
+    samples: Count | None = None,
+    seed: int = 0,
+) -> Pool:
+    """MNIST, train and test pooled: 70,000 images, flattened (784) or, with image=True, (1, 28, 28).
+
+    Args:
+        folder: The four official files, gzipped or not; MNIST/raw, as torchvision writes it, works too. By default
+            the folder mnist/ in PPFL_DATA.
+        image: Whether images have axes.
+        standardise: Subtract the published mean of a pixel and divide by its deviation; otherwise pixels are in [0, 1].
+        samples: Number of random images that are taken; None: all.
+        seed: Seeds the choice of images.
+
+    >>> mnist(Path("no such folder"))
     Traceback (most recent call last):
         ...
     ppfl.errors.DataError: no train-images-idx3-ubyte.gz in no such folder; get the four MNIST files, ...
     """
+    folder = data_folder("mnist") if folder is None else folder
     images, labels = [], []
     for part in ("train", "t10k"):
-        x = read_idx(_mnist_file(Path(folder), f"{part}-images", "idx3-ubyte"))
-        y = read_idx(_mnist_file(Path(folder), f"{part}-labels", "idx1-ubyte"))
+        x = read_idx(_mnist_file(folder, f"{part}-images", "idx3-ubyte"))
+        y = read_idx(_mnist_file(folder, f"{part}-labels", "idx1-ubyte"))
         if x.ndim != 3 or x.dtype != np.uint8 or y.shape != x.shape[:1]:
             raise DataError(
                 f"{folder} has {part} images of shape {x.shape} and labels of shape {y.shape}; "
@@ -93,21 +119,29 @@ def read_mnist(folder: str | Path, image: bool = False) -> tuple[Tensor, Tensor]
         images.append(x)
         labels.append(y)
     pixels = images_as_floats(np.concatenate(images))
-    return pixels[:, None] if image else pixels.flatten(1), torch.tensor(np.concatenate(labels)).long()
+    pixels = pixels[:, None] if image else pixels.flatten(1)
+    pixels, digit = choose_images(pixels, torch.tensor(np.concatenate(labels)).long(), samples, seed, "mnist")
+    return Pool((pixels - MNIST_PIXELS[0]) / MNIST_PIXELS[1] if standardise else pixels, digit, name="mnist")
 
 
-def read_npz(path: str | Path, tokens: bool = False) -> Pool:
+@DATASETS.register("npz")
+def npz(file: Path, tokens: bool = False, image: bool = False) -> Pool:
     """A numpy archive of `x, y`, optionally `client` and `is_test`; or of `x_train, y_train, x_test, y_test`.
 
     uint8 arrays are read as images: scaled to [0, 1], with a last axis of 3 colours moved before rows and columns.
 
+    Args:
+        file: The archive. Without `client` it needs a partition.
+        tokens: Whether whole numbers are tokens.
+        image: Whether images get the axis of channels that networks for images expect.
+
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     np.savez(f"{folder}/data.npz", x=np.zeros((4, 2), np.float32), y=[0, 1, 0, 1], client=["a", "a", "b", "b"])
-    ...     read_npz(f"{folder}/data.npz").federation(test_fraction=0).ids
+    ...     npz(Path(folder, "data.npz")).federation(test_fraction=0).ids
     ('a', 'b')
     """
-    path = existing_file(path, "a numpy archive with arrays x and y")
+    path = existing_file(file, "a numpy archive with arrays x and y")
     with reading(path, "is not a readable npz file", "save it with numpy.savez, without objects"):
         arrays = read_arrays(path)
         if {"x_train", "y_train", "x_test", "y_test"} <= arrays.keys():
@@ -126,7 +160,8 @@ def read_npz(path: str | Path, tokens: bool = False) -> Pool:
         features = as_features(x, tokens)
         if x.dtype == np.uint8 and not tokens:
             features = _as_pixels(features.float())
-    return Pool(features, y, arrays.get("client"), arrays.get("is_test"))
+    features = with_channels(features) if image else features
+    return Pool(features, y, arrays.get("client"), arrays.get("is_test"), path.stem)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -184,6 +219,14 @@ def with_channels(x: Tensor) -> Tensor:
             f"samples have shape {tuple(x.shape[1:])}, which is not an image; expected (rows, columns): reshape x"
         )
     return x[:, None] if x.ndim == 3 else x
+
+
+def choose_images(x: Tensor, y: Tensor, samples: int | None, seed: int, name: str) -> tuple[Tensor, Tensor]:
+    """Some of the images at random, or all."""
+    if samples is None:
+        return x, y
+    rows = random_rows(len(y), samples, seed, name)
+    return x[rows], y[rows]
 
 
 def _mnist_file(folder: Path, stem: str, kind: str) -> Path:

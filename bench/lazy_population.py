@@ -1,4 +1,7 @@
-"""A synthetic population of any size: its samples are drawn when a client takes part."""
+"""A synthetic population of any size, whose samples are drawn when a client takes part: an example of a lazy source.
+
+In an experiment file beside it: name = "lazy_population:lazy_population".
+"""
 
 from __future__ import annotations
 
