@@ -230,6 +230,24 @@ def test_chains_of_layers_are_differentiated_by_hand(name):
     assert [type(backend) for backend in backends_of(problem, problem.population())] == [Autograd, Chained]
 
 
+WAYS = {  # of clients: one by one, or side by side; and of one's images with the channels last
+    "images": (True, True),
+    "images in one layout": (True, False),
+    "lstm": (True, False),
+    "packed": (True, False),
+    "function": (True, False),
+    "attention": (False, False),
+    "group norm": (False, False),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_only_convolutions_and_what_vmap_cannot_run_are_taken_one_client_after_the_other(name):
+    problem = PROBLEMS[name]()
+    clients = backends_of(problem, problem.population())[0].clients
+    assert (clients.one_by_one, clients.channels_last) == WAYS[name]
+
+
 class Skip(nn.Sequential):
     def forward(self, x):
         return x + super().forward(x)
