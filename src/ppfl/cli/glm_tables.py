@@ -163,5 +163,10 @@ def _format_row(row: CoefficientRow, *, is_share: bool) -> list[str]:
 
 
 def _shorten(names: Sequence[str], most: int = 8) -> str:
+    """The first names, and how many there are besides.
+
+    >>> _shorten(("a", "b", "c"), 3), _shorten(("a", "b", "c", "d"), 3)
+    ('a, b, c', 'a, b, c and 1 more')
+    """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) or NOTHING) + more
