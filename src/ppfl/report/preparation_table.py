@@ -9,7 +9,14 @@ from .markup import Markup, element, escape, join
 
 
 def preparation_table(preparation: Mapping[str, Any]) -> Markup:
-    """From the preparation that a run folder holds."""
+    """From the preparation that a run folder holds.
+
+    >>> ward = {"name": "<ward>", "levels": ["a"], "rare": [], "missing": 3}
+    >>> "&lt;ward&gt;" in (table := preparation_table({"columns": [ward], "rows": 1200, "dropped": 5}))
+    True
+    >>> "one level, a" in table, "all 1,200 training rows. 5 rows were left out" in table
+    (True, True)
+    """
     heads = [element("th", escape(head), scope="col") for head in ("column", "became", "missing")]
     rows = []
     for column in preparation["columns"]:
@@ -28,6 +35,8 @@ def _describe(column: Mapping[str, Any]) -> str:
     >>> age = {"levels": [], "mean": [40.0], "scale": [9.5], "fill": 40.0, "rare": []}
     >>> _describe(age), _describe(age | {"scale": [0.0]})
     ('(x - 40) / 9.5, and 40 where it was missing', 'one value: 0')
+    >>> _describe({"levels": ["a", "b", "other"], "rare": ["c", "d"]})
+    'indicators of b, other; the reference is a; c, d became other'
     """
     if column["levels"]:
         first, *others = column["levels"]
