@@ -14,8 +14,11 @@ from kit.problems import make_federation
 from kit.refusals import DataError, ModelError, SettingError, WriteError, assert_refused
 from ppfl import PPFL, FedAvg, Federation, Fitted, Local, Population, Watch, affinity, fit, load
 from ppfl.algorithms import CFL, IFCA, Ditto, FedEM, FedProx, FineTune
-from ppfl.core import simplex
+from ppfl.core import lora, simplex, with_adapters
+from ppfl.core.adapters import adapted_layers
+from ppfl.core.population import Mixture
 from ppfl.sites import export_onnx
+from ppfl.sites.client_model import client_model
 
 ALL = make_federation((17, 12, 30, 9, 25, 14, 8), test_fraction=0.3)
 OLD, NEW = ALL.select(ALL.ids[:4]), ALL.select(ALL.ids[4:])
@@ -88,6 +91,15 @@ def test_a_client_has_a_plain_network_with_memory_of_its_own(name):
     changed = copy.deepcopy(fitted)
     changed.model("client-0").requires_grad_(False).apply(lambda module: [p.zero_() for p in module.parameters()])
     assert torch.equal(before, changed.predict("client-0", X))
+
+
+@pytest.mark.parametrize("mix", ["outputs", "predictions", "weights"])
+def test_a_clients_network_has_plain_layers_where_the_populations_has_adapters(mix):
+    population = Population(with_adapters(make_net(), lora(rank=2)), k=2, mix=mix, canonical="adapters.up")
+    models = Mixture(population.initial_models(seed=0, distinct=True), torch.tensor([[0.3, 0.7]]))
+    plain, adapted = (client_model(population, models, predictions=True, merge=merge) for merge in (True, False))
+    assert adapted_layers(adapted) and not adapted_layers(plain)
+    torch.testing.assert_close(plain(X), adapted(X), **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["weights", "outputs in the middle", "predictions of a part"])
