@@ -14,6 +14,7 @@ from ppfl.report.curves import over_rounds, score_axis
 from ppfl.report.membership_bars import MAX_BARS, make_bars
 from ppfl.report.methods import MethodRuns
 from ppfl.report.metric import METRICS
+from ppfl.report.simplex_plot import MAX_STACKED, line_plot
 from ppfl.report.sorted_memberships import sort_memberships, truth_agreement
 from ppfl.runs import group_agreement
 
@@ -95,3 +96,12 @@ def test_every_row_is_a_dot_in_both_panels_of_residuals(tmp_path):
     plot_residuals(model, table.x, y, path=tmp_path / "residuals.html", kind="pearson")
     page = (tmp_path / "residuals.html").read_text()
     assert page.startswith("<!doctype html>") and "pearson residual" in page
+
+
+def test_more_clients_than_can_be_stacked_are_a_histogram_of_all_of_them():
+    shares = [i / (2 * MAX_STACKED) for i in range(2 * MAX_STACKED)] + [1.0] * 20
+    drawn = str(line_plot([f"client-{i}" for i in range(len(shares))], [(1 - share, share) for share in shares]))
+    counts = [int(count) for count in re.findall(r"(\d+) clients are", drawn)]
+    assert counts == [20] * 39 + [40] and sum(counts) == len(shares)
+    heights = [float(height) for height in re.findall(r"<rect[^>]* height=\"([\d.]+)\"", drawn)]
+    assert heights[-40:] == pytest.approx([count * 180 / 40 for count in counts])
