@@ -19,7 +19,7 @@ from ppfl.data import digits
 CLIENTS = 40
 
 torch.manual_seed(0)
-x, y = digits()
+x, y = digits().x, digits().y
 order = torch.randperm(len(x))
 public, private = order[:600], order[600:]
 net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))

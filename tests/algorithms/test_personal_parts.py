@@ -169,7 +169,7 @@ def test_a_model_that_leaves_has_its_adapters_merged_and_fits_as_before(method, 
 
 def test_adapters_find_groups_and_beat_one_shared_adapter_and_own_ones_for_the_bytes_of_one():
     """A network that knows the digits, and clients in four groups, each with other names for the digits."""
-    (x, y), net = digits(), make_net(64, 32, 10)
+    x, y, net = digits().x, digits().y, make_net(64, 32, 10)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     for _ in range(60):
         optimizer.zero_grad()

@@ -1,5 +1,6 @@
 """What the commands do and print."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 
 import ppfl as package
 from kit.experiments import file_bytes
-from ppfl.data import DATASETS, synthetic_linear
+from ppfl.data import DATASETS
 from ppfl.runs import load_run
 
 
@@ -63,8 +64,9 @@ SMALL = changes("rounds=2", "seeds=[0]", "data.n_clients=6", "data.dim=4", "data
 
 def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, monkeypatch):
     out, chosen = tmp_path / "out", ("--case", "synthetic", "--method", "K = 1", "--method", "K = 2")
-    reads, build = [], DATASETS["synthetic"].build
-    monkeypatch.setattr(DATASETS["synthetic"], "build", lambda *given: reads.append(given) or build(*given))
+    reads, made = [], DATASETS["synthetic"].function
+    counted = staticmethod(functools.wraps(made)(lambda **given: reads.append(given) or made(**given)))
+    monkeypatch.setattr(DATASETS["synthetic"], "function", counted)
     command = ("reproduce", "k-sweep", *chosen, *SMALL, "--jobs", 1, "--out", out)
     first = ppfl(*command)
     assert first.code == 0, first.err
@@ -76,7 +78,7 @@ def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, monkeyp
     monkeypatch.setattr(DATASETS["synthetic"], "function", None)  # nothing is left to run, so nothing needs the data
     assert ppfl(*command).code == 0
     assert file_bytes(out / "synthetic" / "K-2" / "seed-0") == runs
-    monkeypatch.setattr(DATASETS["synthetic"], "function", staticmethod(synthetic_linear))
+    monkeypatch.setattr(DATASETS["synthetic"], "function", counted)
     monkeypatch.setenv("PPFL_DATA", str(tmp_path))
     failed = ppfl("reproduce", "k-sweep", "--out", tmp_path / "none")
     assert failed.code == 2 and "mnist" in failed.err and not (tmp_path / "none").exists()

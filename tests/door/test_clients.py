@@ -8,17 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from kit.fits import quadratic_minima
-from kit.networks import make_net, with_seed
+from kit.fits import quadratic_gaps, quadratic_minima
+from kit.networks import Mixture, adapted_layers, make_net, with_seed
 from kit.problems import make_federation
 from kit.refusals import DataError, ModelError, SettingError, WriteError, assert_refused
 from ppfl import PPFL, FedAvg, Federation, Fitted, Local, Population, Watch, affinity, fit, load
 from ppfl.algorithms import CFL, IFCA, Ditto, FedEM, FedProx, FineTune
 from ppfl.core import lora, simplex, with_adapters
-from ppfl.core.adapters import adapted_layers
-from ppfl.core.population import Mixture
-from ppfl.sites import export_onnx
-from ppfl.sites.client_model import client_model
+from ppfl.sites import client_model, export_onnx
 
 ALL = make_federation((17, 12, 30, 9, 25, 14, 8), test_fraction=0.3)
 OLD, NEW = ALL.select(ALL.ids[:4]), ALL.select(ALL.ids[4:])
@@ -190,6 +187,15 @@ def test_the_search_solves_quadratic_programs_as_the_exact_solver_does():
     roots, f = torch.randn(20, 4, 6, generator=draw).double(), torch.randn(20, 4, generator=draw).double()
     found, exact = quadratic_minima(roots @ roots.mT, f)
     assert bool((found <= exact + 3e-5 * (1 + exact.abs())).all())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_comes_as_near_to_minima_in_single_precision_as_is_promised(seed):
+    """Minima inside the simplex, where losses are flat: steps become shorter than single precision can tell apart."""
+    draw = torch.Generator().manual_seed(seed)
+    roots, inside = torch.randn(40, 3, 3, generator=draw), torch.randn(40, 3, 1, generator=draw).softmax(1)
+    H = roots @ roots.mT
+    assert float(quadratic_gaps(H, -(H @ inside)[:, :, 0]).max()) <= 2 * GAP
 
 
 @pytest.mark.parametrize("name", ["outputs", "predictions", "private", "ditto"])

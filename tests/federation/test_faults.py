@@ -144,7 +144,7 @@ def test_sites_that_do_not_fit_are_refused_by_name_before_the_first_round(tmp_pa
     tables, units, data = {}, {}, {"name": "csv", "file": "t.csv", "client": "who", "target": "y"}
     for name, column, unit in [("a", "age", "mg/dl"), ("b", "age", "mmol/l"), ("c", "weight", "mg/dl")]:
         (tmp_path / name).mkdir()
-        rows = [f"p{at % 3},{at},{at % 2}" for at in range(12)]
+        rows = [f"p{at % 3},{40 + at * at % 7},{at % 2}" for at in range(12)]
         (tmp_path / name / "t.csv").write_text("\n".join([f"who,{column},y", *rows]))
         tables |= make_services(tmp_path, [name], data, part=None)
         units |= make_services(tmp_path, [name], data, part=None, units={"age": unit})

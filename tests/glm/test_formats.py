@@ -37,7 +37,7 @@ def assert_near(found, wanted):
     [
         pd.Series(TABLE.clients, index=range(5, 125)).astype("Int64"),
         pd.Categorical([f"shop {i}" for i in TABLE.clients], [f"shop {i}" for i in range(20, -1, -1)]),
-        np.random.default_rng(3).permutation(100)[TABLE.clients] / 2,
+        np.random.default_rng(3).permutation(100)[TABLE.clients].astype(float),
     ],
 )
 def test_memberships_are_labelled_by_client_id(ids):

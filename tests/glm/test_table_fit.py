@@ -9,8 +9,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, mean_gamma_deviance, mean_poisson_deviance, mean_squared_error
 
 from kit.refusals import PPFLError, assert_refused
-from kit.tables import make_client_table, make_estimator
-from ppfl.data.tables import BadCells, DataTable
+from kit.tables import BadCells, make_client_table, make_estimator
+from ppfl.data import DataTable
 from ppfl.glm.table import TableSettings, fit_table
 from ppfl.glm.table.encoding import Encoding
 from ppfl.glm.table.local_models import MODELS, LocalModels

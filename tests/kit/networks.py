@@ -6,6 +6,9 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ppfl.core.adapters import adapted_layers as adapted_layers
+from ppfl.core.population import Mixture as Mixture
+
 
 def with_seed(make: Callable[[], nn.Module], seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
     """A fresh network, with the same values every time."""

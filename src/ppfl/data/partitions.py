@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import AfterValidator
 
 from ppfl.core.registry import Functions, NamedCall
 from ppfl.core.settings import Count, CountOrZero, Positive
@@ -15,7 +16,7 @@ from ppfl.errors import DataError
 
 MNIST_GROUPS = ((0, 6), (5, 8), (2, 3, 9), (1, 4, 7))  # of the paper
 
-Groups = Sequence[Sequence[CountOrZero]]
+Groups = Annotated[Sequence[Sequence[CountOrZero]], AfterValidator(lambda groups: tuple(map(tuple, groups)))]
 _Integers = np.ndarray[Any, np.dtype[np.int64]]
 _Table = np.ndarray[Any, np.dtype[np.float64]]
 
