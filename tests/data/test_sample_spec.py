@@ -12,13 +12,14 @@ from ppfl.data.preparation import Preparation, PreparedColumn
 from ppfl.data.sample_spec import SampleSpec
 
 PREPARED = Preparation(
-    (
-        PreparedColumn("age", (), (), (40.0,), (10.0,), 40.0, missing=1),
-        PreparedColumn("ward", ("east", "west"), (), (0.25,), (0.5,), None, missing=0),
-        PreparedColumn("same", (), (), (7.0,), (0.0,), None, missing=0),
+    columns=(
+        PreparedColumn(name="age", mean=(40.0,), scale=(10.0,), fill=40.0, missing=1),
+        PreparedColumn(name="ward", levels=("east", "west"), mean=(0.25,), scale=(0.5,)),
+        PreparedColumn(name="same", mean=(7.0,), scale=(0.0,)),
     ),
-    rows=7, dropped=0, target=(100.0, 20.0),
-)  # fmt: skip
+    rows=7,
+    target=(100.0, 20.0),
+)
 TABLE = pd.DataFrame({"note": ["a", "b"], "same": [7.0, 7.0], "ward": ["west", "east"], "age": [60.0, None]})
 FLOATS = SampleSpec(shape=(3,), dtype=torch.float32, target_dtype=torch.float32)
 NAMED = FLOATS.model_copy(update={"features": ("a", "b", "c")})

@@ -143,7 +143,6 @@ EXAMPLES = [file.stem for file in sorted((ROOT / "examples").glob("*.py")) if "#
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_on_few_simulated_clients(name, here, monkeypatch, capsys):
-    pytest.importorskip("pandas")
     monkeypatch.setenv("PPFL_DATA", str(here / "no data"))
     monkeypatch.setenv("PPFL_EXAMPLE_CLIENTS", "16")
     monkeypatch.syspath_prepend(ROOT / "examples")

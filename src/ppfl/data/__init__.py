@@ -25,7 +25,8 @@ from ppfl.data.synthetic import (
     synthetic_groups,
     synthetic_linear,
 )
-from ppfl.data.tables import DataTable, read_table
+from ppfl.data.table_files import read_table
+from ppfl.data.tables import DataTable
 from ppfl.data.truth import Truth
 
 __all__ = [
