@@ -120,6 +120,8 @@ def first_fault(error: ValidationError, known: Mapping[str, Any], what: str = "s
         other = _OTHER_NAMES.get(key)
         near = f"did you mean {other!r}? " if other in known else did_you_mean(key, known)
         return f"there is no {what} {key!r}; {near}its {what}s are {', '.join(known)}"
+    if unknown:  # of a table in a table
+        return f"there is no {what} {'.'.join(map(str, first['loc']))!r}; leave it out"
     expected = dict.fromkeys(expected_value(fault) for fault in faults if fault["loc"][0] == first["loc"][0])
     return f"{key} is {shown(first['input'])}; {', or '.join(expected)}"
 
