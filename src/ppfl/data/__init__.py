@@ -6,7 +6,7 @@ from ppfl.data.datasets.cifar import cifar10
 from ppfl.data.datasets.femnist import FEMNIST_CLASSES, femnist
 from ppfl.data.datasets.images import digits, digits_federation, mnist, npz, read_idx
 from ppfl.data.datasets.shakespeare import SHAKESPEARE_CHARACTERS, shakespeare
-from ppfl.data.federation import Assignment, Federation
+from ppfl.data.federation import Assignment, Federation, Truth
 from ppfl.data.load import DATASETS, DataByName, Pool, build, load_data
 from ppfl.data.partitions import (
     MNIST_GROUPS,
@@ -27,7 +27,6 @@ from ppfl.data.synthetic import (
 )
 from ppfl.data.table_files import read_table
 from ppfl.data.tables import DataTable
-from ppfl.data.truth import Truth
 
 __all__ = [
     "DATASETS",

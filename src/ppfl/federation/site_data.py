@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ..core.ids import ClientIds
 from ..data import DataTable, Federation, Samples
-from ..data.client_summaries import number_classes
 from ..data.column_sums import Center, ColumnPlan
 from ..data.ids import RowGroups
 from ..data.load import TableSettings, load_data, require_table
 from ..data.preparation import Preparation, PreparationSettings
 from ..data.sample_spec import SampleSpec
+from ..data.summaries import number_classes
 from ..data.table_sums import describe_columns, sum_rows
 from ..data.tables import UnpreparedError
 from ..errors import DataError, SettingError
