@@ -63,8 +63,8 @@ SMALL = changes("rounds=2", "seeds=[0]", "data.n_clients=6", "data.dim=4", "data
 
 def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, monkeypatch):
     out, chosen = tmp_path / "out", ("--case", "synthetic", "--method", "K = 1", "--method", "K = 2")
-    reads, build = [], DATASETS["synthetic"].build
-    monkeypatch.setattr(DATASETS["synthetic"], "build", lambda *given: reads.append(given) or build(*given))
+    reads, call = [], DATASETS["synthetic"].call
+    monkeypatch.setattr(DATASETS["synthetic"], "call", lambda *given, **more: reads.append(given) or call(*given, **more))
     command = ("reproduce", "k-sweep", *chosen, *SMALL, "--jobs", 1, "--out", out)
     first = ppfl(*command)
     assert first.code == 0, first.err
