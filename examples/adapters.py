@@ -19,7 +19,8 @@ from ppfl.data import digits
 CLIENTS = 40
 
 torch.manual_seed(0)
-x, y = digits()
+pool = digits()
+x, y = pool.x, pool.y
 order = torch.randperm(len(x))
 public, private = order[:600], order[600:]
 net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))

@@ -22,7 +22,8 @@ from ppfl.data import MNIST_GROUPS, digits, label_groups
 PER_GROUP = int(os.environ.get("PPFL_EXAMPLE_CLIENTS", "40")) // len(MNIST_GROUPS)
 
 torch.manual_seed(0)
-x, y = digits()
+pool = digits()
+x, y = pool.x, pool.y
 images, order = x.reshape(-1, 1, 8, 8), torch.randperm(len(x))
 public, private = order[: len(x) // 2], order[len(x) // 2 :]
 

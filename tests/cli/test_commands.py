@@ -64,7 +64,9 @@ SMALL = changes("rounds=2", "seeds=[0]", "data.n_clients=6", "data.dim=4", "data
 def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, monkeypatch):
     out, chosen = tmp_path / "out", ("--case", "synthetic", "--method", "K = 1", "--method", "K = 2")
     reads, call = [], DATASETS["synthetic"].call
-    monkeypatch.setattr(DATASETS["synthetic"], "call", lambda *given, **more: reads.append(given) or call(*given, **more))
+    monkeypatch.setattr(
+        DATASETS["synthetic"], "call", lambda *given, **more: reads.append(given) or call(*given, **more)
+    )
     command = ("reproduce", "k-sweep", *chosen, *SMALL, "--jobs", 1, "--out", out)
     first = ppfl(*command)
     assert first.code == 0, first.err

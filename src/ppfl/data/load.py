@@ -104,6 +104,9 @@ def load_data(asked: NamedCall, preparation: PreparationSettings | None = None, 
         asked: `[data]`: the name of the data set, and its keys.
         preparation: How columns of a table become numbers; None: it has numbers alone, which stay as they are.
         base: The folder in which relative paths, and modules of one's own, begin.
+
+    >>> load_data(DATASETS.make("synthetic", n_clients=3)).n_clients
+    3
     """
     if preparation is not None or isinstance(asked, TableSettings):
         settings = require_table(asked)
