@@ -27,6 +27,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    SerializationInfo,
     ValidationError,
     ValidationInfo,
     create_model,
@@ -275,10 +276,14 @@ class ByName:
         return [name for name in self.registry if name != self.besides]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        dump = core_schema.plain_serializer_function_ser_schema(
-            lambda found: found and {"name": self.registry.name_of(type(found)), **found.model_dump(mode="json")}
-        )
+        dump = core_schema.plain_serializer_function_ser_schema(self._dump, info_arg=True)
         return core_schema.with_info_plain_validator_function(self._validate, serialization=dump)
+
+    def _dump(self, found: Any, info: SerializationInfo) -> Any:
+        if found is None:
+            return None
+        settings = found.model_dump(mode="json", exclude_none=info.exclude_none, exclude_unset=info.exclude_unset)
+        return {"name": self.registry.name_of(type(found)), **settings}
 
     def _validate(self, value: Any, info: ValidationInfo) -> Any:
         what, names = self.registry.what, ", ".join(map(repr, self.names))

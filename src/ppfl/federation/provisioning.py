@@ -26,9 +26,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tomli_w
+
 from ..core.registry import python_names
 from ..errors import SettingError
-from ..io.files import PARTIAL, same_folder_key, toml_text, write_bytes, write_text, write_toml, writing
+from ..io.files import PARTIAL, same_folder_key, write_bytes, write_text, write_toml, writing
 from ..runs import load_experiment
 from ..runs.experiment import Experiment
 from ..runs.load import load_settings
@@ -191,10 +193,10 @@ def _write_site(out: Path, name: str, experiment: Experiment, superlink: str) ->
 
 
 def _site_toml(name: str, experiment: Experiment, superlink: str) -> str:
-    asked = experiment.model_dump(mode="json")
+    asked = experiment.model_dump(mode="json", exclude_none=True)
     functions = python_names(asked)
     named = f"  # the experiment names {', '.join(functions)}" if functions else ""
-    return _SITE_TOML.format(name=name, superlink=superlink, named=named, data=toml_text({"data": asked["data"]}))
+    return _SITE_TOML.format(name=name, superlink=superlink, named=named, data=tomli_w.dumps({"data": asked["data"]}))
 
 
 def _write_secure_sums(out: Path, settings: SecureSettings) -> None:
