@@ -85,6 +85,10 @@ def test_names_of_python_objects_are_found_in_any_table_but_data():
     assert sorted(python_names({"name": "plain", **tables, "method": method})) == ["b:b", "c:c", "d:d", "e:e"]
 
 
+def wide(width: int | None = None, height: int = 1):
+    return width, height
+
+
 def test_the_keys_of_a_table_are_the_keyword_arguments_of_the_function(tmp_path, monkeypatch):
     class Common(Settings):
         seed: Seed = 0
@@ -115,8 +119,14 @@ def test_the_keys_of_a_table_are_the_keyword_arguments_of_the_function(tmp_path,
         assert_refused(lambda: things.make(wrong), SettingError, words)
     others = Functions("other", "other")
     others.register("auto")(lambda: None)
+    others.register("wide")(wide)
     table = TypeAdapter(Annotated[NamedCall | None, things.field(optional=True)])
     assert table.validate_json(table.dump_json(asked)) == asked and table.validate_python(None) is None
+    assert table.dump_python(asked, exclude_unset=True) == {"name": "near", "file": "a.txt", "sizes": [2.0], "seed": 7}
+    other = others.make("wide", height=2)  # TOML has no null
+    assert TypeAdapter(Annotated[NamedCall, others.field()]).dump_python(other, exclude_none=True) == {
+        "name": "wide", "height": 2,
+    }  # fmt: skip
     with pytest.raises(ValueError, match="auto is not a thing"):
         table.validate_python(others.make("auto"))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lazy_population import lazy_population
 
 from kit.refusals import DataError, assert_refused
-from ppfl.data import Federation, Samples, Truth, samples
+from ppfl.data import Federation, Samples, Truth, checks, samples
 from ppfl.data.ids import group_rows, text_ids
 
 
@@ -159,6 +159,24 @@ def test_a_selection_is_by_id_and_keeps_everything_else():
     f = Federation.from_arrays(np.zeros((6, 1)), [0, 1] * 3, ["tiny"] + ["large"] * 5)  # too small for a test sample
     assert (f.train.sizes.tolist(), f.test.sizes.tolist(), f.test.client_of().tolist()) == ([1, 4], [0, 1], [1])
     assert f.select(["large", "tiny"]).test.sizes.tolist() == [1, 0]
+
+
+def test_samples_are_checked_where_a_federation_is_built_and_copies_are_trusted(monkeypatch):
+    checked = []
+    monkeypatch.setattr(checks, "check_finite", lambda ids, split, samples: checked.append(split))
+    f = Federation.from_arrays(*rows(), validation_fraction=0.2)
+    assert checked == ["train", "test", "validation"]
+    copies = [f.to("cpu", torch.float64), f.select(["2", "0"]), f.rename(["a", "b", "c"]), f.in_memory()]
+    copies += [f.replace(test=None).holdout(0.2), f.replace(name="other")]
+    assert len(checked) == 3
+    for copy in copies:
+        torch.testing.assert_close(copy.weights, copy.train.sizes / len(copy.train))
+        assert copy.importance.equal(copy.train.sizes.double()) and copy.classes == f.classes
+    assert copies[2].ids == ("a", "b", "c") and copies[2].fingerprint != f.fingerprint
+    for wrong, words in ((["a", "a", "b"], "more than once"), (["a"], "there are 1 ids")):
+        assert_refused(lambda: f.rename(wrong), DataError, words)
+    for wrong, words in ((["0", "0"], "more than once"), ([], "no client")):
+        assert_refused(lambda: f.select(wrong), DataError, words)
 
 
 def test_counts_and_means_are_those_of_each_client():

@@ -15,6 +15,7 @@ from ppfl.data.column_sums import agree
 from ppfl.data.ids import Holdout
 from ppfl.data.preparation import Preparation, PreparationSettings
 from ppfl.data.sample_spec import SampleSpec
+from ppfl.data.table_sums import describe_columns, sum_rows
 
 HOLDOUT, NOTHING = Holdout(test_fraction=0.25), Holdout(test_fraction=0)
 FILL = PreparationSettings(missing="fill", text=("code",))
@@ -47,11 +48,11 @@ def agree_over(sites, settings, holdout=HOLDOUT):
     train = {name: training_rows(table, settings, holdout) for name, table in sites.items()}
 
     def ask(plan, center):
-        found = [table.sums(plan, train[name], center) for name, table in sites.items()]
+        found = [sum_rows(table, plan, train[name], center) for name, table in sites.items()]
         assert {name: len(part) for name, part in found[0].items()} == plan.sizes(second=center is not None)
         return {name: sum(one[name] for one in found) for name in found[0]}
 
-    return agree({name: table.describe(settings, train[name]) for name, table in sites.items()}, settings, ask)
+    return agree({name: describe_columns(table, settings, train[name]) for name, table in sites.items()}, settings, ask)
 
 
 @pytest.mark.parametrize("case", SETTINGS)

@@ -17,8 +17,9 @@ PREPARED = Preparation(
         PreparedColumn(name="ward", levels=("east", "west"), mean=(0.25,), scale=(0.5,)),
         PreparedColumn(name="same", mean=(7.0,), scale=(0.0,)),
     ),
-    rows=7, dropped=0, target=(100.0, 20.0),
-)  # fmt: skip
+    rows=7,
+    target=(100.0, 20.0),
+)
 TABLE = pd.DataFrame({"note": ["a", "b"], "same": [7.0, 7.0], "ward": ["west", "east"], "age": [60.0, None]})
 FLOATS = SampleSpec(shape=(3,), dtype=torch.float32, target_dtype=torch.float32)
 NAMED = FLOATS.model_copy(update={"features": ("a", "b", "c")})

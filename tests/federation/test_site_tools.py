@@ -68,6 +68,9 @@ def test_a_row_is_predicted_with_the_model_of_its_client_and_stays_in_its_place(
         write_rows(file, **rows)
         assert_refused(lambda: predict_table(models, file, "who", out), DataError, *words)
         assert not out.exists()
+    numbered = tmp_path / "numbered.parquet"  # ids are compared as text, and 7.0 is the client 7
+    pd.DataFrame({"who": [7.0, 8.0]}).to_parquet(numbered)
+    assert_refused(lambda: predict_table(models, numbered, "who", out), DataError, "no client '7'")
     assert predict_table(models, write_rows(file, clients), "who", out) == 4
     heading, *rows = read_rows(out)
     assert heading[:2] == ["who", "prediction"] and len(heading) == 2 + 10

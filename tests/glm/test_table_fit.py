@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, mean_gamma_deviance, mean_poisson_deviance, mean_squared_error
 
 from kit.refusals import PPFLError, assert_refused
-from kit.tables import BadCells, make_client_table, make_estimator
+from kit.tables import make_client_table, make_estimator
 from ppfl.data import DataTable
 from ppfl.glm.table import TableSettings, fit_table
 from ppfl.glm.table.encoding import Encoding
@@ -102,7 +102,7 @@ def test_incomplete_rows_are_counted_and_a_bad_cell_is_a_missing_number(settings
         shops = SHOPS.astype({column: str})
         shops.loc[16, column] = "n/a?"
         table = prepare_table(shops, settings)
-        assert table.bad_cells == [BadCells(column, 1, "n/a?", 17)]
+        assert table.bad_cells == [(column, 1, "n/a?", 17)]
         assert (table.incomplete, table.target.family) == (1, "gaussian")
         found = table.frame["price"] if column == "price" else table.target.values
         np.testing.assert_allclose(found, SHOPS[column].drop(index=16))

@@ -11,7 +11,6 @@ import torch
 
 from kit.oracles import objective
 from ppfl.core import affinity
-from ppfl.data.tables import BadCells as BadCells
 from ppfl.glm import PopulationChoice, PopulationClassifier, PopulationRegressor
 from ppfl.glm.client_ids import ClientCodes
 from ppfl.glm.families import BernoulliFamily, Family, MultinomialFamily, regression_family

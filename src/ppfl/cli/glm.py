@@ -78,7 +78,7 @@ def glm_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Fit K canonical GLMs and one membership per client to a table."""
-    from ..data.tables import file_stem, read_table
+    from ..data.table_files import file_stem, read_table
     from ..glm.table import TableSettings, fit_table
     from ..io.files import folder_name
 
@@ -99,7 +99,7 @@ def glm_command(
 
 
 def _print(fitted: TableFit, file: Path) -> None:
-    from ..data.tables import file_stem
+    from ..data.table_files import file_stem
     from .glm_tables import candidate_table, coefficient_table, membership_table, score_table, summary_lines
 
     console = make_console(wide=WIDE)
@@ -120,7 +120,7 @@ def _print(fitted: TableFit, file: Path) -> None:
 
 def _write(fitted: TableFit, folder: Path, file: Path, command: str) -> Path:
     """Write all files, each of them completely or not at all, and return the report."""
-    from ..data.tables import file_stem
+    from ..data.table_files import file_stem
     from ..glm.table import CLEAR, CRITERIA, file_contents
     from ..io.files import make_folder, write_text
     from ..report import PopulationResults, render_population

@@ -6,7 +6,7 @@ from ppfl.data.datasets.cifar import cifar10
 from ppfl.data.datasets.femnist import FEMNIST_CLASSES, femnist
 from ppfl.data.datasets.images import digits, digits_federation, mnist, npz, read_idx
 from ppfl.data.datasets.shakespeare import SHAKESPEARE_CHARACTERS, shakespeare
-from ppfl.data.federation import Assignment, Federation
+from ppfl.data.federation import Assignment, Federation, Truth
 from ppfl.data.load import DATASETS, DataByName, Pool, build, load_data
 from ppfl.data.partitions import (
     MNIST_GROUPS,
@@ -25,8 +25,8 @@ from ppfl.data.synthetic import (
     synthetic_groups,
     synthetic_linear,
 )
-from ppfl.data.tables import DataTable, read_table
-from ppfl.data.truth import Truth
+from ppfl.data.table_files import read_table
+from ppfl.data.tables import DataTable
 
 __all__ = [
     "DATASETS",

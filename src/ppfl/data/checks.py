@@ -1,7 +1,10 @@
 """Checks of a federation, and of the clients that are asked of it."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,8 +16,27 @@ from ppfl.data.arrays import quoted
 from ppfl.data.files import check_limit
 from ppfl.data.lazy import LazySamples
 from ppfl.data.samples import MappedRows, Samples
-from ppfl.data.truth import Truth
 from ppfl.errors import DataError
+
+if TYPE_CHECKING:
+    from ppfl.data.federation import Federation, Truth
+
+
+def check_federation(federation: Federation) -> None:
+    """All that a federation promises. It reads all samples, so it runs once, where a federation is built."""
+    ids, splits = federation.ids, federation.splits
+    check_ids(ids, splits)
+    check_train(ids, federation.train.sizes)
+    check_alike(splits)
+    check_text(federation.features or (), "feature")
+    check_text(federation.classes or (), "class")
+    for split, samples in splits.items():
+        check_finite(ids, split, samples)
+        if federation.classes is not None:
+            check_labels(ids, split, samples, len(federation.classes))
+    check_weights(ids, federation.weights)
+    if federation.truth is not None:
+        check_truth(ids, federation.truth)
 
 
 def check_ids(ids: ClientIds, splits: Mapping[str, Samples]) -> None:

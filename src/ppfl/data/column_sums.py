@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ppfl.core.settings import Settings
+from ppfl.data.columns import MOST_LEVELS, NO_VALUE, ONE_VALUE, ROW_NUMBERS
 from ppfl.data.preparation import (
     GAP,
     OTHER,
@@ -28,8 +29,6 @@ from ppfl.data.preparation import (
 from ppfl.errors import DataError
 
 TARGET = "\0target"  # among the names of columns of numbers, where targets are standardised
-MOST_LEVELS = 20  # a text column with more levels is used only if it is named
-NO_VALUE, ONE_VALUE, ROW_NUMBERS = "no value", "one value", "row numbers"  # why columns are left out
 _CONSTANT = 4 * 2.0**-52  # a deviation below this share of the numbers is rounding error
 Sums = Mapping[str, Tensor]
 

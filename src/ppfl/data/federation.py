@@ -1,7 +1,9 @@
 """Named clients, their samples, and what is known about them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -13,15 +15,45 @@ from ppfl.core.ids import ClientIds, as_ids
 from ppfl.core.settings import usable_device
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets
-from ppfl.data.client_summaries import count_labels, mean_features, number_classes, size_shares
-from ppfl.data.fingerprint import fingerprint_federation
 from ppfl.data.ids import as_weights, group_rows, split_rows
 from ppfl.data.preparation import Preparation
 from ppfl.data.samples import MappedRows, Samples, held_out
 from ppfl.data.sources import column, features_of, read_clients, read_items
-from ppfl.data.truth import Truth
+from ppfl.data.summaries import count_labels, fingerprint_of, mean_features, number_classes, size_shares
 from ppfl.errors import DataError
 from ppfl.io.text import visible
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """True memberships, and the true models if they are known.
+
+    >>> Truth(torch.eye(2), name="group").rows([1]).memberships
+    tensor([[0., 1.]])
+    """
+
+    memberships: Tensor  # (M, K) rows on the simplex; one-hot if clients are in groups
+    name: str | None = None  # what a column represents, such as "group"
+    sources: Tensor | None = None  # (K, d) the linear models that generated the targets
+    noise: float | None = None  # standard deviation of the noise in the targets
+
+    def __post_init__(self) -> None:
+        c = self.memberships
+        if c.ndim != 2 or not c.is_floating_point():
+            raise DataError(f"true memberships are {c.dtype} {tuple(c.shape)}; expected floats (clients, k)")
+        off = (c.sum(1) - 1).abs() > 1e-4
+        if bool((c < 0).any()) or bool(off.any()) or not bool(c.isfinite().all()):
+            raise DataError("true memberships are not on the simplex; expected rows that sum to 1: divide by the sum")
+
+    def rows(self, positions: Sequence[int] | Tensor) -> Truth:
+        """The truth for some clients."""
+        at = torch.as_tensor(positions, dtype=torch.int64, device=self.memberships.device)
+        return replace(self, memberships=self.memberships[at])
+
+    def to(self, device: torch.device | str | None) -> Truth:
+        """Move to a device."""
+        sources = None if self.sources is None else self.sources.to(device)
+        return replace(self, memberships=self.memberships.to(device), sources=sources)
 
 
 class Assignment(NamedTuple):
@@ -47,7 +79,9 @@ _LETTERS = 40  # of the name, in the repr
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """The clients and their samples. `from_arrays`, `from_columns` and `from_datasets` build one, and check it.
+    """The clients and their samples. `from_arrays`, `from_columns` and `from_datasets` build one.
+
+    It is checked when it is built; `to`, `select`, `rename`, `holdout` and `replace` trust that.
 
     Everything that is indexed by client is in the order of `ids`.
 
@@ -76,24 +110,12 @@ class Federation:
     by_size: bool = False  # whether the weights are n_i / n because none were given
 
     def __post_init__(self) -> None:
-        checks.check_ids(self.ids, self.splits)
-        checks.check_train(self.ids, self.train.sizes)
-        checks.check_alike(self.splits)
-        for split, samples in self.splits.items():
-            checks.check_finite(self.ids, split, samples)
-        if self.classes is None and not self.train.y.is_floating_point():
+        if self.classes is None and len(self.train) and not self.train.y.is_floating_point():
             object.__setattr__(self, "classes", number_classes(self.splits))
-        checks.check_text(self.features or (), "feature")
-        if self.classes is not None:
-            checks.check_text(self.classes, "class")
-            for split, samples in self.splits.items():
-                checks.check_labels(self.ids, split, samples, len(self.classes))
         if self.weights.numel() == 0:
             object.__setattr__(self, "weights", size_shares(self.train))
             object.__setattr__(self, "by_size", True)
-        checks.check_weights(self.ids, self.weights)
-        if self.truth is not None:
-            checks.check_truth(self.ids, self.truth)
+        checks.check_federation(self)
 
     @classmethod
     def from_arrays(
@@ -115,7 +137,7 @@ class Federation:
         features: Sequence[str] | None = None,
         tokens: bool = False,
         pad: int = 0,
-    ) -> "Federation":
+    ) -> Federation:
         """Groups samples by their clients. Rows may be in any order.
 
         If `x` is float32, its rows are already sorted by client and none is held out, the federation shares the memory
@@ -166,19 +188,13 @@ class Federation:
         parts = split_rows(rows, test_fraction, validation_fraction, seed, marked)
         samples = {split: Samples(part.take(inputs), part.take(targets), part.offsets) for split, part in parts.items()}
         return cls(
-            ids=rows.ids,
-            train=samples["train"],
-            test=samples.get("test"),
-            validation=samples.get("validation"),
+            rows.ids, samples["train"], samples.get("test"), samples.get("validation"),
             weights=torch.empty(0) if weights is None else as_weights(weights, rows.ids),
-            truth=truth,
-            name=name,
-            classes=found,
-            features=None if features is None else tuple(features),
-        )
+            truth=truth, name=name, classes=found, features=None if features is None else tuple(features),
+        )  # fmt: skip
 
     @classmethod
-    def from_datasets(cls, datasets: Any, *, test: Any = None, clients: Any = None, **settings: Any) -> "Federation":
+    def from_datasets(cls, datasets: Any, *, test: Any = None, clients: Any = None, **settings: Any) -> Federation:
         """Reads map-style torch Datasets, whose items are pairs (x, y), once.
 
         Args:
@@ -207,7 +223,7 @@ class Federation:
     @classmethod
     def from_columns(
         cls, data: Any, *, x: str | Sequence[str] = "x", y: str = "y", client: str = "client", **settings: Any
-    ) -> "Federation":
+    ) -> Federation:
         """Picks columns by their names.
 
         Args:
@@ -263,7 +279,7 @@ class Federation:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the data: it changes if one bit of a sample, a weight or the id of a client changes."""
-        return fingerprint_federation(self)
+        return fingerprint_of(self)
 
     def split(self, name: Split) -> Samples:
         """One split; an error that says how to create it if it does not exist."""
@@ -290,19 +306,33 @@ class Federation:
         (at,) = self.positions([id])
         return {split: samples.client(at) for split, samples in self.splits.items()}
 
-    def select(self, ids: Sequence[str]) -> "Federation":
+    def select(self, ids: Sequence[str]) -> Federation:
         """These clients only, in this order; classes stay, weights are scaled to sum to 1 again."""
         at = torch.tensor(self.positions(ids), dtype=torch.int64, device=self.weights.device)
-        weights = self.weights[at]
+        names, weights = as_ids(ids), self.weights[at]
+        checks.check_train(names, self.train.sizes[at.cpu()])
+        checks.check_ids(names, {})
         truth = None if self.truth is None else self.truth.rows(at)
-        return self._changed(lambda part: part.take(at), as_ids(ids), weights / weights.sum(), truth)
+        return self._changed(lambda part: part.take(at), names, weights / weights.sum(), truth)
 
-    def in_memory(self) -> "Federation":
+    def rename(self, ids: Sequence[str]) -> Federation:
+        """The same clients, in the same order, with other ids."""
+        names = as_ids(ids)
+        checks.check_ids(names, self.splits)
+        return self.replace(ids=names)
+
+    def replace(self, **changes: Any) -> Federation:
+        """A copy with other values for some of its attributes. They are not checked; `dataclasses.replace` checks."""
+        made: Federation = object.__new__(type(self))
+        vars(made).update({each.name: getattr(self, each.name) for each in fields(self)} | changes)
+        return made
+
+    def in_memory(self) -> Federation:
         """The same federation with all samples in tensors, also those that a source draws on demand."""
         everyone = torch.arange(self.n_clients)
         return self._changed(lambda part: part.in_memory(everyone)[0], self.ids, self.weights, self.truth)
 
-    def holdout(self, fraction: float, seed: int = 0, into: Literal["test", "validation"] = "test") -> "Federation":
+    def holdout(self, fraction: float, seed: int = 0, into: Literal["test", "validation"] = "test") -> Federation:
         """Moves a part of each client's training samples to another split.
 
         The samples held out of a client depend only on the seed and on its own id and size. Every client keeps at
@@ -325,12 +355,10 @@ class Federation:
         if not bool(held.any()):
             return self
         train, part = self.train.where(~held), self.train.where(held)
-        weights = torch.empty(0) if self.by_size else self.weights
-        if into == "test":
-            return replace(self, train=train, test=part, weights=weights)
-        return replace(self, train=train, validation=part, weights=weights)
+        weights = size_shares(train) if self.by_size else self.weights
+        return self.replace(**{"train": train, into: part, "weights": weights})
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "Federation":
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Federation:
         """Move to a device; a dtype is applied to the floating-point fields of the samples only."""
         device = None if device is None else usable_device(device)
         truth = None if self.truth is None else self.truth.to(device)
@@ -353,7 +381,6 @@ class Federation:
 
     def _changed(
         self, change: Callable[[Samples], Samples], ids: ClientIds, weights: Tensor, truth: Truth | None
-    ) -> "Federation":
+    ) -> Federation:
         parts = {split: change(samples) for split, samples in self.splits.items()}
-        train, test, validation = parts["train"], parts.get("test"), parts.get("validation")
-        return replace(self, ids=ids, train=train, test=test, validation=validation, weights=weights, truth=truth)
+        return self.replace(ids=ids, weights=weights, truth=truth, **parts)

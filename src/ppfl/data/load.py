@@ -17,7 +17,8 @@ from ppfl.data.ids import Holdout
 from ppfl.data.partitions import PARTITIONS
 from ppfl.data.preparation import Preparation, PreparationSettings
 from ppfl.data.samples import Inputs
-from ppfl.data.tables import DataTable, file_stem, read_table
+from ppfl.data.table_files import file_stem, read_table
+from ppfl.data.tables import DataTable
 from ppfl.errors import DataError, SettingError
 
 

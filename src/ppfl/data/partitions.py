@@ -10,8 +10,7 @@ from pydantic import AfterValidator
 from ppfl.core.registry import Functions, NamedCall
 from ppfl.core.settings import Count, CountOrZero, Positive
 from ppfl.data.arrays import as_targets
-from ppfl.data.federation import Assignment
-from ppfl.data.truth import Truth
+from ppfl.data.federation import Assignment, Truth
 from ppfl.errors import DataError
 
 MNIST_GROUPS = ((0, 6), (5, 8), (2, 3, 9), (1, 4, 7))  # of the paper

@@ -7,17 +7,16 @@ few training rows, and levels that appear only later, become the level `other`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pandas.api.types import is_numeric_dtype
 from pydantic import Field, ValidationError, model_validator
 
 from ppfl.core.settings import Settings
 from ppfl.data.arrays import quoted
+from ppfl.data.columns import as_numbers, as_text
 from ppfl.data.files import check_limit
 from ppfl.errors import DataError
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 OTHER = "other"
 GAP: Literal[""] = ""  # the level of a missing text that is filled; an empty text is missing, so no cell has this level
 RARE = 5  # a level with fewer training rows becomes `other`
-LARGEST = 1e70  # squares of larger numbers, and sums of them, would overflow
 
 MissingRule = Literal["refuse", "drop", "fill"]
 Levels = Annotated[tuple[str, ...], Field(min_length=2, max_length=10_000)]
@@ -143,9 +141,10 @@ class Preparation(Settings):
             settings: What to do with text, gaps and units.
         """
         from ppfl.data.column_sums import agree  # it builds preparations
+        from ppfl.data.table_sums import describe_columns, sum_rows
 
-        described = {"here": table.describe(settings, train)}
-        return agree(described, settings, lambda plan, center: table.sums(plan, train, center))
+        described = {"here": describe_columns(table, settings, train)}
+        return agree(described, settings, lambda plan, center: sum_rows(table, plan, train, center))
 
     @classmethod
     def read(cls, found: Any) -> Preparation:
@@ -192,42 +191,3 @@ def find_levels(counts: Mapping[str, int]) -> tuple[tuple[str, ...], tuple[str, 
     # these two are last, so that one of them is the reference only if there is no other level
     levels += [OTHER] * bool(rare or OTHER in counts) + [GAP] * (GAP in counts and GAP not in rare)
     return tuple(levels), tuple(rare)
-
-
-def is_text(values: Any) -> bool:
-    """Whether a column holds text rather than numbers; booleans are numbers."""
-    return not is_numeric_dtype(values.dtype)
-
-
-def as_text(values: Any) -> Any:
-    """A column as text, in which an empty text is missing. Whole numbers are written without a decimal point.
-
-    >>> import pandas as pd
-    >>> as_text(pd.Series([1.0, None, 2.0])).tolist()
-    ['1', nan, '2']
-    """
-    texts = values.astype(object).where(values.notna(), np.nan).map(_level, na_action="ignore").astype(object)
-    return texts.where(texts != GAP, np.nan)
-
-
-def _level(value: Any) -> str:
-    whole = isinstance(value, float | np.floating) and math.isfinite(value) and value == int(value)
-    return str(int(value)) if whole else str(value)
-
-
-def as_numbers(name: str, values: Any) -> Any:
-    """A column as float64, in which missing values are NaN."""
-    if is_text(values) and values.notna().any():
-        example = values.dropna().iloc[0]
-        raise DataError(f"column {name!r} has text, such as {str(example)!r:.40}, and numbers are expected; convert it")
-    if values.dtype.kind == "c":
-        raise DataError(f"column {name!r} has complex numbers; use their real and imaginary parts as two columns")
-    found = values.astype("float64")
-    largest = float(found.abs().max()) if found.notna().any() else 0.0
-    if math.isinf(largest):
-        raise DataError(f"column {name!r} has infinite values; correct them, or drop the rows")
-    if largest > LARGEST:
-        raise DataError(
-            f"column {name!r} has values up to {largest:.3g}; expected up to {LARGEST:.0e}: change its unit"
-        )
-    return found

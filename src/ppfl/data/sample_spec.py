@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from ..core.settings import Settings
 from ..errors import DataError
 from .arrays import quoted
+from .columns import as_numbers
 from .federation import Federation
-from .preparation import Preparation, as_numbers
+from .preparation import Preparation
 from .samples import scaled
 
 _TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (

@@ -6,11 +6,10 @@ import numpy as np
 import torch
 
 from ppfl.core.settings import Count, CountOrZero, NonNegative, Positive, Seed, Settings
-from ppfl.data.federation import Federation
+from ppfl.data.federation import Federation, Truth
 from ppfl.data.files import check_limit
 from ppfl.data.load import DATASETS
 from ppfl.data.samples import Samples
-from ppfl.data.truth import Truth
 from ppfl.errors import DataError
 
 _Floats = np.ndarray[Any, np.dtype[np.float32]]

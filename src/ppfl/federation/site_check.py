@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -101,7 +100,7 @@ def _as_used(data: SiteData, experiment: Experiment) -> tuple[Federation, Federa
     asked = preparation.model_dump(mode="json")
     federation = data.prepared_alone(asked)
     features = tuple(data.describe(asked).facts["agreed"]["features"])
-    return replace(federation, features=features), federation
+    return federation.replace(features=features), federation
 
 
 def _forgotten(store: Path) -> tuple[str, ...]:
@@ -210,7 +209,7 @@ def _copies_of(federation: Federation, client: int, times: int) -> Federation:
     at = torch.full((times,), client, device=federation.train.x.device)
     parts: dict[str, Any] = {split: part.take(at) for split, part in federation.splits.items()}
     ids = tuple(f"copy {number}" for number in range(times))
-    return replace(federation, ids=ids, weights=torch.empty(0), truth=None, **parts)
+    return federation.replace(ids=ids, weights=torch.full((times,), 1 / times, device=at.device), truth=None, **parts)
 
 
 def _few(names: Sequence[str]) -> str:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ..core.ids import ClientIds
 from ..data import DataTable, Federation, Samples
-from ..data.client_summaries import number_classes
 from ..data.column_sums import Center, ColumnPlan
 from ..data.ids import RowGroups
 from ..data.load import TableSettings, load_data, require_table
 from ..data.preparation import Preparation, PreparationSettings
 from ..data.sample_spec import SampleSpec
+from ..data.summaries import number_classes
+from ..data.table_sums import describe_columns, sum_rows
 from ..data.tables import UnpreparedError
 from ..errors import DataError, SettingError
 from .run_clients import without_clients
@@ -124,7 +125,7 @@ class SiteData:
             shape=(len(table.features.columns),), dtype=torch.float32, target_dtype=y.dtype,
             target_shape=tuple(y.shape[1:]), classes=classes, features=tuple(table.features),
         )  # fmt: skip
-        facts = _agreed(raw, rows) | table.describe(settings, found.train).model_dump(mode="json")
+        facts = _agreed(raw, rows) | describe_columns(table, settings, found.train).model_dump(mode="json")
         ids, sizes = rows["train"].ids, rows["train"].sizes
         samples = {split: int(part.sizes.sum()) for split, part in rows.items()}
         facts["data"] = table.fingerprint(rows)
@@ -134,7 +135,7 @@ class SiteData:
         """Over the training rows, from which all sites together prepare theirs."""
         found = self._read(asked)
         about = Center.model_validate(center) if center else None
-        return found.table.sums(ColumnPlan.model_validate(plan), found.train, about)
+        return sum_rows(found.table, ColumnPlan.model_validate(plan), found.train, about)
 
     def _read(self, asked: Mapping[str, Any]) -> _SiteTable:
         """The table of the clients that take part, to be prepared by these settings."""

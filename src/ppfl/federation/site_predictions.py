@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.columns import as_pandas
 from ..data.ids import text_ids
 from ..data.sample_spec import SampleSpec
-from ..data.tables import as_pandas, read_table
+from ..data.table_files import read_table
 from ..errors import DataError, SettingError
 from ..io.files import folder_name, write_text
 from ..networks.peft_files import save_weights

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -82,7 +81,7 @@ class SiteSettings(Settings):
 
     def with_full_names(self, federation: Federation) -> Federation:
         """A federation of the site's own clients under the names that these have outside."""
-        return replace(federation, ids=self.full_names(federation.ids))
+        return federation.rename(self.full_names(federation.ids))
 
 
 def load_site(file: Path) -> SiteSettings:

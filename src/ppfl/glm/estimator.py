@@ -193,7 +193,7 @@ class PopulationEstimator(InformationMixin, InferenceMixin, BaseEstimator):  # t
 
     @property
     def memberships_(self) -> Any:
-        """The share of each canonical model in each client, one row per client: a DataFrame if pandas is installed."""
+        """The share of each canonical model in each client, a DataFrame with one row per client."""
         return label_rows(self._memberships.mean.numpy(), self.clients_)
 
     def _predictor_units(self) -> tuple[float, float]:

@@ -6,7 +6,6 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +60,7 @@ def tune(
 
 def without_test(federation: Federation) -> Federation:
     """Training and validation samples only."""
-    blind = replace(federation, test=None)
+    blind = federation.replace(test=None)
     return blind if blind.validation is not None else blind.holdout(VALIDATION, seed=0, into="validation")
 
 

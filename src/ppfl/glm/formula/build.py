@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from ...data.arrays import quoted
 from ...errors import DataError, SettingError
@@ -145,8 +146,6 @@ def _marginal_terms(
 
 def _term_table(frame: Any, terms: Sequence[str]) -> Any:
     """The columns that the terms use, without levels that no row has."""
-    import pandas as pd
-
     names = dict.fromkeys(name for term in terms for name in term_columns(term))
     columns = {name: plain_column(frame[name]) for name in names}
     for name, values in columns.items():

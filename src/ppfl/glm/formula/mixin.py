@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Self, TypeVar, cast
 
+import pandas as pd
+
 from ...errors import SettingError
 from .build import prepare_formula
 from .spec import DESIGN, FormulaSpec
@@ -76,10 +78,8 @@ class FormulaMixin:
         return cast(Self, model)
 
     @property
-    def dropped_(self) -> Any:
+    def dropped_(self) -> pd.Series:
         """The number of rows with missing values that the fit left out, by client: a Series."""
-        import pandas as pd
-
         if self._formula is None:
             raise AttributeError("the model was not fitted by a formula, so no rows were left out; see from_formula")
         clients, counts = zip(*self._formula.dropped, strict=True) if self._formula.dropped else ((), ())

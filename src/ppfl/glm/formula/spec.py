@@ -7,10 +7,11 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
+from pandas.api import types
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...data.arrays import quoted
-from ...data.tables import as_pandas
+from ...data.columns import as_pandas
 from ...errors import DataError, SettingError
 from ..client_ids import Array
 from .expressions import used_columns
@@ -207,10 +208,7 @@ def evaluate_numbers(what: str, expression: str, frame: Any) -> Array:
 
 def plain_column(values: Any) -> Any:
     """A column as formulaic takes it: numbers, booleans, categories, or text as objects."""
-    from pandas import CategoricalDtype
-    from pandas.api import types
-
-    if isinstance(values.dtype, CategoricalDtype):
+    if isinstance(values.dtype, pd.CategoricalDtype):
         return values
     values = values.infer_objects()
     if types.is_datetime64_any_dtype(values.dtype) or types.is_timedelta64_dtype(values.dtype):
@@ -225,9 +223,7 @@ def plain_column(values: Any) -> Any:
 
 
 def is_number(values: Any) -> bool:
-    from pandas.api.types import is_numeric_dtype
-
-    return bool(is_numeric_dtype(values.dtype))
+    return bool(types.is_numeric_dtype(values.dtype))
 
 
 def check_columns(frame: Any, names: Sequence[str], what: str) -> None:

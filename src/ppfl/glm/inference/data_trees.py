@@ -15,6 +15,7 @@ from types import MethodType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -49,7 +50,7 @@ class TreeWriter:
             return {"class": _name(type(value)), "fields": {k: self.write(v) for k, v in _fields(value)}}
         if isinstance(value, MethodType) and _is_ours(type(value.__self__)):
             return {"method": value.__name__, "of": self.write(value.__self__)}
-        if type(value).__module__.split(".")[0] == "pandas" and hasattr(value, "columns"):
+        if isinstance(value, pd.DataFrame):
             parts = [value[name].tolist() for name in value]
             return {
                 "frame": self.write(parts),
@@ -105,10 +106,8 @@ class TreeReader:
         return self._read_object(tree)
 
     def _read_frame(self, tree: Any) -> Any:
-        from .intervals import need_pandas
-
         columns, parts = self.read(tree["columns"]), self.read(tree["frame"])
-        return need_pandas().DataFrame(dict(zip(columns, parts, strict=True)), self.read(tree["index"]))
+        return pd.DataFrame(dict(zip(columns, parts, strict=True)), self.read(tree["index"]))
 
     def _read_object(self, tree: Any) -> Any:
         cls = self.classes[tree["class"]]

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 
 from ..client_ids import Array
 from ..families import Family, HeteroscedasticGaussianFamily
 from ..solvers import SolverResult
 from .client_noise import client_variances
-from .intervals import membership_intervals, need_pandas
+from .intervals import membership_intervals
 from .model_summary import summarize
 from .parameter_table import ParameterRow, natural_parameters, parameter_rows
 from .residuals import residuals
@@ -39,8 +40,8 @@ class InferenceMixin:
         return natural_parameters(self, self._result.coefficients.nuisance).get("dispersion", 1.0)
 
     @property
-    def client_dispersion_(self) -> Any:
-        """The dispersion of every client, one entry per client: a Series if pandas is installed.
+    def client_dispersion_(self) -> pd.Series:
+        """The dispersion of every client, a Series with one entry per client.
 
         With family = "heteroscedastic gaussian", the mean of its variance given its rows; else all are the same.
         """
@@ -48,13 +49,9 @@ class InferenceMixin:
         found = np.full(len(self.clients_), self.dispersion_)
         if isinstance(self._family, HeteroscedasticGaussianFamily):
             found = client_variances(self)[:-1].numpy() * self._target_scale**2
-        try:
-            import pandas as pd
-        except ImportError:
-            return found
         return pd.Series(found, pd.Index(self.clients_, name="client"), name="dispersion")
 
-    def conf_int(self, level: float = 0.95) -> Any:
+    def conf_int(self, level: float = 0.95) -> pd.DataFrame:
         """Every parameter with its standard error and interval: a DataFrame with one row per model and term.
 
         Standard errors come from the observed information of the marginal likelihood, in the units of the table. The
@@ -62,7 +59,6 @@ class InferenceMixin:
         hold for the canonical models as numbered here.
         """
         check_is_fitted(self, "_result")
-        pd = need_pandas()
         table = pd.DataFrame(parameter_rows(self, level), columns=ParameterRow._fields)
         keys = ["model", "term", *(["output"] if (table["output"] != "").any() else [])]
         return table.drop(columns=[] if "output" in keys else ["output"]).set_index(keys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from ...errors import SettingError
@@ -25,7 +26,6 @@ def membership_intervals(model: Any, level: float) -> Any:
     """A DataFrame with one row per client: lower and upper ends for each canonical model."""
     check_level(level)
     _refuse_points(model, "intervals for memberships")
-    pd = need_pandas()
     clients = torch.arange(len(model.clients_))
     drawn = draw_memberships(model._memberships, clients, _MEMBERSHIP_DRAWS)  # (M, S, K)
     noise = np.random.default_rng(2).normal(size=(1, *drawn.shape[1:]))
@@ -41,7 +41,6 @@ def client_coefficient_intervals(model: Any, position: int, level: float) -> Any
     """A DataFrame with one row per term: mean, lower and upper end of the client's coefficient."""
     check_level(level)
     _refuse_points(model, "intervals for coefficients")
-    pd = need_pandas()
     if model.canonical_coef_.ndim != 2:
         raise SettingError("a model of three or more classes has several predictors; look at canonical_coef_")
     memberships = draw_memberships(model._memberships, torch.tensor([position]))[0]  # (S, K)
@@ -60,7 +59,6 @@ def client_coefficient_intervals(model: Any, position: int, level: float) -> Any
 def predict_with_intervals(model: Any, X: Any, clients: Any, offset: Any, level: float) -> Any:
     """A DataFrame with the mean, its interval, and the interval of a new observation."""
     check_level(level)
-    pd = need_pandas()
     rows = model._rows_to_predict(X, offset)
     _refuse_points(model, "intervals for predictions")
     position = model._positions(clients, len(rows.varying))
@@ -81,7 +79,6 @@ def predict_with_intervals(model: Any, X: Any, clients: Any, offset: Any, level:
 def probabilities_with_intervals(model: Any, X: Any, clients: Any, offset: Any, level: float) -> Any:
     """A DataFrame with the probability of every class, and its interval."""
     check_level(level)
-    pd = need_pandas()
     rows = model._rows_to_predict(X, offset)
     _refuse_points(model, "intervals for predictions")
     position = model._positions(clients, len(rows.varying))
@@ -127,11 +124,3 @@ def _refuse_points(model: Any, what: str) -> None:
             f"{what} need a distribution of memberships, and solver = {model.solver!r} has one membership per client; "
             f"fit with solver = 'marginal' and penalty = 0"
         )
-
-
-def need_pandas() -> Any:
-    try:
-        import pandas as pd
-    except ImportError:
-        raise SettingError("tables of intervals need pandas: pip install 'ppfl[tables]'") from None
-    return pd

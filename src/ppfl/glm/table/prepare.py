@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 
 from ...data.arrays import quoted
+from ...data.columns import BadCells, as_pandas, check_column, read_numbers
 from ...data.ids import group_rows, text_ids
 from ...data.samples import held_out
-from ...data.tables import BadCells, DataTable, as_pandas, check_column, read_numbers
+from ...data.tables import DataTable
 from ...errors import DataError, SettingError
 from ..client_ids import Array
 from ..formula import FormulaSpec, prepare_formula

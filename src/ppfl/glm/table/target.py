@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...data.arrays import quoted
-from ...data.preparation import is_text
+from ...data.columns import is_text
 from ...errors import DataError, SettingError
 from ..client_ids import Array
 from ..families import REGRESSIONS, Family, GaussianFamily, classification_family, regression_family
