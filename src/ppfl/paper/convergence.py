@@ -150,7 +150,7 @@ def constants(experiment: Experiment, run: RunRecord) -> Constants:
     R = max(float(torch.cat([v[k].flatten() for v in canonical]).norm()) for k in range(experiment.population.k))
     affinity = experiment.build_affinity(federation)
     degree = 0.0 if affinity is None else float(affinity.degree.max())
-    size = min(len(x) for x in _inputs(federation))
+    size = max(len(x) for x in _inputs(federation))  # the bound grows with a client's data
 
     def variance(batch: int | None) -> float:  # of a mean of a batch drawn without replacement
         return 0.0 if batch is None or batch >= size else length * (size - batch) / (size - 1) / batch

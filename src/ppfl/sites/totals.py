@@ -98,7 +98,6 @@ class UploadTotals:
         for metric, value in other.metrics.items():
             self.metrics[metric] = self.metrics[metric] + value if metric in self.metrics else value
         self._parts += other._parts
-        self.kind = self.kind or other.kind
         self.bytes_up += other.bytes_up
 
     @property
