@@ -155,13 +155,17 @@ class LocalData:
 
     def _batch(self, inputs: _Inputs, rows: Integers, real: Integers, keys: Tensor | None, whole: bool) -> Batch:
         """The samples at these rows (C, B), of which the first `real` (C,) of each client are no padding."""
-        x = self.samples.x
+        x, y, device = self.samples.x, self.samples.y, self.samples.x.device
         count = real.astype(np.float64 if x.dtype == torch.float64 else np.float32)
-        share = np.divide(np.arange(rows.shape[1]) < real[:, None], count[:, None], dtype=count.dtype)
-        where = torch.from_numpy(rows).to(x.device)
+        if int(real.min()) == rows.shape[1]:  # no padding: one number serves all
+            share = torch.from_numpy(1 / count[:1, None]).to(device).expand(rows.shape)
+        else:
+            of_client = np.arange(rows.shape[1]) < real[:, None]
+            share = torch.from_numpy(np.divide(of_client, count[:, None], dtype=count.dtype)).to(device)
+        where = torch.from_numpy(rows).to(device)
         gathered = inputs.view(int(self._starts[0]), where) if whole and self._side_by_side else inputs.copy(where)
-        as_weights = (torch.from_numpy(share).to(x.device), torch.from_numpy(count).to(x.device))
-        return Batch(gathered, self.samples.y[where], *as_weights, where, keys)
+        targets = y.index_select(0, where.reshape(-1)).view(*where.shape, *y.shape[1:])
+        return Batch(gathered, targets, share, torch.from_numpy(count).to(device), where, keys)
 
 
 class _Inputs:
