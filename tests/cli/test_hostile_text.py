@@ -1,6 +1,7 @@
 """Names from outside stay in their folder, and no text from outside can command a terminal."""
 
 import ast
+import io
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import ppfl.cli
-from ppfl.cli.terminal import make_console
+from ppfl.cli.terminal import make_console, safe_output
 
 COMMON = """
 rounds = 2
@@ -69,7 +70,8 @@ def test_hostile_labels_ids_folders_and_arguments_are_shown_and_not_obeyed(ppfl,
     runs = [done, *(ppfl("show", run) for run in (folder / out).glob("*/seed-0"))]
     assert len(runs) == 1 + len(HOSTILE) and f"the report is {shown}<script>" in done.out
     for each in runs:
-        assert each.code == 0 and not [name for name in HOSTILE.values() if name not in each.out]
+        assert each.code == 0, each
+        assert not [name for name in HOSTILE.values() if name not in each.out], each
     refused = [ppfl(*arguments) for arguments in (["show", f"{out}2"], [out], ["show", f"--{out}"])]
     assert all(each.code == 2 and shown in each.err for each in refused)
     compared = ppfl("show", out)
@@ -84,6 +86,14 @@ def test_text_that_an_encoding_lacks_is_spelled_out(folder):
     command = [sys.executable, "-m", "ppfl", "compare", write_comparison("naïve –", "日本"), "--jobs", "1"]
     done = subprocess.run(command, capture_output=True, env=environment, check=True)
     assert "\\u65e5\\u672c" in done.stdout.decode("ascii")
+
+
+def test_text_of_other_packages_is_spelled_out_too(monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with safe_output():
+        print("naïve", file=sys.stderr, flush=True)
+    assert terminal.buffer.getvalue() == b"na\\xefve\n"
 
 
 def test_nothing_is_printed_past_the_one_door_and_strings_are_never_markup(capsys):

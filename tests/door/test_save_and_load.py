@@ -121,6 +121,7 @@ def test_chains_of_torchs_layers_are_built_again_and_what_they_do_not_say_is_not
         ([nn.Conv2d(2, 4, (1, 3), padding="same", groups=2), nn.MaxPool2d((2, 1)), nn.Flatten(1, 2)], (2, 8, 8)),
         ([nn.Sequential(nn.Linear(4, 4, bias=False), nn.PReLU(4)), nn.Softplus(2.0), nn.Dropout(0.4)], (4,)),
         ([nn.Embedding(7, 3, padding_idx=2), nn.Flatten(), nn.BatchNorm1d(6), nn.Linear(6, 2)], (2,)),
+        ([nn.Conv2d(1, 4, 3), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d((1, None)), nn.Flatten()], (1, 8, 8)),
     ]
     for layers, shape in chains:
         net = nn.Sequential(*layers)

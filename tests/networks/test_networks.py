@@ -141,6 +141,13 @@ def test_attention_is_torchs_own():
     torch.testing.assert_close(mine(x), expected)
 
 
+def test_states_of_the_lstm_are_torchs_own():
+    net, tokens = build(TEXTS, **NETWORKS["lstm"]), TEXTS.train.x
+    reference = nn.LSTM(6, 6, batch_first=True)
+    reference.load_state_dict(net.cells.state_dict())
+    torch.testing.assert_close(net(tokens), net.classifier(reference(net.tokens(tokens))[0]))
+
+
 def test_a_pretrained_network_is_frozen_but_for_its_head_and_frozen_layers_run_once_per_sample(monkeypatch):
     """As many in 3 rounds as in 1; the head comes from the seed."""
     federation, head, seen = make_images(3), ["hidden", "classifier"], []

@@ -60,7 +60,8 @@ def make_run(accuracies: dict[int, float | None], seed: int = 0, memberships: di
     rows = [{"round": t, "seconds": 1.0, "bytes_up": 12, "bytes_down": 20} for t in range(1, 11)]
     rows = [row | ({"accuracy": accuracies[row["round"]]} if row["round"] in accuracies else {}) for row in rows]
     experiment, by_round = {"name": "x", "seeds": [seed], "method": {"name": "ppfl"}}, memberships or {}
-    scores = dict.fromkeys(("accuracy", "accuracy_mean", "accuracy_worst_tenth"), accuracies[max(accuracies)])
+    last = accuracies[max(accuracies)]
+    scores = {"accuracy": last, "accuracy_mean": last - 0.1, "accuracy_worst_tenth": last - 0.2}
     return RunRecord(Path("x"), experiment, {}, tuple("abcd"), TRUTH, rows, None, by_round, scores, finished=True)
 
 
@@ -81,6 +82,8 @@ def test_tables_show_scores_beside_the_papers_costs_for_every_target_and_recover
         shown, published = dict(zip(table.columns, row, strict=True)), paper_results("table1", "mnist")[row[0]]
         ours = [100 * s for s in scores[row[0]]]
         assert shown["ours"] == f"{fmean(ours):.2f} ± {stdev(ours):.2f}"
+        for column, less in {"client mean": 10, "worst 10%": 20}.items():
+            assert shown[column] == f"{fmean(ours) - less:.2f} ± {stdev(ours):.2f}"
         assert shown["paper"] == f"{published.accuracy:.2f} ± {published.sd:.2f}"
     study = load_study("communication", cases=["mnist"], methods=["FedAvg"])
     tables = study_tables(study, {"mnist": {"FedAvg": [make_run({10: 0.97})]}})
