@@ -110,7 +110,7 @@ class Samples:
         """The clients at these positions, in this order."""
         at = torch.as_tensor(positions, dtype=torch.int64, device=self.offsets.device)
         sizes = self.sizes[at]
-        offsets = _offsets(sizes)
+        offsets = offsets_of(sizes)
         rows = torch.repeat_interleave(self.offsets[at] - offsets[:-1], sizes)
         rows += torch.arange(len(rows), device=rows.device)
         return Samples(self.x.index_select(0, rows), self.y[rows], offsets)
@@ -118,7 +118,7 @@ class Samples:
     def where(self, keep: Tensor) -> Samples:
         """The samples where a mask (n,) is true; a client may have none left."""
         rows = keep.nonzero().flatten()
-        return Samples(self.x.index_select(0, rows), self.y[rows], _offsets(keep)[self.offsets])
+        return Samples(self.x.index_select(0, rows), self.y[rows], offsets_of(keep)[self.offsets])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Samples:
         """Move to a device; a dtype is applied to floating-point fields only."""
@@ -153,7 +153,7 @@ def held_out(sizes: Tensor, ids: Sequence[str], fraction: float, seed: int, into
         raise DataError(f"{into} fraction is {fraction}; expected a number from 0 to below 1, such as 0.2")
     sizes = sizes.cpu()
     counts = torch.minimum(sizes - 1, (fraction * sizes.double() + 0.5).long())
-    starts, keys = _offsets(sizes), name_keys(ids)
+    starts, keys = offsets_of(sizes), name_keys(ids)
     mask = torch.zeros(int(starts[-1]), dtype=torch.bool)
     for at in _similar_sizes(sizes, counts > 0):
         draws = hashed(seed, "hold out", into, keys[at, None, None], torch.arange(int(sizes[at].max())))
@@ -175,7 +175,8 @@ def _similar_sizes(sizes: Tensor, chosen: Tensor) -> Iterator[Tensor]:
             yield from torch.split(similar, max(1, BLOCK >> power))
 
 
-def _offsets(sizes: Tensor) -> Tensor:
+def offsets_of(sizes: Tensor) -> Tensor:
+    """Where each of some parts begins, and where the last one ends (M + 1,)."""
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).long()
 
 
