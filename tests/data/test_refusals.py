@@ -95,7 +95,7 @@ def test_wrong_input_is_refused_in_one_line(case):
 
 
 def test_more_than_memory_holds_is_refused_before_memory_is_taken():
-    for draw in (data.synthetic_classification, data.synthetic_groups, data.synthetic_linear, data.logistic_population):
+    for draw in (data.synthetic_classification, data.synthetic_groups, data.synthetic_linear):
         for change in ({"n_clients": 10**12}, {"dim": 10**12}, {"test_points": 10**12}):
             assert_refused(lambda: draw(**change), DataError, "more than the limit")
     f = Federation.from_arrays(torch.ones(40, 1), torch.arange(40), torch.arange(40), test_fraction=0)

@@ -24,7 +24,7 @@ def test_every_partition_and_population_by_name():
         f = build("digits", partition=partition, test_fraction=0.25, validation_fraction=0.1)
         assert (f.n_clients, sum(len(part) for part in f.splits.values())) == (12, 1797)
     small = {"n_clients": 6, "dim": 4, "test_points": 5}
-    for name in ("synthetic", "synthetic_groups", "synthetic_linear", "logistic_population"):
+    for name in ("synthetic", "synthetic_groups", "synthetic_linear"):
         f, other = build(name, **small), build(name, **small, seed=1)
         assert (f.n_clients, len(f.test)) == (6, 30) and not torch.equal(f.test.x, other.test.x)
 

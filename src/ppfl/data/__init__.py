@@ -19,8 +19,6 @@ from ppfl.data.partitions import (
 from ppfl.data.sample_spec import SampleSpec
 from ppfl.data.samples import MappedRows, Samples
 from ppfl.data.synthetic import (
-    bayes_accuracy,
-    logistic_population,
     synthetic_classification,
     synthetic_groups,
     synthetic_linear,
@@ -43,7 +41,6 @@ __all__ = [
     "SampleSpec",
     "Samples",
     "Truth",
-    "bayes_accuracy",
     "build",
     "cifar10",
     "digits",
@@ -54,7 +51,6 @@ __all__ = [
     "iid",
     "label_groups",
     "load_data",
-    "logistic_population",
     "mnist",
     "npz",
     "read_idx",
