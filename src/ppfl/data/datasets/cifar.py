@@ -79,8 +79,8 @@ def read_cifar10_batch(path: str | Path) -> tuple[Tensor, Tensor]:
         content = np.frombuffer(pixels.encode("latin1") if isinstance(pixels, str) else pixels, np.uint8)
     if not has_bytes or not labels or len(content) != 3072 * len(labels) or max(labels) > 9:
         raise DataError(
-            f"{path} has {len(content)} bytes of pixels and {len(labels)} labels; expected a CIFAR-10 batch, 3072 bytes "
-            f"for each label from 0 to 9: extract it again"
+            f"{path} has {len(content)} bytes of pixels and {len(labels)} labels; expected a CIFAR-10 batch, 3072 "
+            "bytes for each label from 0 to 9: extract it again"
         )
     images = content.reshape(len(labels), 3072, order="F" if by_column else "C")
     return images_as_floats(images.reshape(-1, 3, 32, 32)), torch.tensor(labels)
