@@ -88,7 +88,7 @@ def test_bytes_and_mapped_files_train_and_predict_as_the_floats_they_stand_for(t
 def test_a_mapped_file_of_another_type_or_with_nan_is_refused(tmp_path):
     x = np.zeros((6, 2), np.float32)
     x[4, 1] = np.nan
-    for array, words in ((x.astype(np.float16), "float16 in a file"), (x, "row 4 of client 'a'")):
+    for array, words in ((x.astype(np.float16), "float16 in a file"), (x, "in 1 samples, 1 of them of client 'a'")):
         np.save(tmp_path / "x.npy", array)
         mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
         assert_refused(lambda: Federation.from_arrays(mapped, [0, 1] * 3, list("ababab")), DataError, words)

@@ -85,6 +85,7 @@ REFUSED = {
     "targets to part by label": (lambda: data.dirichlet_labels(LABELS + 0.5, 3, 1.0), "needs labels"),
     "no synthetic client": (lambda: data.synthetic_classification(0), "n_clients is 0"),
     "all lazy samples": (lambda: lazy_population(3).train.x.mean(), "drawn when a client takes part"),
+    "rows of lazy samples": (lambda: lazy_population(3).train.x[:2], "drawn when a client takes part"),
 }
 
 

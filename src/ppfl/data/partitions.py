@@ -48,8 +48,8 @@ def label_groups(
         if not 1 <= count <= len(own):
             raise DataError(f"group {g} has {len(own)} samples, too few for {count} clients; ask for fewer")
     sizes = [_even_sizes(len(own), count)[:, None] for own, count in zip(rows, asked, strict=True)]
-    counts = torch.block_diag(*map(torch.from_numpy, sizes)).numpy()
-    ids = [f"g{g}-{name}" for g, count in enumerate(asked) for name in client_names(count)]
+    counts: _Integers = torch.block_diag(*map(torch.from_numpy, sizes)).numpy()  # type: ignore[no-untyped-call]
+    ids = tuple(f"g{g}-{name}" for g, count in enumerate(asked) for name in client_names(count))
     return _assign(rows, counts, np.random.default_rng(seed), ids, "label group")
 
 
@@ -117,14 +117,14 @@ def iid(y: Any, clients: Count = 100, seed: int = 0) -> Assignment:
     return _assign([np.arange(n)], counts, np.random.default_rng(seed), client_names(clients))
 
 
-def client_names(count: int) -> list[str]:
+def client_names(count: int) -> tuple[str, ...]:
     """Ids for a number of clients.
 
     >>> client_names(11)[:2]
-    ['c00', 'c01']
+    ('c00', 'c01')
     """
     width = len(str(count - 1))
-    return [f"c{i:0{width}}" for i in range(count)]
+    return tuple(f"c{i:0{width}}" for i in range(count))
 
 
 def equal_sizes(supply: _Integers, clients: int, alpha: float, rng: np.random.Generator) -> _Integers:
@@ -211,7 +211,7 @@ def _even_sizes(n: int, clients: int) -> _Integers:
 
 
 def _assign(
-    rows: list[_Integers], counts: _Integers, rng: np.random.Generator, ids: list[str], truth: str = ""
+    rows: list[_Integers], counts: _Integers, rng: np.random.Generator, ids: tuple[str, ...], truth: str = ""
 ) -> Assignment:
     """Shuffle the rows of each source and give them to the clients according to the counts (M, S).
 
@@ -221,7 +221,7 @@ def _assign(
     for own, column in zip(rows, counts.T, strict=True):
         clients[rng.permutation(own)] = np.repeat(np.arange(len(counts)), column)
     shares = torch.from_numpy((counts / counts.sum(1, keepdims=True)).astype(np.float32))
-    return Assignment(torch.from_numpy(clients), tuple(ids), Truth(shares, truth) if truth else None)
+    return Assignment(torch.from_numpy(clients), ids, Truth(shares, truth) if truth else None)
 
 
 def _labels(y: Any) -> _Integers:

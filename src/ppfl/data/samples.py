@@ -58,6 +58,11 @@ class Samples:
         """Number of samples of each client (M,)."""
         return self.offsets.diff()
 
+    @property
+    def shares(self) -> Tensor:
+        """The share n_i / n of each client in all samples, float32 (M,)."""
+        return (self.sizes.double() / len(self)).float()
+
     @cached_property
     def cpu_sizes(self) -> Tensor:
         """`sizes` on the CPU, where indices are made."""
@@ -84,8 +89,8 @@ class Samples:
     @property
     def bytes_per_sample(self) -> int:
         """Of the inputs, in a batch."""
-        size = torch.float32.itemsize if self.x.dtype == torch.uint8 else self.x.element_size()
-        return int(size * self.x.shape[1:].numel())
+        dtype = torch.float32 if self.x.dtype == torch.uint8 else self.x.dtype
+        return int(dtype.itemsize * self.x.shape[1:].numel())
 
     def label_range(self) -> tuple[int, int]:
         """The lowest and the highest label that counts; (0, 0) where there is none."""
@@ -239,12 +244,6 @@ class MappedRows:
     def is_floating_point(self) -> bool:
         return self.values.is_floating_point()
 
-    def element_size(self) -> int:
-        return self.values.element_size()
-
-    def numel(self) -> int:
-        return self.shape.numel()
-
     def contiguous(self) -> MappedRows:
         """Itself: batches are contiguous anyway."""
         return self
@@ -258,22 +257,25 @@ class MappedRows:
         """These rows (N,) in memory."""
         return torch.index_select(self.values, 0, self.rows[rows.to(self.rows.device)], out=out)
 
-    def blocks(self) -> list[slice]:
-        """Slices of so many rows as may be in memory together."""
-        return row_blocks(len(self))
-
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Any:
         """On the CPU it stays in its file; on another device it is a tensor there."""
         if dtype not in (None, self.dtype):
             raise DataError(f"x is {self.dtype} in a file and stays there; write a file of {dtype} instead")
         if device is None or torch.device(device).type == "cpu":
             return self
-        return torch.cat([self[block].to(device) for block in self.blocks()])
+        return torch.cat([self[block].to(device) for block in row_blocks(len(self))])
 
 
 def row_blocks(n: int) -> list[slice]:
     """n rows in slices of so many as may be in memory together."""
     return [slice(at, at + _ROWS_AT_A_TIME) for at in range(0, n, _ROWS_AT_A_TIME)]
+
+
+def blocks_of(values: Inputs) -> Iterator[Tensor]:
+    """The values. Those of a file, and bytes, come some rows at a time: all of them as floats may not fit in memory."""
+    whole = isinstance(values, Tensor) and values.dtype != torch.uint8
+    for block in [slice(None)] if whole else row_blocks(len(values)):
+        yield values[block]
 
 
 def mapped_rows(x: Any) -> MappedRows | None:

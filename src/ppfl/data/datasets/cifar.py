@@ -2,6 +2,7 @@
 
 import pickletools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +67,7 @@ def read_cifar10_batch(path: str | Path) -> tuple[Tensor, Tensor]:
     labels: list[int] = []
     by_column = rows_are_columns = has_bytes = False
     with reading(path, "is damaged or not a CIFAR-10 batch", "extract it again"), open_bounded(path) as file:
+        value: Any
         for operation, value, _ in pickletools.genops(file.read()):
             if isinstance(value, bytes | str):
                 if len(value) > len(pixels):
