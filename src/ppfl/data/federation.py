@@ -184,8 +184,6 @@ class Federation:
         n = int(rows.offsets[-1])
         if not len(inputs) == len(targets) == n:
             raise DataError(f"x has {len(inputs)} rows, y {len(targets)} and clients {n}; they must pair row by row")
-        checks.check_ids(rows.ids, {})
-        checks.check_train(rows.ids, rows.sizes)
         marked = None if is_test is None else as_mask(is_test, n)
         parts = split_rows(rows, test_fraction, validation_fraction, seed, marked)
         samples = {split: Samples(part.take(inputs), part.take(targets), part.offsets) for split, part in parts.items()}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ppfl.core.settings import Seed, Settings
 from ppfl.data.arrays import as_array, as_int64, as_text, quoted, refuse_missing
+from ppfl.data.checks import check_ids, check_train
 from ppfl.data.files import check_limit
 from ppfl.data.samples import Inputs, held_out, offsets_of
 from ppfl.errors import DataError
@@ -40,6 +41,12 @@ class RowGroups(NamedTuple):
     def sizes(self) -> Tensor:
         """Number of rows of each client (M,)."""
         return self.offsets.diff()
+
+    @property
+    def numbers(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The numbers of the rows, client by client (n,)."""
+        order = torch.arange(int(self.offsets[-1])) if self.order is None else self.order
+        return order.numpy()
 
     def where(self, keep: Tensor) -> "RowGroups":
         """Keep the rows where a mask (n,) is true; the mask is in the order of the groups."""
@@ -92,6 +99,8 @@ def split_rows(
     >>> {name: part.order.tolist() for name, part in parts.items()}
     {'train': [0, 2, 1], 'test': [3]}
     """
+    check_ids(rows.ids, {})
+    check_train(rows.ids, rows.sizes)
     parts = {"train": rows}
     marked = None
     if is_test is not None:
