@@ -16,8 +16,9 @@ from ppfl.core.settings import Count
 from ppfl.data import Pool
 from ppfl.data.arrays import Integers
 from ppfl.data.datasets.client_files import Files, choose_clients, find_files, open_tff
-from ppfl.data.datasets.shakespeare import TokenRows, Vocabulary, next_token_rows
 from ppfl.data.files import check_limit, open_bounded, reading
+
+from .shakespeare import TokenRows, Vocabulary, next_token_rows
 
 _PATTERNS = (("posts.jsonl*", ""), ("stackoverflow_train.h5", "stackoverflow_test.h5"), ("stackoverflow.h5", ""))
 _FIELDS = ("user", "date", "text")

@@ -79,7 +79,7 @@ def test_the_docs_show_settings_that_are_valid_and_survive_json():
 REAL = [
     ("mnist", 100, 70_000, 10),
     ("femnist", 289, 46_035, 62),
-    ("shakespeare", 715, 43_323, 90),
+    ("readers.shakespeare:read", 715, 43_323, 90),
     ("readers.stackexchange:read", 428, 65_369, 10_004),
     pytest.param("readers.digit_domains:read", 5, 37_190, 10, marks=pytest.mark.slow),
 ]

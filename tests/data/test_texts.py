@@ -8,11 +8,11 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from readers import stackexchange
+from readers import shakespeare, stackexchange
 
 from kit.files import limited, write_bytes, write_tff
 from kit.refusals import DataError, assert_refused
-from ppfl.data import SHAKESPEARE_CHARACTERS, build, shakespeare
+from ppfl.data import build
 from ppfl.data.datasets.client_files import open_tff
 
 h5py = pytest.importorskip("h5py")
@@ -64,7 +64,7 @@ def assert_rows(part, texts, classes, length):
 def plays(folder):
     for part, roles in ROLES.items():
         write_tff(folder / f"shakespeare_{part}.h5", {role: {"snippets": texts} for role, texts in roles.items()})
-    return lambda length: shakespeare(folder, length=length).federation(), ROLES
+    return lambda length: shakespeare.read(folder, length=length).federation(), ROLES
 
 
 def stackoverflow(folder):
@@ -90,8 +90,8 @@ def test_rows_of_every_client_are_those_of_a_loop_over_its_texts(tmp_path, write
 
 
 def test_characters_have_the_numbers_of_tff(tmp_path):
-    write_tff(tmp_path / "shakespeare_train.h5", {"ALL": {"snippets": [SHAKESPEARE_CHARACTERS + "}"]}})
-    f = shakespeare(tmp_path, length=90).federation(test_fraction=0)
+    write_tff(tmp_path / "shakespeare_train.h5", {"ALL": {"snippets": [shakespeare.SHAKESPEARE_CHARACTERS + "}"]}})
+    f = shakespeare.read(tmp_path, length=90).federation(test_fraction=0)
     assert f.train.x[0].tolist() == [88, *range(1, 87), 87, 0, 0]
     assert f.train.y[0].tolist() == [*range(1, 87), 87, 89, *[IGNORED] * 2]
 

@@ -10,11 +10,10 @@ import torch
 
 from ppfl.core.losses import IGNORED
 from ppfl.core.settings import Count
+from ppfl.data import Pool
 from ppfl.data.arrays import Integers
 from ppfl.data.datasets.client_files import choose_clients, find_files, open_tff
 from ppfl.data.files import check_limit
-from ppfl.data.ids import Holdout
-from ppfl.data.load import DATASETS, Pool
 from ppfl.errors import SettingError
 
 
@@ -108,8 +107,7 @@ _TOKEN_OF_BYTE = np.full(256, _VOCABULARY.oov, np.int64)
 _TOKEN_OF_BYTE[list(SHAKESPEARE_CHARACTERS.encode())] = np.arange(1, 1 + len(SHAKESPEARE_CHARACTERS))
 
 
-@DATASETS.register("shakespeare", base=Holdout)
-def shakespeare(
+def read(
     folder: Path | None = None,
     file: Path | None = None,
     length: Count = 80,
@@ -131,7 +129,7 @@ def shakespeare(
         clients: Number of the other roles that are taken at random; None: all.
         seed: Seeds the choice of roles.
 
-    >>> shakespeare(Path("no such folder"))
+    >>> read(Path("no such folder"))
     Traceback (most recent call last):
         ...
     ppfl.errors.DataError: no shakespeare_train.h5 in no such folder; ...
