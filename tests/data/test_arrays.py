@@ -16,7 +16,7 @@ from kit.problems import make_linear
 from kit.refusals import DataError, assert_refused
 from ppfl import Federation, Population, fit
 from ppfl.algorithms import PPFL, FedAvg
-from ppfl.data import MappedRows
+from ppfl.data import DataTable, MappedRows
 
 
 def tensors(n, seed=0):
@@ -29,7 +29,7 @@ def assert_equal(one, other):
         assert torch.equal(part.x, other.splits[name].x) and torch.equal(part.y, other.splits[name].y)
 
 
-def test_datasets_and_columns_are_the_arrays_they_hold():
+def test_datasets_and_tables_are_the_arrays_they_hold():
     (xa, ya), (xb, yb) = tensors(6), tensors(9, seed=1)
     first = TensorDataset(xa, ya)
     expected = Federation.from_arrays(torch.cat([xa, xb]), torch.cat([ya, yb]), ["a"] * 6 + ["b"] * 9)
@@ -45,14 +45,14 @@ def test_datasets_and_columns_are_the_arrays_they_hold():
     assert tested.test.sizes.tolist() == [0, 6]
     columns = {"p": xa[:, 0].numpy(), "q": xa[:, 1].tolist(), "y": ya.tolist(), "client": who}
     for data in (columns, pd.DataFrame(columns)):
-        found = Federation.from_columns(data, x=["p", "q"])
+        found = DataTable.of(data, "client", "y").federation()
         assert_equal(found, Federation.from_arrays(xa[:, :2], ya, who))
         assert found.features == ("p", "q")
 
 
 def test_rows_of_different_lengths_are_padded_over_all_clients():
     table = pd.DataFrame({"x": [[3, 4, 5], [6]], "y": [[0, 1, 1], [1]], "client": ["a", "b"]})
-    f = Federation.from_columns(table, test_fraction=0, pad=9)
+    f = Federation.from_arrays(table.x, table.y, table.client, test_fraction=0, pad=9)
     assert f.train.x.tolist() == [[3, 4, 5], [6, 9, 9]]
     assert f.train.y.tolist() == [[0, 1, 1], [1, -100, -100]]  # as torch's cross entropy leaves targets out
     fit(Population(nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2)), k=1), f, FedAvg(lr=0.1), rounds=1)

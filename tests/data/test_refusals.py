@@ -56,7 +56,7 @@ REFUSED = {
     "sparse features": (lambda: arrays(torch.ones(6, 2).to_sparse()), "sparse"),
     "a row of numbers": (lambda: arrays(x=np.zeros(6)), "use x.reshape(-1, 1)"),
     "rows of different lengths": (lambda: arrays([[1.0], [1.0, 2.0], [], [], [], []]), "whole numbers"),
-    "a dict": (lambda: arrays({"p": [1.0] * 6, "q": [2.0] * 6}), "x is a dict", "side by side", "from_columns"),
+    "a dict": (lambda: arrays({"p": [1.0] * 6, "q": [2.0] * 6}), "x is a dict", "side by side", "DataTable"),
     "NaN target": (lambda: arrays(y=[0.1, np.nan] * 3, test_fraction=0), "train y has NaN"),
     "negative label": (lambda: arrays(y=[-1, 0, 1] * 2), "label -1 of client 'a'"),
     "label beyond classes": (lambda: arrays(y=[0, 1, 2] * 2, classes=("n", "y")), "outside 0..1"),

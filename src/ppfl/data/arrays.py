@@ -37,7 +37,7 @@ def as_features(x: Any, tokens: bool = False, pad: int = 0) -> Inputs:
     if isinstance(x, Mapping):
         raise DataError(
             f"x is a {type(x).__name__}; expected one array (n, ...): put several inputs side by side in its columns, "
-            f"or use Federation.from_columns for columns by name"
+            f"or use ppfl.data.DataTable for a table with columns by name"
         )
     if is_ragged(x):
         x, tokens = pad_rows(x, pad, "x"), True

@@ -53,15 +53,11 @@ def check_ids(ids: ClientIds, splits: Mapping[str, Samples]) -> None:
 
 def check_text(names: tuple[str, ...], what: str) -> None:
     """Names can be written to files."""
-    try:
-        "".join(names).encode()
-    except (UnicodeEncodeError, TypeError):
-        odd = [name for name in names if not isinstance(name, str) or not _is_unicode(name)]
-        raise DataError(f"{what} {odd[0]!r} cannot be written as UTF-8; replace the character, or use str") from None
-
-
-def _is_unicode(name: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+    for name in names:
+        try:
+            name.encode()
+        except (UnicodeEncodeError, AttributeError):
+            raise DataError(f"{what} {name!r} cannot be written as UTF-8; replace the character, or use str") from None
 
 
 def known_positions(wanted: Sequence[str], ids: ClientIds, name: str) -> list[int]:

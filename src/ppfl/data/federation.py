@@ -20,7 +20,7 @@ from ppfl.data.files import check_limit
 from ppfl.data.ids import as_weights, group_rows, split_rows
 from ppfl.data.preparation import Preparation
 from ppfl.data.samples import MappedRows, Samples, blocks_of, held_out, scaled
-from ppfl.data.sources import column, features_of, read_clients, read_items
+from ppfl.data.sources import read_clients, read_items
 from ppfl.data.summaries import fingerprint_of, number_classes
 from ppfl.errors import DataError
 from ppfl.io.text import visible
@@ -81,7 +81,7 @@ _LETTERS = 40  # of the name, in the repr
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """The clients and their samples. `from_arrays`, `from_columns` and `from_datasets` build one.
+    """The clients and their samples. `from_arrays` and `from_datasets` build one.
 
     It is checked when it is built; `to`, `select`, `rename`, `holdout` and `replace` trust that.
 
@@ -219,35 +219,6 @@ class Federation:
             return cls.from_arrays(*read_items(datasets, "the dataset"), clients, **settings)
         x, y, ids, is_test = read_clients(datasets, test)
         return cls.from_arrays(x, y, ids, **{"is_test": is_test, **settings})
-
-    @classmethod
-    def from_columns(
-        cls, data: Any, *, x: str | Sequence[str] = "x", y: str = "y", client: str = "client", **settings: Any
-    ) -> Federation:
-        """Picks columns by their names.
-
-        Args:
-            data: A pandas table, a dict of lists or arrays, or a Hugging Face dataset.
-            x: The column of the inputs, or several columns of numbers.
-            y: The column of the targets.
-            client: The column of the clients.
-            **settings: As in `from_arrays`.
-
-        Returns:
-            The federation.
-
-        Raises:
-            DataError: If there is no such column, or it cannot be used.
-
-        Example:
-            >>> data = {"words": [[5, 2], [7], [7, 7]], "mood": ["good", "bad", "good"], "who": ["a", "a", "b"]}
-            >>> f = Federation.from_columns(data, x="words", y="mood", client="who", test_fraction=0)
-            >>> f.train.x.tolist(), f.classes
-            ([[5, 2], [7, 0], [7, 7]], ('bad', 'good'))
-        """
-        inputs, names = features_of(data, x)
-        settings = {"features": names, **settings}
-        return cls.from_arrays(inputs, column(data, y), column(data, client), **settings)
 
     def __repr__(self) -> str:
         name = self.name if len(self.name) <= _LETTERS else self.name[: _LETTERS - 1] + "…"

@@ -25,10 +25,6 @@ class Holdout(Settings):
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     seed: Seed = 0
 
-    def fractions(self) -> dict[str, Any]:
-        """These settings as keywords of `Federation.from_arrays`."""
-        return {key: getattr(self, key) for key in Holdout.model_fields}
-
 
 class RowGroups(NamedTuple):
     """The rows of a table grouped by client."""
