@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from logistic_population import logistic_population
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ppfl import Federation, affinity
 from ppfl.core.affinity import Affinity
-from ppfl.data import Samples, logistic_population
+from ppfl.data import Samples
 
 
 class Workload(NamedTuple):

@@ -8,9 +8,27 @@ import sys
 import torch
 
 from ppfl.core.simplex import inside, mirror_step, total_variation, uniform
-from ppfl.data import Federation, Samples, bayes_accuracy, synthetic_classification
+from ppfl.data import Federation, Samples, synthetic_classification
+from ppfl.errors import DataError
 
 NORMAL = torch.distributions.Normal(0, 1)
+
+
+def bayes_accuracy(federation: Federation) -> float:
+    """Pooled test accuracy of the Bayes rule, P(y = 1 | x) = sum_k alpha_ik Phi(x . theta_k / noise).
+
+    It knows the sources and the proportions of each client, so no method can be better except by chance.
+
+    >>> bayes_accuracy(synthetic_classification(n_clients=3, dim=5, sources=1, noise=0, test_points=50))
+    1.0
+    """
+    truth, test = federation.truth, federation.split("test")
+    if truth is None or truth.sources is None or truth.noise is None or federation.n_classes != 2:
+        raise DataError(f"{federation.name} has no true sources and noise; use synthetic_classification()")
+    score = test.x @ truth.sources.T
+    each = torch.special.ndtr(score / truth.noise) if truth.noise else (score > 0).float()
+    positive = (truth.memberships[test.client_of()] * each).sum(1)
+    return float(((positive > 0.5).long() == test.y).double().mean())
 
 
 def source_probabilities(federation: Federation, samples: Samples) -> torch.Tensor:

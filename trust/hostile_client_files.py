@@ -18,16 +18,16 @@ SUFFIXES = (".writers", ".roles", ".users")  # what a file holds, before the suf
 
 def read(path: Path, random: Random) -> object:
     """Read a file of writers, roles or users, up to the federation."""
-    from readers import stackexchange
+    from readers import shakespeare, stackexchange
 
-    from ppfl.data import femnist, shakespeare
+    from ppfl.data import femnist
 
     seed, least = random.randrange(9), random.choice([1, 1, 1, 5])
     asked = {"file": path, "clients": random.choice([None, None, 1, 3]), "seed": seed}
     if ".writers" in path.suffixes:
         return femnist(min_samples=least, image=random.random() < 0.5, **asked).federation(seed=seed)
     if ".roles" in path.suffixes:
-        return shakespeare(length=random.choice([2, 5, 80]), min_samples=least, **asked).federation(seed=seed)
+        return shakespeare.read(length=random.choice([2, 5, 80]), min_samples=least, **asked).federation(seed=seed)
     words = random.choice([1, 5, 10_000])
     return stackexchange.read(length=5, words=words, min_words=least, **asked).federation(seed=seed)
 

@@ -110,17 +110,6 @@ def tables() -> dict[str, list[dict[str, Any]]]:
                 "seed": 0,
             },
             {
-                "name": "logistic_population",
-                "n_clients": 4,
-                "samples": 5,
-                "dim": 3,
-                "k": 2,
-                "alpha": 0.3,
-                "scale": 1.0,
-                "test_points": 2,
-                "seed": 0,
-            },
-            {
                 "name": "digits",
                 "partition": {"name": "iid", "clients": 4},
                 "test_fraction": 0.2,

@@ -15,9 +15,10 @@ from ppfl.core.losses import IGNORED
 from ppfl.core.settings import Count
 from ppfl.data import Pool
 from ppfl.data.arrays import Integers
-from ppfl.data.datasets.client_files import SplitFiles, choose_clients, file_or_folder, find_files, open_tff
-from ppfl.data.datasets.shakespeare import TokenRows, Vocabulary, next_token_rows
+from ppfl.data.datasets.client_files import Files, choose_clients, find_files, open_tff
 from ppfl.data.files import check_limit, open_bounded, reading
+
+from .shakespeare import TokenRows, Vocabulary, next_token_rows
 
 _PATTERNS = (("posts.jsonl*", ""), ("stackoverflow_train.h5", "stackoverflow_test.h5"), ("stackoverflow.h5", ""))
 _FIELDS = ("user", "date", "text")
@@ -76,24 +77,24 @@ def read(
     >>> f.train.client(0).x.tolist(), f.classes
     ([[6, 2, 1, 4], [3, 2, 1, 0]], ('<pad>', 'be', 'to', 'not', 'or', '<oov>', '<bos>', '<eos>'))
     """
-    path = file_or_folder(file, folder, "stackexchange")
-    files = find_files(path, _PATTERNS, "posts.jsonl or stackoverflow_train.h5")
-    read = _from_tff if files.train[0].suffix.lower() in (".h5", ".hdf5") else _from_posts
+    files = find_files("stackexchange", file, folder, _PATTERNS, "posts.jsonl or stackoverflow_train.h5")
+    read = _from_tff if files[0][0].suffix.lower() in (".h5", ".hdf5") else _from_posts
     numbers = _Numbers()
     users = read(files, numbers, lambda names, size: choose_clients(names, size, min_words, clients, seed, "words"))
     texts = _UserTexts(*(np.concatenate(parts) for parts in zip(*users.values(), strict=True)))
     rows = next_token_rows(texts.words, texts.sizes, length, all_words := Vocabulary(tuple(numbers)))
     user_of_text = np.repeat(np.arange(len(users)), [len(each.sizes) for each in users.values()])
     user = user_of_text[rows.text]
-    is_test = (texts.is_test if files.test else _latest(user_of_text, np.bincount(rows.text), test_fraction))[rows.text]
+    has_test = files[0][1] is not None
+    is_test = (texts.is_test if has_test else _latest(user_of_text, np.bincount(rows.text), test_fraction))[rows.text]
     rows, vocabulary = _with_frequent_words(rows, is_test == 0, all_words, words)
     ids = np.array([*users], dtype=object)[user]
     return Pool(torch.from_numpy(rows.x), rows.y, ids, is_test, "stackexchange", vocabulary.names)
 
 
-def _from_posts(files: SplitFiles, numbers: _Numbers, choose: _Choose) -> dict[str, _UserTexts]:
+def _from_posts(files: Files, numbers: _Numbers, choose: _Choose) -> dict[str, _UserTexts]:
     posts: dict[str, list[tuple[str, str]]] = {}
-    for path in files.train:
+    for path, _ in files:
         remedy = "write one JSON object per line, with user, date and text"
         with reading(path, "is not a file of posts", remedy), open_bounded(path) as file:
             for at, line in enumerate(file, 1):
@@ -111,15 +112,16 @@ def _from_posts(files: SplitFiles, numbers: _Numbers, choose: _Choose) -> dict[s
     return _chosen_texts([*posts], texts_of, numbers, choose)
 
 
-def _from_tff(files: SplitFiles, numbers: _Numbers, choose: _Choose) -> dict[str, _UserTexts]:
+def _from_tff(files: Files, numbers: _Numbers, choose: _Choose) -> dict[str, _UserTexts]:
     with ExitStack() as stack:
-        parts = [(stack.enter_context(open_tff(path)), is_test) for path, is_test in files.marked()]
+        parts = [(stack.enter_context(open_tff(path)), is_test) for path, is_test in files]
 
         def texts_of(user: str) -> list[tuple[list[str], bool]]:
             found = []
-            for part, is_test in parts:
+            for part, is_test in (each for each in parts if user in each[0].clients):
                 with reading(part.path, f"has tokens of client {user!r} that are no text", "download it again"):
-                    found += [(text.decode().split(), is_test) for text in part.texts(user, "tokens")]
+                    texts = part.read(user, "tokens", "S").tolist()
+                    found += [(text.decode().split(), bool(is_test)) for text in texts]
             return found
 
         return _chosen_texts([*parts[0][0].clients], texts_of, numbers, choose)

@@ -16,7 +16,7 @@ from kit.problems import make_linear
 from kit.refusals import DataError, assert_refused
 from ppfl import Federation, Population, fit
 from ppfl.algorithms import PPFL, FedAvg
-from ppfl.data import MappedRows
+from ppfl.data import DataTable, MappedRows
 
 
 def tensors(n, seed=0):
@@ -29,7 +29,7 @@ def assert_equal(one, other):
         assert torch.equal(part.x, other.splits[name].x) and torch.equal(part.y, other.splits[name].y)
 
 
-def test_datasets_and_columns_are_the_arrays_they_hold():
+def test_datasets_and_tables_are_the_arrays_they_hold():
     (xa, ya), (xb, yb) = tensors(6), tensors(9, seed=1)
     first = TensorDataset(xa, ya)
     expected = Federation.from_arrays(torch.cat([xa, xb]), torch.cat([ya, yb]), ["a"] * 6 + ["b"] * 9)
@@ -45,14 +45,14 @@ def test_datasets_and_columns_are_the_arrays_they_hold():
     assert tested.test.sizes.tolist() == [0, 6]
     columns = {"p": xa[:, 0].numpy(), "q": xa[:, 1].tolist(), "y": ya.tolist(), "client": who}
     for data in (columns, pd.DataFrame(columns)):
-        found = Federation.from_columns(data, x=["p", "q"])
+        found = DataTable.of(data, "client", "y").federation()
         assert_equal(found, Federation.from_arrays(xa[:, :2], ya, who))
         assert found.features == ("p", "q")
 
 
 def test_rows_of_different_lengths_are_padded_over_all_clients():
     table = pd.DataFrame({"x": [[3, 4, 5], [6]], "y": [[0, 1, 1], [1]], "client": ["a", "b"]})
-    f = Federation.from_columns(table, test_fraction=0, pad=9)
+    f = Federation.from_arrays(table.x, table.y, table.client, test_fraction=0, pad=9)
     assert f.train.x.tolist() == [[3, 4, 5], [6, 9, 9]]
     assert f.train.y.tolist() == [[0, 1, 1], [1, -100, -100]]  # as torch's cross entropy leaves targets out
     fit(Population(nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 2)), k=1), f, FedAvg(lr=0.1), rounds=1)
@@ -88,7 +88,7 @@ def test_bytes_and_mapped_files_train_and_predict_as_the_floats_they_stand_for(t
 def test_a_mapped_file_of_another_type_or_with_nan_is_refused(tmp_path):
     x = np.zeros((6, 2), np.float32)
     x[4, 1] = np.nan
-    for array, words in ((x.astype(np.float16), "float16 in a file"), (x, "row 4 of client 'a'")):
+    for array, words in ((x.astype(np.float16), "float16 in a file"), (x, "in 1 samples, 1 of them of client 'a'")):
         np.save(tmp_path / "x.npy", array)
         mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
         assert_refused(lambda: Federation.from_arrays(mapped, [0, 1] * 3, list("ababab")), DataError, words)

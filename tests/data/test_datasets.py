@@ -1,7 +1,6 @@
 """CIFAR-10, FEMNIST, digit domains and drawn digits: images keep label and client; hostile files are refused."""
 
 import bz2
-import codecs
 import json
 import os
 import pickle
@@ -49,32 +48,36 @@ def calls(function, *arguments):
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_pickle_that_calls_a_function_is_refused_and_does_nothing(tmp_path, protocol):
+def test_what_a_pickle_names_is_never_called(tmp_path, protocol):
     file = str(tmp_path / "touched")
     system, evaluate = calls(os.system, f"touch {file}"), calls(eval, f"open({file!r}, 'w')")
     for call in (system, evaluate, calls(np.save, file, 1), calls(getattr, {}, "get")):
         path = write_bytes(tmp_path / "b", pickle.dumps(cifar_batch(PIXELS, data=call), protocol))
-        assert_refused(lambda: read_cifar10_batch(path), DataError, "asks to load")
+        assert_refused(lambda: read_cifar10_batch(path), DataError, "extract it again")
+        more = pickle.dumps(cifar_batch(PIXELS, extra=call), protocol or 2)
+        assert torch.equal(read_cifar10_batch(write_bytes(path, more))[1], torch.arange(20) % 10)
     assert [found.name for found in tmp_path.iterdir()] == ["b"]
 
 
 def test_broken_cifar_batches_are_refused(tmp_path):
     good = pickle.dumps(cifar_batch(PIXELS), 2)
-    read_cifar10_batch(write_bytes(tmp_path / "b", good[:-1] + b"r\xff\xff\xff\x7f."))  # a high memo index is nothing
     for content in (
         good[:-50],  # cut
         pickle.dumps(cifar_batch(np.array([{}], dtype=object))),  # objects
         pickle.dumps(cifar_batch(PIXELS[:, :100].copy())),  # other shape
+        pickle.dumps(cifar_batch(PIXELS.view("<u4"))),  # other type
         pickle.dumps(cifar_batch(PIXELS, labels=[10] * 20)),  # label of 10
-        pickle.dumps(cifar_batch(PIXELS, extra=calls(codecs.encode, "x", "rot13")), 2),  # another encoding of bytes
-        # these would take far more memory or time than the file is long
-        good[:-1] + b")" + b"2\x86" * 60 + b"0.",  # copies of copies
-        good[:-1] + b")" + b"".join(b"q%ch%c\x86" % (at, at) for at in range(60)) + b"Ns.",  # nested tuples as a key
         good[:-1] + b"\x96" + (1 << 40).to_bytes(8, "little") + b".",  # an empty array of any size
-        b"\x80\x02c_codecs\nencode\nq\0X\xe8\3\0\0" + b"a" * 1000 + b"X\6\0\0\0latin1\x86q\1" + b"h\0h\1R" * 999,
     ):
         path = write_bytes(tmp_path / "b", content)
         assert_refused(lambda: read_cifar10_batch(path), DataError, "extract it again")
+    for more in (
+        b"r\xff\xff\xff\x7f",  # a high memo index
+        b")" + b"2\x86" * 60 + b"0",  # copies of copies
+        b")" + b"".join(b"q%ch%c\x86" % (at, at) for at in range(60)) + b"Ns",  # nested tuples as a key
+    ):  # these would take far more memory or time than the file is long, if the pickle was loaded
+        found, _ = read_cifar10_batch(write_bytes(path, good[:-1] + more + b"."))
+        torch.testing.assert_close(found, torch.from_numpy(PIXELS).reshape(20, 3, 32, 32) / 255)
 
 
 SIZES = {"ann": 8, "bob": 5, "eve": 3}

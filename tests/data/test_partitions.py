@@ -5,6 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from logistic_population import logistic_population
+from synthetic_limits import bayes_accuracy
 
 import ppfl.data as data
 from ppfl.data.partitions import equal_sizes, random_sizes
@@ -83,7 +85,7 @@ MAKERS = {
     "groups": lambda seed: data.synthetic_groups(seed=seed),
     "groups, regression": lambda seed: data.synthetic_groups(seed=seed, task="regression"),
     "linear": lambda seed: data.synthetic_linear(seed=seed),
-    "logistic": lambda seed: data.logistic_population(50, seed=seed),
+    "logistic": lambda seed: logistic_population(50, seed=seed),
 }
 
 
@@ -109,7 +111,7 @@ def test_sizes_are_those_of_the_paper_features_uniform_and_memberships_dirichlet
     assert float(sizes.median()) == pytest.approx(50 + np.exp(4), abs=8)
     assert float((sizes == 1000).double().mean()) == pytest.approx(0.0766, abs=0.02)
     labelled = data.synthetic_classification(4000, 5, test_points=0, min_size=9, max_size=10)
-    logistic = data.logistic_population(4000, dim=5, k=3, alpha=0.3, test_points=0)
+    logistic = logistic_population(4000, dim=5, k=3, alpha=0.3, test_points=0)
     for f, alpha in ((labelled, 0.4), (logistic, 0.3)):
         x, c = f.train.x, f.truth.memberships
         assert f.test is None and (x.min(), x.max()) == (pytest.approx(-1, abs=1e-3), pytest.approx(1, abs=1e-3))
@@ -131,14 +133,14 @@ def test_labels_and_training_data_do_not_depend_on_order_or_number_of_test_point
     few, many = (data.synthetic_classification(30, 20, test_points=n) for n in (0, 200))
     assert few.test is None and torch.equal(few.train.x, many.train.x)
     assert 0.4 < many.test.y.reshape(30, 200)[:, 150:].double().mean() < 0.6
-    few, many = data.logistic_population(7, seed=3, test_points=0).train, data.logistic_population(40, seed=3).train
+    few, many = logistic_population(7, seed=3, test_points=0).train, logistic_population(40, seed=3).train
     assert few.x.equal(many.x[: len(few)]) and few.y.equal(many.y[: len(few)])
 
 
 def test_the_bayes_rule_is_right_up_to_noise_and_better_than_similar_rules():
-    assert data.bayes_accuracy(data.synthetic_classification(10, 50, sources=1, noise=0.0, test_points=200)) == 1
+    assert bayes_accuracy(data.synthetic_classification(10, 50, sources=1, noise=0.0, test_points=200)) == 1
     f = data.synthetic_classification(100, 150, test_points=300, seed=5)
-    best = data.bayes_accuracy(f)
+    best = bayes_accuracy(f)
     assert 0.83 < best < 0.90
     score, own = f.test.x @ f.truth.sources.T, f.truth.memberships[f.test.client_of()]
     main_source, mixed_weights = score.gather(1, own.argmax(1, keepdim=True)).flatten(), (own * score).sum(1)
@@ -150,7 +152,7 @@ def test_targets_follow_the_model_of_the_client():
     f = data.synthetic_linear(n_clients=100, noise=0.3)
     own = (f.truth.memberships @ f.truth.sources)[f.train.client_of()]
     assert float((f.train.y - (f.train.x * own).sum(1)).std()) == pytest.approx(0.3, rel=0.05)
-    f = data.logistic_population(4000, samples=10, dim=6, k=3)
+    f = logistic_population(4000, samples=10, dim=6, k=3)
     own = f.truth.memberships @ f.truth.sources
     p = torch.sigmoid((f.train.x * own[f.train.client_of()]).sum(1)).double()
     for low in torch.arange(0, 1, 0.1):

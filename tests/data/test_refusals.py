@@ -56,7 +56,7 @@ REFUSED = {
     "sparse features": (lambda: arrays(torch.ones(6, 2).to_sparse()), "sparse"),
     "a row of numbers": (lambda: arrays(x=np.zeros(6)), "use x.reshape(-1, 1)"),
     "rows of different lengths": (lambda: arrays([[1.0], [1.0, 2.0], [], [], [], []]), "whole numbers"),
-    "a dict": (lambda: arrays({"p": [1.0] * 6, "q": [2.0] * 6}), "x is a dict", "side by side", "from_columns"),
+    "a dict": (lambda: arrays({"p": [1.0] * 6, "q": [2.0] * 6}), "x is a dict", "side by side", "DataTable"),
     "NaN target": (lambda: arrays(y=[0.1, np.nan] * 3, test_fraction=0), "train y has NaN"),
     "negative label": (lambda: arrays(y=[-1, 0, 1] * 2), "label -1 of client 'a'"),
     "label beyond classes": (lambda: arrays(y=[0, 1, 2] * 2, classes=("n", "y")), "outside 0..1"),
@@ -85,6 +85,7 @@ REFUSED = {
     "targets to part by label": (lambda: data.dirichlet_labels(LABELS + 0.5, 3, 1.0), "needs labels"),
     "no synthetic client": (lambda: data.synthetic_classification(0), "n_clients is 0"),
     "all lazy samples": (lambda: lazy_population(3).train.x.mean(), "drawn when a client takes part"),
+    "rows of lazy samples": (lambda: lazy_population(3).train.x[:2], "drawn when a client takes part"),
 }
 
 
@@ -95,7 +96,7 @@ def test_wrong_input_is_refused_in_one_line(case):
 
 
 def test_more_than_memory_holds_is_refused_before_memory_is_taken():
-    for draw in (data.synthetic_classification, data.synthetic_groups, data.synthetic_linear, data.logistic_population):
+    for draw in (data.synthetic_classification, data.synthetic_groups, data.synthetic_linear):
         for change in ({"n_clients": 10**12}, {"dim": 10**12}, {"test_points": 10**12}):
             assert_refused(lambda: draw(**change), DataError, "more than the limit")
     f = Federation.from_arrays(torch.ones(40, 1), torch.arange(40), torch.arange(40), test_fraction=0)

@@ -24,7 +24,7 @@ def test_every_partition_and_population_by_name():
         f = build("digits", partition=partition, test_fraction=0.25, validation_fraction=0.1)
         assert (f.n_clients, sum(len(part) for part in f.splits.values())) == (12, 1797)
     small = {"n_clients": 6, "dim": 4, "test_points": 5}
-    for name in ("synthetic", "synthetic_groups", "synthetic_linear", "logistic_population"):
+    for name in ("synthetic", "synthetic_groups", "synthetic_linear"):
         f, other = build(name, **small), build(name, **small, seed=1)
         assert (f.n_clients, len(f.test)) == (6, 30) and not torch.equal(f.test.x, other.test.x)
 
@@ -79,7 +79,7 @@ def test_the_docs_show_settings_that_are_valid_and_survive_json():
 REAL = [
     ("mnist", 100, 70_000, 10),
     ("femnist", 289, 46_035, 62),
-    ("shakespeare", 715, 43_323, 90),
+    ("readers.shakespeare:read", 715, 43_323, 90),
     ("readers.stackexchange:read", 428, 65_369, 10_004),
     pytest.param("readers.digit_domains:read", 5, 37_190, 10, marks=pytest.mark.slow),
 ]

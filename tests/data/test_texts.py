@@ -8,11 +8,11 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from readers import stackexchange
+from readers import shakespeare, stackexchange
 
 from kit.files import limited, write_bytes, write_tff
 from kit.refusals import DataError, assert_refused
-from ppfl.data import SHAKESPEARE_CHARACTERS, build, shakespeare
+from ppfl.data import build
 from ppfl.data.datasets.client_files import open_tff
 
 h5py = pytest.importorskip("h5py")
@@ -64,7 +64,7 @@ def assert_rows(part, texts, classes, length):
 def plays(folder):
     for part, roles in ROLES.items():
         write_tff(folder / f"shakespeare_{part}.h5", {role: {"snippets": texts} for role, texts in roles.items()})
-    return lambda length: shakespeare(folder, length=length).federation(), ROLES
+    return lambda length: shakespeare.read(folder, length=length).federation(), ROLES
 
 
 def stackoverflow(folder):
@@ -90,8 +90,8 @@ def test_rows_of_every_client_are_those_of_a_loop_over_its_texts(tmp_path, write
 
 
 def test_characters_have_the_numbers_of_tff(tmp_path):
-    write_tff(tmp_path / "shakespeare_train.h5", {"ALL": {"snippets": [SHAKESPEARE_CHARACTERS + "}"]}})
-    f = shakespeare(tmp_path, length=90).federation(test_fraction=0)
+    write_tff(tmp_path / "shakespeare_train.h5", {"ALL": {"snippets": [shakespeare.SHAKESPEARE_CHARACTERS + "}"]}})
+    f = shakespeare.read(tmp_path, length=90).federation(test_fraction=0)
     assert f.train.x[0].tolist() == [88, *range(1, 87), 87, 0, 0]
     assert f.train.y[0].tolist() == [*range(1, 87), 87, 89, *[IGNORED] * 2]
 
@@ -149,24 +149,24 @@ def test_broken_posts_and_texts_beyond_the_limits_are_refused(tmp_path):
         assert_refused(lambda: posts(file=path, length=5), DataError, "more than the limit")
 
 
-def read_field(path, field="x", kind="numbers", client="ann"):
+def read_field(path, field="x", kinds="fiu", client="ann"):
     with open_tff(path) as file:
-        return getattr(file, kind)(client, field)
+        return file.read(client, field, kinds).tolist()
 
 
 def test_what_was_written_is_read_and_damage_is_refused(tmp_path, monkeypatch):
     texts = ["to be", "", "né\n" * 30]
     path = write_tff(tmp_path / "a.h5", {"b/c": {}, "ann": {"x": np.arange(6).reshape(3, 2), "s": texts}})
     np.testing.assert_array_equal(read_field(path), np.arange(6).reshape(3, 2))
-    assert [text.decode() for text in read_field(path, "s", "texts")] == texts
+    assert [text.decode() for text in read_field(path, "s", "S")] == texts
     with limited(clients=1):
         assert_refused(lambda: read_field(path), DataError, "has 2 clients, more than the limit of 1")
     with limited(bytes=80), pytest.raises(DataError, match="96 bytes"), open_tff(path) as file:
-        _ = [file.numbers("ann", "x") for _ in range(2)]  # all that is read of a file counts
+        _ = [file.read("ann", "x") for _ in range(2)]  # all that is read of a file counts
     whole = path.read_bytes()
     for content in (b"text", whole[:8] + bytes(100), *(whole[:cut] for cut in range(0, len(whole), 500))):
         path.write_bytes(content)
-        assert_refused(lambda: [read_field(path), read_field(path, "s", "texts")], DataError, "download it again")
+        assert_refused(lambda: [read_field(path), read_field(path, "s", "S")], DataError, "download it again")
     monkeypatch.setitem(sys.modules, "h5py", None)
     assert_refused(lambda: read_field(path), DataError, "needs h5py", "ppfl[hdf5]")
 
@@ -206,6 +206,6 @@ def test_links_other_types_and_sizes_in_hdf5_are_refused_before_anything_is_read
     }
     with limited(bytes=1 << 29):
         for field, said in hostile.items():
-            kind = "texts" if field in ("words", "large text") else "numbers"
-            assert_refused(lambda: read_field(path, field, kind), DataError, said)
+            kinds = "S" if field in ("words", "large text") else "fiu"
+            assert_refused(lambda: read_field(path, field, kinds), DataError, said)
     assert_refused(lambda: read_field(path, client="link"), DataError, "'link' is a link")

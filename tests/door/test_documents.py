@@ -178,7 +178,7 @@ def test_every_public_class_and_function_has_an_example_in_its_docstring():
     kinds = [value for value in values if inspect.isclass(value) or inspect.isfunction(value)]
     found = doctest.DocTestFinder(recurse=True, exclude_empty=True)
     without = [kind for kind in kinds if not any(test.examples for test in found.find(kind, kind.__name__))]
-    assert len(kinds) > 80 and not without, "add a short example with >>>"
+    assert len(kinds) > 70 and not without, "add a short example with >>>"
 
 
 SCRIPT = Path(__file__).with_name("user_script.py")  # with every public feature

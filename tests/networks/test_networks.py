@@ -205,6 +205,8 @@ GREY = Federation.from_arrays(torch.rand(24, 8, 8), torch.arange(24) % 3, torch.
 WRONG = [
     ({"name": "cnn"}, TABLE, "cnn takes images", "perceptron"),
     ({"name": "cnn", "channels": 4 * [4]}, make_images(), "8 x 8 pixels", "halve 4 times"),
+    ({"name": "cnn", "channels": [6]}, make_images(), "6 channels do not split into 4 groups"),
+    ({"name": "transformer", "width": 6}, TEXTS, "6 numbers per token do not split into 4 heads"),
     ({"name": "linear"}, NUMBERS, "real targets", "'squared'"),
     ({"name": "lstm"}, TABLE, "lstm takes sequences", "tokens=True"),
     ({"name": "cnn"}, GREY, "x[:, None]"),

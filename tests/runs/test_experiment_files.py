@@ -110,7 +110,6 @@ WRONG: dict[str, tuple[str, ...]] = {
     "watch.rounds=3": ("unknown key 'watch.rounds'", "did you mean 'rounds' at the top"),
     "population.K=3": ("unknown key 'population.K'", "did you mean 'k'?"),
     "network.name=linear": ("unknown key 'network'", "did you mean 'model'?"),
-    "model={name='cnn', channels=[6]}": ("6 channels do not split into 4 groups",),
     "data={name='csv', target='client', file='csv'}": ("data.client is missing", "under [data]"),
     f"{NESTED};method.method.name=finetune": ("[method.method]: the method 'finetune'", "use one of 'local'"),
     f"{NESTED};method.method.momentm=0": ("unknown key 'method.method.momentm'", "did you mean 'momentum'?"),

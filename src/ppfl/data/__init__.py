@@ -5,7 +5,6 @@ and the names of all of these in experiment files."""
 from ppfl.data.datasets.cifar import cifar10
 from ppfl.data.datasets.femnist import FEMNIST_CLASSES, femnist
 from ppfl.data.datasets.images import digits, digits_federation, mnist, npz, read_idx
-from ppfl.data.datasets.shakespeare import SHAKESPEARE_CHARACTERS, shakespeare
 from ppfl.data.federation import Assignment, Federation, Truth
 from ppfl.data.load import DATASETS, DataByName, Pool, build, load_data
 from ppfl.data.partitions import (
@@ -19,8 +18,6 @@ from ppfl.data.partitions import (
 from ppfl.data.sample_spec import SampleSpec
 from ppfl.data.samples import MappedRows, Samples
 from ppfl.data.synthetic import (
-    bayes_accuracy,
-    logistic_population,
     synthetic_classification,
     synthetic_groups,
     synthetic_linear,
@@ -33,7 +30,6 @@ __all__ = [
     "FEMNIST_CLASSES",
     "MNIST_GROUPS",
     "PARTITIONS",
-    "SHAKESPEARE_CHARACTERS",
     "Assignment",
     "DataByName",
     "DataTable",
@@ -43,7 +39,6 @@ __all__ = [
     "SampleSpec",
     "Samples",
     "Truth",
-    "bayes_accuracy",
     "build",
     "cifar10",
     "digits",
@@ -54,12 +49,10 @@ __all__ = [
     "iid",
     "label_groups",
     "load_data",
-    "logistic_population",
     "mnist",
     "npz",
     "read_idx",
     "read_table",
-    "shakespeare",
     "synthetic_classification",
     "synthetic_groups",
     "synthetic_linear",

@@ -37,7 +37,7 @@ def as_features(x: Any, tokens: bool = False, pad: int = 0) -> Inputs:
     if isinstance(x, Mapping):
         raise DataError(
             f"x is a {type(x).__name__}; expected one array (n, ...): put several inputs side by side in its columns, "
-            f"or use Federation.from_columns for columns by name"
+            f"or use ppfl.data.DataTable for a table with columns by name"
         )
     if is_ragged(x):
         x, tokens = pad_rows(x, pad, "x"), True
@@ -171,16 +171,15 @@ def is_ragged(values: Any) -> bool:
     >>> is_ragged([[1, 2], [3]]), is_ragged([[1, 2], [3, 4]])
     (True, False)
     """
-    if isinstance(values, Tensor) or not isinstance(values, Sequence | np.ndarray) or isinstance(values, str | bytes):
-        values = values.tolist() if type(values).__module__.startswith("pandas") and hasattr(values, "tolist") else ()
-    if isinstance(values, np.ndarray) and values.dtype != object:
+    if type(values).__module__.startswith("pandas"):
+        values = values.tolist() if hasattr(values, "tolist") else ()
+    are_objects = isinstance(values, np.ndarray) and values.dtype == object
+    if not are_objects and (not isinstance(values, Sequence) or isinstance(values, str | bytes)):
         return False
     rows = list(values)
-    if not rows or not all(isinstance(row, _ROW) and np.ndim(row) for row in rows[:1]):
+    if not rows or not all(isinstance(row, _ROW) for row in rows) or not np.ndim(rows[0]):
         return False
-    if not all(isinstance(row, _ROW) for row in rows):
-        return False
-    return len({len(row) for row in rows}) > 1 or isinstance(values, np.ndarray)
+    return are_objects or len({len(row) for row in rows}) > 1
 
 
 def pad_rows(values: Any, pad: int, what: str) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -15,11 +15,11 @@ from ppfl.core.losses import IGNORED
 from ppfl.data.arrays import quoted
 from ppfl.data.files import check_limit
 from ppfl.data.lazy import LazySamples
-from ppfl.data.samples import MappedRows, Samples
+from ppfl.data.samples import Samples, blocks_of
 from ppfl.errors import DataError
 
 if TYPE_CHECKING:
-    from ppfl.data.federation import Federation, Truth
+    from ppfl.data.federation import Federation
 
 
 def check_federation(federation: Federation) -> None:
@@ -35,8 +35,9 @@ def check_federation(federation: Federation) -> None:
         if federation.classes is not None:
             check_labels(ids, split, samples, len(federation.classes))
     check_weights(ids, federation.weights)
-    if federation.truth is not None:
-        check_truth(ids, federation.truth)
+    if federation.truth is not None and len(federation.truth.memberships) != len(ids):
+        found = len(federation.truth.memberships)
+        raise DataError(f"truth has {found} rows but there are {len(ids)} clients; give one row per client")
 
 
 def check_ids(ids: ClientIds, splits: Mapping[str, Samples]) -> None:
@@ -52,15 +53,11 @@ def check_ids(ids: ClientIds, splits: Mapping[str, Samples]) -> None:
 
 def check_text(names: tuple[str, ...], what: str) -> None:
     """Names can be written to files."""
-    try:
-        "".join(names).encode()
-    except (UnicodeEncodeError, TypeError):
-        odd = [name for name in names if not isinstance(name, str) or not _is_unicode(name)]
-        raise DataError(f"{what} {odd[0]!r} cannot be written as UTF-8; replace the character, or use str") from None
-
-
-def _is_unicode(name: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+    for name in names:
+        try:
+            name.encode()
+        except (UnicodeEncodeError, AttributeError):
+            raise DataError(f"{what} {name!r} cannot be written as UTF-8; replace the character, or use str") from None
 
 
 def known_positions(wanted: Sequence[str], ids: ClientIds, name: str) -> list[int]:
@@ -104,18 +101,10 @@ def check_finite(ids: ClientIds, split: str, samples: Samples) -> None:
     """No value is NaN or infinite; one such value would spoil every shared model in one round."""
     if isinstance(samples, LazySamples):
         return  # what it draws is finite
-    if isinstance(samples.x, MappedRows):
-        _check_mapped(ids, split, samples, samples.x)
-    fields = {"x": samples.x, "y": samples.y}
-    for field, values in fields.items():
-        if isinstance(values, MappedRows):
+    for field, values in {"x": samples.x, "y": samples.y}.items():
+        if not values.is_floating_point() or all(_is_finite(block) for block in blocks_of(values)):
             continue
-        # aminmax propagates NaN and needs no memory; isfinite would allocate a quarter of the size of the data
-        if not values.is_floating_point() or values.numel() == 0:
-            continue
-        if bool(torch.stack(values.aminmax()).isfinite().all()):
-            continue
-        bad = (~values.isfinite()).reshape(len(values), -1).any(1)
+        bad = torch.cat([(~block.isfinite()).reshape(len(block), -1).any(1) for block in blocks_of(values)])
         counts = torch.bincount(samples.client_of()[bad], minlength=len(ids))
         worst = int(counts.argmax())
         raise DataError(
@@ -124,16 +113,9 @@ def check_finite(ids: ClientIds, split: str, samples: Samples) -> None:
         )
 
 
-def _check_mapped(ids: ClientIds, split: str, samples: Samples, x: MappedRows) -> None:
-    """Block by block, as the file may be larger than memory."""
-    if not x.is_floating_point():
-        return
-    for block in x.blocks():
-        bad = ~x[block].flatten(1).isfinite().all(1)
-        if bool(bad.any()):
-            at = block.start + int(bad.nonzero()[0])
-            client = ids[int(samples.client_of()[at])]
-            raise DataError(f"{split} x has NaN or infinity in row {int(x.rows[at])} of client {client!r}; replace it")
+def _is_finite(values: Tensor) -> bool:
+    # aminmax propagates NaN and needs no memory; isfinite would allocate a quarter of the size of the data
+    return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())
 
 
 def check_labels(ids: ClientIds, split: str, samples: Samples, n_classes: int) -> None:
@@ -165,11 +147,3 @@ def check_weights(ids: ClientIds, weights: Tensor) -> None:
         )
     if abs(float(weights.double().sum()) - 1) > 1e-4:
         raise DataError(f"weights sum to {float(weights.sum()):.6g}, not 1; use weights / weights.sum()")
-
-
-def check_truth(ids: ClientIds, truth: Truth) -> None:
-    """True memberships have one row per client."""
-    if len(truth.memberships) != len(ids):
-        raise DataError(
-            f"truth has {len(truth.memberships)} rows but there are {len(ids)} clients; give one row per client"
-        )

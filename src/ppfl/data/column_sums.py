@@ -8,7 +8,7 @@ deviations in the second pass (Chan, Golub and LeVeque 1983).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -67,15 +67,6 @@ class ColumnPlan(Settings):
             "levels": sum(map(len, self.levels.values())),
         }  # fmt: skip
 
-    @property
-    def text(self) -> dict[str, slice]:
-        """Where the counts of each column's levels are."""
-        found, at = {}, 0
-        for name, levels in self.levels.items():
-            found[name] = slice(at, at + len(levels))
-            at += len(levels)
-        return found
-
 
 class Center(Settings):
     """About which deviations are taken in the second pass, and in which unit, one of each for a column of numbers."""
@@ -87,51 +78,27 @@ class Center(Settings):
 Ask = Callable[[ColumnPlan, Center | None], Sums]
 
 
-def choose_columns(described: Mapping[str, TableFacts], settings: PreparationSettings) -> dict[str, str]:
-    """The columns that are left out, each with the reason, from what every site says of its own.
-
-    A column that the data or the preparation name is never left out. Row numbers have to be row numbers at every site,
-    and one value has to be the same one: whether numbers are is known after the first sums.
-
-    >>> north = TableFacts(kinds={"age": "numbers", "note": "text"}, left_out={"note": "99 levels"}, named=False)
-    >>> choose_columns({"north": north}, PreparationSettings())
-    {'note': '99 levels'}
-    """
-    left_out = {}
-    for column in _columns(described):
-        if any(said.named for said in described.values()) or column in {*settings.text, *settings.levels}:
-            continue
-        known = [said for said in described.values() if said.kinds.get(column) != "empty"]
-        reasons = [said.left_out.get(column, "") for said in known]
-        found = {level for said in known for level in said.levels.get(column, ())} - {GAP}
-        if not known:
-            left_out[column] = NO_VALUE
-        elif any(reason not in ("", ROW_NUMBERS, ONE_VALUE) for reason in reasons):
-            left_out[column] = next(reason for reason in reasons if reason not in ("", ROW_NUMBERS, ONE_VALUE))
-        elif len(found) > MOST_LEVELS:
-            left_out[column] = f"{len(found)} levels"
-        elif set(reasons) == {ROW_NUMBERS}:
-            left_out[column] = ROW_NUMBERS
-        elif set(reasons) == {ONE_VALUE} and len(found) == 1:
-            left_out[column] = ONE_VALUE
-    return left_out
-
-
-def make_plan(
-    described: Mapping[str, TableFacts], settings: PreparationSettings, left_out: Mapping[str, str] = {}
-) -> ColumnPlan:
-    """From what every site says of its columns.
+def make_plan(described: Mapping[str, TableFacts], settings: PreparationSettings) -> tuple[ColumnPlan, dict[str, str]]:
+    """The sums to take, and the columns that are left out, each with the reason, from what every site says of its own.
 
     >>> north = TableFacts(kinds={"age": "numbers", "ward": "text"}, levels={"ward": ["a", "b"]})
     >>> south = TableFacts(kinds={"age": "numbers", "ward": "empty"})
-    >>> make_plan({"north": north, "south": south}, PreparationSettings()).levels
+    >>> make_plan({"north": north, "south": south}, PreparationSettings())[0].levels
     {'ward': ('a', 'b')}
     """
-    columns = tuple(column for column in _columns(described) if column not in left_out)
-    numbers, levels = [], {}
+    numbers: list[str] = []
+    levels: dict[str, tuple[str, ...]] = {}
+    left_out: dict[str, str] = {}
+    columns = next(iter(described.values())).kinds
     for column in columns:
         kinds = {site: said.kinds.get(column, "empty") for site, said in described.items()}
         known = {kind: site for site, kind in reversed(kinds.items()) if kind != "empty"}
+        found = tuple(sorted({level for said in described.values() for level in said.levels.get(column, ())}))
+        reasons = [said.left_out.get(column, "") for site, said in described.items() if kinds[site] != "empty"]
+        is_named = any(said.named for said in described.values()) or column in settings.names
+        if not is_named and (reason := _reason_to_leave_out(reasons, {*found} - {GAP})):
+            left_out[column] = reason
+            continue
         if not known:
             raise DataError(f"column {column!r} has no value in any row; leave it out with drop")
         if len(known) > 1:
@@ -141,31 +108,34 @@ def make_plan(
             )
         if "numbers" in known:
             numbers.append(column)
-        else:
-            levels[column] = _named_levels(column, settings) or _union(column, described)
-    if settings.standardise_target:
-        numbers.append(TARGET)
-    return ColumnPlan(
-        columns=columns, numbers=tuple(numbers), levels=levels, missing=settings.missing,
-        count_target=settings.count_target,
+            continue
+        named = settings.levels.get(column, ())
+        gaps = (GAP,) if named and settings.missing == "fill" and GAP not in named else ()
+        levels[column] = (*named, *gaps) or found
+        if not levels[column]:
+            raise DataError(f"column {column!r} has no value in any training row; leave it out with drop")
+    plan = ColumnPlan(
+        columns=tuple(column for column in columns if column not in left_out),
+        numbers=(*numbers, TARGET) if settings.standardise_target else tuple(numbers), levels=levels,
+        missing=settings.missing, count_target=settings.count_target,
     )  # fmt: skip
+    return plan, left_out
 
 
-def _columns(described: Mapping[str, TableFacts]) -> list[str]:
-    return list(next(iter(described.values())).kinds)
+def _reason_to_leave_out(reasons: Sequence[str], levels: Collection[str]) -> str:
+    """Why a column is not used, from the reasons of all sites that have values in it; empty for a useful column.
 
-
-def _named_levels(column: str, settings: PreparationSettings) -> tuple[str, ...]:
-    """The levels that the settings name, and one for gaps where these are filled."""
-    named = settings.levels.get(column, ())
-    return (*named, GAP) if named and settings.missing == "fill" and GAP not in named else named
-
-
-def _union(column: str, described: Mapping[str, TableFacts]) -> tuple[str, ...]:
-    found = sorted({level for said in described.values() for level in said.levels.get(column, ())})
-    if not found:
-        raise DataError(f"column {column!r} has no value in any training row; leave it out with drop")
-    return tuple(found)
+    It has to have row numbers at every site, and the same one value: whether numbers are the same is known after the
+    first sums.
+    """
+    if not reasons:
+        return NO_VALUE
+    if other := [reason for reason in reasons if reason not in ("", ROW_NUMBERS, ONE_VALUE)]:
+        return other[0]
+    if len(levels) > MOST_LEVELS:
+        return f"{len(levels)} levels"
+    alike = {*reasons} == {ROW_NUMBERS} or ({*reasons} == {ONE_VALUE} and len(levels) == 1)
+    return reasons[0] if alike else ""
 
 
 def agree(
@@ -179,8 +149,7 @@ def agree(
         ask: Gives the sums over the training rows of all sites: counts and sums, or with a center the deviations.
         step: To which the sums are rounded, as secure sums are.
     """
-    left_out = choose_columns(described, settings)
-    plan = make_plan(described, settings, left_out)
+    plan, left_out = make_plan(described, settings)
     first = ask(plan, None)
     known = first["known"].clamp_min(1)
     size = first["size"] / known
@@ -190,12 +159,12 @@ def agree(
     rows = round(float(first["rows"]))
     measured = _measure(plan, center, first, second, rows, step)
     missing = dict(zip(plan.columns, first["missing"].tolist(), strict=True))
+    of_levels = iter(first["levels"].round().int().tolist())
     columns = []
     for name in plan.columns:
         count = round(missing[name])
         if name in plan.levels:
-            counts = first["levels"][plan.text[name]].round().int().tolist()
-            by_level = dict(zip(plan.levels[name], counts, strict=True))
+            by_level = {level: next(of_levels) for level in plan.levels[name]}
             columns.append(_text_column(name, by_level, rows, count, settings))
             continue
         mean, scale = measured[name]
@@ -251,8 +220,3 @@ def _text_column(
     return PreparedColumn(
         name=name, levels=levels, rare=rare, mean=tuple(shares), scale=tuple(scales), fill=fill, missing=missing
     )
-
-
-def flat_sums(parts: Mapping[str, Sequence[float] | Tensor | float]) -> dict[str, Tensor]:
-    """As a reply carries them: one vector per name, float64."""
-    return {name: torch.as_tensor(part, dtype=torch.float64).reshape(-1) for name, part in parts.items()}

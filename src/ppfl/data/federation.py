@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from ppfl.core.ids import ClientIds, as_ids
+from ppfl.core.losses import IGNORED
 from ppfl.core.settings import usable_device
 from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, as_features, as_mask, as_targets
+from ppfl.data.files import check_limit
 from ppfl.data.ids import as_weights, group_rows, split_rows
 from ppfl.data.preparation import Preparation
-from ppfl.data.samples import MappedRows, Samples, held_out
-from ppfl.data.sources import column, features_of, read_clients, read_items
-from ppfl.data.summaries import count_labels, fingerprint_of, mean_features, number_classes, size_shares
+from ppfl.data.samples import MappedRows, Samples, blocks_of, held_out, scaled
+from ppfl.data.sources import read_clients, read_items
+from ppfl.data.summaries import fingerprint_of, number_classes
 from ppfl.errors import DataError
 from ppfl.io.text import visible
 
@@ -79,7 +81,7 @@ _LETTERS = 40  # of the name, in the repr
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """The clients and their samples. `from_arrays`, `from_columns` and `from_datasets` build one.
+    """The clients and their samples. `from_arrays` and `from_datasets` build one.
 
     It is checked when it is built; `to`, `select`, `rename`, `holdout` and `replace` trust that.
 
@@ -113,7 +115,7 @@ class Federation:
         if self.classes is None and len(self.train) and not self.train.y.is_floating_point():
             object.__setattr__(self, "classes", number_classes(self.splits))
         if self.weights.numel() == 0:
-            object.__setattr__(self, "weights", size_shares(self.train))
+            object.__setattr__(self, "weights", self.train.shares)
             object.__setattr__(self, "by_size", True)
         checks.check_federation(self)
 
@@ -182,8 +184,6 @@ class Federation:
         n = int(rows.offsets[-1])
         if not len(inputs) == len(targets) == n:
             raise DataError(f"x has {len(inputs)} rows, y {len(targets)} and clients {n}; they must pair row by row")
-        checks.check_ids(rows.ids, {})
-        checks.check_train(rows.ids, rows.sizes)
         marked = None if is_test is None else as_mask(is_test, n)
         parts = split_rows(rows, test_fraction, validation_fraction, seed, marked)
         samples = {split: Samples(part.take(inputs), part.take(targets), part.offsets) for split, part in parts.items()}
@@ -219,35 +219,6 @@ class Federation:
             return cls.from_arrays(*read_items(datasets, "the dataset"), clients, **settings)
         x, y, ids, is_test = read_clients(datasets, test)
         return cls.from_arrays(x, y, ids, **{"is_test": is_test, **settings})
-
-    @classmethod
-    def from_columns(
-        cls, data: Any, *, x: str | Sequence[str] = "x", y: str = "y", client: str = "client", **settings: Any
-    ) -> Federation:
-        """Picks columns by their names.
-
-        Args:
-            data: A pandas table, a dict of lists or arrays, or a Hugging Face dataset.
-            x: The column of the inputs, or several columns of numbers.
-            y: The column of the targets.
-            client: The column of the clients.
-            **settings: As in `from_arrays`.
-
-        Returns:
-            The federation.
-
-        Raises:
-            DataError: If there is no such column, or it cannot be used.
-
-        Example:
-            >>> data = {"words": [[5, 2], [7], [7, 7]], "mood": ["good", "bad", "good"], "who": ["a", "a", "b"]}
-            >>> f = Federation.from_columns(data, x="words", y="mood", client="who", test_fraction=0)
-            >>> f.train.x.tolist(), f.classes
-            ([[5, 2], [7, 0], [7, 7]], ('bad', 'good'))
-        """
-        inputs, names = features_of(data, x)
-        settings = {"features": names, **settings}
-        return cls.from_arrays(inputs, column(data, y), column(data, client), **settings)
 
     def __repr__(self) -> str:
         name = self.name if len(self.name) <= _LETTERS else self.name[: _LETTERS - 1] + "…"
@@ -291,11 +262,26 @@ class Federation:
         """How often each client has each class (M, classes), int64."""
         if self.n_classes is None:
             raise DataError(f"{self.name} has float targets, so no labels to count; use feature_means()")
-        return count_labels(self.split(split), self.n_classes)
+        size = self.n_clients * self.n_classes * torch.int64.itemsize
+        what = f"labels of {self.n_clients:,} clients in {self.n_classes:,} classes take {size:,} bytes to count"
+        check_limit("bytes", size, what, "use fewer classes or another affinity, or ")
+        samples = self.split(split)
+        labels = samples.y.reshape(len(samples), -1)
+        cells = samples.client_of()[:, None] * self.n_classes + labels
+        cells = cells.flatten() if samples.y.ndim == 1 else cells[labels != IGNORED]
+        return torch.bincount(cells, minlength=self.n_clients * self.n_classes).reshape(self.n_clients, -1)
 
     def feature_means(self) -> Tensor:
         """Mean training features of each client (M, d), features flattened."""
-        return mean_features(self.train)
+        x, total, at = self.train.x, torch.zeros(0), 0
+        if not x.is_floating_point() and x.dtype != torch.uint8:
+            raise DataError(f"x is {x.dtype}, and tokens have no mean; use label_counts()")
+        for block in blocks_of(x):
+            flat = scaled(block).flatten(1)
+            total = total if total.numel() else flat.new_zeros(self.n_clients, flat.shape[1])
+            total.index_add_(0, self.train.client_of()[at : at + len(flat)], flat)
+            at += len(flat)
+        return total.div_(self.train.sizes[:, None])
 
     def positions(self, ids: Sequence[str]) -> list[int]:
         """Positions of these clients in every tensor that is indexed by client."""
@@ -355,7 +341,7 @@ class Federation:
         if not bool(held.any()):
             return self
         train, part = self.train.where(~held), self.train.where(held)
-        weights = size_shares(train) if self.by_size else self.weights
+        weights = train.shares if self.by_size else self.weights
         return self.replace(**{"train": train, into: part, "weights": weights})
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Federation:

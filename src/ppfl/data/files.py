@@ -110,8 +110,10 @@ def reading(path: str | Path, complaint: str, remedy: str) -> Iterator[None]:
 
 
 @contextmanager
-def open_bounded(path: Path) -> Iterator[IO[bytes]]:
+def open_bounded(path: Path, text: bool = False) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed as its suffix says; reading more than the limit is an error.
+
+    In a text NUL characters are errors too: pandas drops what follows one in a cell, so that two ids could become one.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +128,7 @@ def open_bounded(path: Path) -> Iterator[IO[bytes]]:
             f"{path} is an archive ({archive[0]}); extract it first, and compress single files as "
             f"{', '.join(COMPRESSIONS)}"
         )
-    with _decompressed(path) as stream, io.BufferedReader(_Bounded(stream, path), _PIECE) as bounded:
+    with _decompressed(path) as stream, io.BufferedReader(_Bounded(stream, path, text), _PIECE) as bounded:
         yield bounded
 
 
@@ -177,8 +179,8 @@ def check_size(path: Path, size: int) -> None:
 class _Bounded(io.RawIOBase):
     """A stream that may not be longer than the limit, whatever its headers say."""
 
-    def __init__(self, stream: IO[bytes], path: Path) -> None:
-        self._stream, self._path, self._count = stream, path, 0
+    def __init__(self, stream: IO[bytes], path: Path, text: bool) -> None:
+        self._stream, self._path, self._text, self._count = stream, path, text, 0
 
     def readable(self) -> bool:
         return True
@@ -187,5 +189,7 @@ class _Bounded(io.RawIOBase):
         content = self._stream.read(len(buffer))
         self._count += len(content)
         check_size(self._path, self._count)
+        if self._text and b"\0" in content:
+            raise DataError(f"{self._path} contains NUL bytes, so it is not text in UTF-8; save it as csv again")
         buffer[: len(content)] = content
         return len(content)

@@ -5,14 +5,16 @@ from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from ppfl.core.settings import Seed, Settings
-from ppfl.data.arrays import Integers, as_array, as_int64, as_text, quoted, refuse_missing
+from ppfl.data.arrays import as_array, as_int64, as_text, quoted, refuse_missing
+from ppfl.data.checks import check_ids, check_train
 from ppfl.data.files import check_limit
-from ppfl.data.samples import Inputs, held_out
+from ppfl.data.samples import Inputs, held_out, offsets_of
 from ppfl.errors import DataError
 
 
@@ -22,10 +24,6 @@ class Holdout(Settings):
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     validation_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     seed: Seed = 0
-
-    def fractions(self) -> dict[str, Any]:
-        """These settings as keywords of `Federation.from_arrays`."""
-        return {key: getattr(self, key) for key in Holdout.model_fields}
 
 
 class RowGroups(NamedTuple):
@@ -40,10 +38,16 @@ class RowGroups(NamedTuple):
         """Number of rows of each client (M,)."""
         return self.offsets.diff()
 
+    @property
+    def numbers(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The numbers of the rows, client by client (n,)."""
+        order = torch.arange(int(self.offsets[-1])) if self.order is None else self.order
+        return order.numpy()
+
     def where(self, keep: Tensor) -> "RowGroups":
         """Keep the rows where a mask (n,) is true; the mask is in the order of the groups."""
         order = keep.nonzero().flatten() if self.order is None else self.order[keep]
-        return RowGroups(self.ids, order, torch.cat([keep.new_zeros(1), keep]).cumsum(0)[self.offsets])
+        return RowGroups(self.ids, order, offsets_of(keep)[self.offsets])
 
     def take(self, values: Inputs) -> Inputs:
         """The rows of values (n, ...) in the order of the groups; not copied if they are already in that order."""
@@ -60,32 +64,19 @@ def group_rows(clients: Any, ids: Sequence[Any] | None = None) -> RowGroups:
     >>> group_rows(["b", "b", "a"]).order is None
     True
     """
-    column = _column(clients)
-    run_starts = _changes(column)
-    lengths = np.diff(run_starts, append=len(column))
-    by_id = _stable_order(column[run_starts])
-    id_starts = _changes(column[run_starts[by_id]])
-    check_limit("clients", len(id_starts), f"there are {len(id_starts):,} client ids", "check the client column, or ")
-    found_ids = column[run_starts[by_id[id_starts]]].astype(np.str_).tolist()
-    if ids is None:
-        by_appearance = np.argsort(by_id[id_starts])
-        names = tuple(found_ids[i] for i in by_appearance.tolist())
-        position = np.empty_like(by_appearance)
-        position[by_appearance] = np.arange(len(names))
-    else:
-        names = tuple(text_ids(ids).tolist())
-        where = {name: i for i, name in reversed(list(enumerate(names)))}
-        unlisted = sorted(set(found_ids) - set(names))
-        if unlisted:
+    codes, found = pd.factorize(_column(clients))
+    check_limit("clients", len(found), f"there are {len(found):,} client ids", "check the client column, or ")
+    names = tuple(found.astype(np.str_).tolist())
+    if ids is not None:
+        listed = tuple(text_ids(ids).tolist())
+        if unlisted := sorted(set(names) - set(listed)):
             raise DataError(f"clients {quoted(unlisted)} have rows but are not in ids; add them, or drop the rows")
-        position = np.array([where[name] for name in found_ids], dtype=np.int64)
-    client_of_run = np.empty_like(by_id)
-    client_of_run[by_id] = np.repeat(position, np.diff(id_starts, append=len(by_id)))
-    sizes = np.bincount(client_of_run, weights=lengths, minlength=len(names)).astype(np.int64)
-    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
-    if bool(np.all(client_of_run[1:] >= client_of_run[:-1])):
-        return RowGroups(names, None, offsets)
-    return RowGroups(names, torch.from_numpy(_stable_order(np.repeat(client_of_run, lengths))), offsets)
+        where = {name: at for at, name in reversed(list(enumerate(listed)))}
+        codes, names = np.array([where[name] for name in names], dtype=np.int64)[codes], listed
+    of_row = torch.from_numpy(codes.astype(np.int64))
+    offsets = offsets_of(torch.bincount(of_row, minlength=len(names)))
+    in_order = bool((of_row[1:] >= of_row[:-1]).all())
+    return RowGroups(names, None if in_order else of_row.argsort(stable=True), offsets)
 
 
 def split_rows(
@@ -104,6 +95,8 @@ def split_rows(
     >>> {name: part.order.tolist() for name, part in parts.items()}
     {'train': [0, 2, 1], 'test': [3]}
     """
+    check_ids(rows.ids, {})
+    check_train(rows.ids, rows.sizes)
     parts = {"train": rows}
     marked = None
     if is_test is not None:
@@ -140,23 +133,6 @@ def as_weights(weights: Mapping[Any, float], ids: Sequence[str]) -> Tensor:
         raise DataError(f"weights and clients differ in {quoted(odd)}; give one weight for each client id")
     values = torch.tensor([float(by_id[i]) for i in ids], dtype=torch.float64)
     return (values / values.sum()).float()
-
-
-def _changes(column: np.ndarray[Any, Any]) -> Integers:
-    """Positions where a value differs from the previous one, including position 0."""
-    return np.flatnonzero(np.concatenate([np.ones(len(column[:1]), dtype=bool), column[1:] != column[:-1]]))
-
-
-def _stable_order(values: np.ndarray[Any, Any]) -> Integers:
-    """np.argsort(values, kind="stable"), faster for small integers: value and position are packed into one number."""
-    bits = len(values).bit_length()
-    if values.dtype.kind in "iu" and len(values) and int(values.max()) - int(values.min()) < 1 << (63 - bits):
-        packed: Integers = (values.astype(np.int64) - values.min().astype(np.int64)) << bits
-        packed |= np.arange(len(values))
-        packed.sort()
-        packed &= (1 << bits) - 1
-        return packed
-    return np.argsort(values, kind="stable")
 
 
 def _column(clients: Any) -> np.ndarray[Any, Any]:

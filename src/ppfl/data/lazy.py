@@ -4,7 +4,8 @@ memory of those at work."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -45,16 +46,15 @@ class LazySamples(Samples):
     def __init__(
         self, source: SampleSource, split: str, clients: int | Tensor, count: int, device: torch.device | str = "cpu"
     ) -> None:
-        fields = {"source": source, "split": split, "clients": clients, "count": count, "device": torch.device(device)}
-        fields |= {"x": LazyRows(self, "x"), "y": LazyRows(self, "y")}
-        n_clients = clients if isinstance(clients, int) else len(clients)
-        vars(self).update(fields, offsets=torch.arange(0, n_clients * count + 1, count))  # a Samples is frozen
+        n = count * (clients if isinstance(clients, int) else len(clients))
+        device = torch.device(device)
+        x = LazyRows(torch.Size((n, *source.shape)), torch.float32, device)
+        y = LazyRows(torch.Size((n,)), torch.int64, device)
+        about = {"source": source, "split": split, "clients": clients, "count": count, "device": device}
+        vars(self).update(about, x=x, y=y, offsets=torch.arange(0, n + 1, count))  # a Samples is frozen
 
     def __repr__(self) -> str:
         return f"LazySamples({self.source!r}, {self.split!r}, {self.n_clients} clients, {self.count})"
-
-    def __len__(self) -> int:
-        return self.n_clients * self.count
 
     @property
     def sizes(self) -> Tensor:
@@ -64,8 +64,7 @@ class LazySamples(Samples):
         return 0, self.source.classes - 1
 
     def first_inputs(self, n: int) -> Tensor:
-        first: Tensor = self.x[:n]
-        return first
+        return self.client(0).first_inputs(n)
 
     def example_targets(self) -> Tensor:
         return self.client(0).y
@@ -91,52 +90,26 @@ class LazySamples(Samples):
         return positions if isinstance(self.clients, int) else self.clients[positions]
 
 
+@dataclass(frozen=True)
 class LazyRows:
-    """The inputs or the labels of lazy samples, with those of a tensor's methods that are needed. To index it draws."""
+    """What is known of the inputs or the labels of lazy samples without drawing them."""
 
-    def __init__(self, samples: LazySamples, field: Literal["x", "y"]) -> None:
-        self._samples, self._field = samples, field
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
 
     def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, which: slice | Tensor) -> Tensor:
-        count = self._samples.count
-        rows = torch.arange(len(self))[which] if isinstance(which, slice) else which.cpu()
-        clients, inverse = torch.unique(rows // count, return_inverse=True)
-        drawn, _ = self._samples.in_memory(clients)
-        values: Tensor = getattr(drawn, self._field)
-        return values[(inverse * count + rows % count).to(values.device)]
-
-    def index_select(self, dim: int, rows: Tensor) -> Tensor:
-        """These rows, in memory."""
-        return self[rows]
-
-    @property
-    def shape(self) -> torch.Size:
-        inner = self._samples.source.shape if self._field == "x" else ()
-        return torch.Size((len(self), *inner))
+        return self.shape[0]
 
     @property
     def ndim(self) -> int:
         return len(self.shape)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32 if self._field == "x" else torch.int64
-
-    @property
-    def device(self) -> torch.device:
-        return self._samples.device
-
     def is_floating_point(self) -> bool:
         return self.dtype.is_floating_point
 
-    def element_size(self) -> int:
-        return self.dtype.itemsize
-
-    def numel(self) -> int:
-        return self.shape.numel()
+    def __getitem__(self, which: Any) -> Any:
+        return self.__getattr__("values")
 
     def __getattr__(self, name: str) -> Any:
         raise DataError(

@@ -121,8 +121,8 @@ def load_data(asked: NamedCall, preparation: PreparationSettings | None = None, 
             f"[data]: {asked.name} returned a {type(found).__name__}; it must return a ppfl.data.Pool or a "
             "ppfl.Federation, such as Federation.from_arrays(x, y, clients)"
         )
-    partition, fractions = getattr(asked, "partition", None), asked.fractions() if isinstance(asked, Holdout) else {}
-    clients = None
+    fractions = {key: getattr(asked, key) for key in Holdout.model_fields if hasattr(asked, key)}
+    partition, clients = getattr(asked, "partition", None), None
     if partition is not None:
         clients = partition.call(base, y=found.y, seed=fractions["seed"])
         if not isinstance(clients, Assignment):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from pydantic import AfterValidator
 
-from ppfl.core.registry import Functions, NamedCall
+from ppfl.core.registry import Functions
 from ppfl.core.settings import Count, CountOrZero, Positive
 from ppfl.data.arrays import as_targets
 from ppfl.data.federation import Assignment, Truth
@@ -20,7 +20,6 @@ _Integers = np.ndarray[Any, np.dtype[np.int64]]
 _Table = np.ndarray[Any, np.dtype[np.float64]]
 
 PARTITIONS = Functions("partition", "data.partition", given=("y", "seed"), error=DataError)
-PartitionByName = Annotated[NamedCall, PARTITIONS.field()]
 
 
 @PARTITIONS.register("label_groups")
@@ -41,20 +40,17 @@ def label_groups(
     >>> clients.truth.memberships.argmax(1)
     tensor([0, 0, 1, 1])
     """
-    labels = _labels(y)
-    counts = [clients] * len(groups) if isinstance(clients, int) else list(clients)
-    if len(counts) != len(groups):
-        raise DataError(f"clients lists {len(counts)} numbers for {len(groups)} groups; give one number per group")
-    rng = np.random.default_rng(seed)
-    ids: list[str] = []
-    parts: list[_Integers] = []
-    for g, (rows, count) in enumerate(zip(_rows_of_groups(labels, groups), counts, strict=True)):
-        if not 1 <= count <= len(rows):
-            raise DataError(f"group {g} has {len(rows)} samples, too few for {count} clients; ask for fewer")
-        ids += [f"g{g}-{name}" for name in client_names(count)]
-        parts += np.array_split(rng.permutation(rows), count)
-    one_hot = np.repeat(np.eye(len(groups), dtype=np.float32), counts, axis=0)
-    return _assignment(parts, ids, Truth(torch.from_numpy(one_hot), "label group"))
+    rows = _rows_of_groups(_labels(y), groups)
+    asked = [clients] * len(groups) if isinstance(clients, int) else list(clients)
+    if len(asked) != len(groups):
+        raise DataError(f"clients lists {len(asked)} numbers for {len(groups)} groups; give one number per group")
+    for g, (own, count) in enumerate(zip(rows, asked, strict=True)):
+        if not 1 <= count <= len(own):
+            raise DataError(f"group {g} has {len(own)} samples, too few for {count} clients; ask for fewer")
+    sizes = [_even_sizes(len(own), count)[:, None] for own, count in zip(rows, asked, strict=True)]
+    counts: _Integers = torch.block_diag(*map(torch.from_numpy, sizes)).numpy()  # type: ignore[no-untyped-call]
+    ids = tuple(f"g{g}-{name}" for g, count in enumerate(asked) for name in client_names(count))
+    return _assign(rows, counts, np.random.default_rng(seed), ids, "label group")
 
 
 @PARTITIONS.register("dirichlet_sources")
@@ -80,8 +76,7 @@ def dirichlet_sources(
     rows = _rows_of_groups(_labels(y), groups)
     rng = np.random.default_rng(seed)
     counts = equal_sizes(np.array([len(r) for r in rows]), clients, alpha, rng)
-    mixtures = torch.from_numpy((counts / counts.sum(1, keepdims=True)).astype(np.float32))
-    return _assignment(_assign_rows(rows, counts, rng), client_names(clients), Truth(mixtures, "source"))
+    return _assign(rows, counts, rng, client_names(clients), "source")
 
 
 @PARTITIONS.register("dirichlet_labels")
@@ -105,7 +100,7 @@ def dirichlet_labels(
     rows = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     rng = np.random.default_rng(seed)
     counts = random_sizes(np.array([len(r) for r in rows]), clients, alpha, rng, min_samples)
-    return _assignment(_assign_rows(rows, counts, rng), client_names(clients), None)
+    return _assign(rows, counts, rng, client_names(clients))
 
 
 @PARTITIONS.register("iid")
@@ -118,18 +113,18 @@ def iid(y: Any, clients: Count = 100, seed: int = 0) -> Assignment:
     n = len(y)
     if not 1 <= clients <= n:
         raise DataError(f"{clients} clients for {n} samples; ask for 1 to {n}")
-    parts = np.array_split(np.random.default_rng(seed).permutation(n), clients)
-    return _assignment(parts, client_names(clients), None)
+    counts = _even_sizes(n, clients)[:, None]
+    return _assign([np.arange(n)], counts, np.random.default_rng(seed), client_names(clients))
 
 
-def client_names(count: int) -> list[str]:
+def client_names(count: int) -> tuple[str, ...]:
     """Ids for a number of clients.
 
     >>> client_names(11)[:2]
-    ['c00', 'c01']
+    ('c00', 'c01')
     """
     width = len(str(count - 1))
-    return [f"c{i:0{width}}" for i in range(count)]
+    return tuple(f"c{i:0{width}}" for i in range(count))
 
 
 def equal_sizes(supply: _Integers, clients: int, alpha: float, rng: np.random.Generator) -> _Integers:
@@ -144,8 +139,7 @@ def equal_sizes(supply: _Integers, clients: int, alpha: float, rng: np.random.Ge
     ([30, 60], [30, 30, 30])
     """
     _check(supply, clients, alpha, 1)
-    total = int(supply.sum())
-    sizes = total // clients + (np.arange(clients) < total % clients)
+    sizes = _even_sizes(int(supply.sum()), clients)
     drawn = np.maximum(rng.dirichlet(np.full(len(supply), alpha), clients), 1e-12)
     return _round_to_counts(_rake(drawn, sizes, supply), sizes, supply)
 
@@ -164,14 +158,11 @@ def random_sizes(
     _check(supply, clients, alpha, min_samples)
     shares = rng.dirichlet(np.full(clients, alpha), len(supply))
     counts = np.stack([rng.multinomial(n, share) for n, share in zip(supply, shares, strict=True)], axis=1)
-    sizes = counts.sum(1)
-    while sizes.min() < min_samples:
-        smallest, largest = sizes.argmin(), sizes.argmax()
+    while (sizes := counts.sum(1)).min() < min_samples:
+        largest = sizes.argmax()
         source = counts[largest].argmax()
         counts[largest, source] -= 1
-        counts[smallest, source] += 1
-        sizes[largest] -= 1
-        sizes[smallest] += 1
+        counts[sizes.argmin(), source] += 1
     return counts
 
 
@@ -215,18 +206,22 @@ def _check(supply: _Integers, clients: int, alpha: float, min_samples: int) -> N
         )
 
 
-def _assign_rows(rows: list[_Integers], counts: _Integers, rng: np.random.Generator) -> list[_Integers]:
-    """Shuffle the rows of each source and give them to the clients according to the counts (M, S)."""
-    cut = [np.split(rng.permutation(r), np.cumsum(counts[:-1, s])) for s, r in enumerate(rows)]
-    return [np.concatenate(parts) for parts in zip(*cut, strict=True)]
+def _even_sizes(n: int, clients: int) -> _Integers:
+    return n // clients + (np.arange(clients) < n % clients)
 
 
-def _assignment(parts: list[_Integers], ids: list[str], truth: Truth | None) -> Assignment:
-    """Each client has one part of the rows, and every row is in one part."""
-    clients = np.empty(sum(map(len, parts)), dtype=np.int64)
-    for at, rows in enumerate(parts):
-        clients[rows] = at
-    return Assignment(torch.from_numpy(clients), tuple(ids), truth)
+def _assign(
+    rows: list[_Integers], counts: _Integers, rng: np.random.Generator, ids: tuple[str, ...], truth: str = ""
+) -> Assignment:
+    """Shuffle the rows of each source and give them to the clients according to the counts (M, S).
+
+    truth: what a source is, where the shares of the sources are the true memberships.
+    """
+    clients = np.empty(sum(map(len, rows)), dtype=np.int64)
+    for own, column in zip(rows, counts.T, strict=True):
+        clients[rng.permutation(own)] = np.repeat(np.arange(len(counts)), column)
+    shares = torch.from_numpy((counts / counts.sum(1, keepdims=True)).astype(np.float32))
+    return Assignment(torch.from_numpy(clients), ids, Truth(shares, truth) if truth else None)
 
 
 def _labels(y: Any) -> _Integers:

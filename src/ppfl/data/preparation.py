@@ -160,6 +160,13 @@ class Preparation(Settings):
         """The names of the prepared columns."""
         return tuple(term for column in self.columns for term in column.terms)
 
+    @property
+    def means_and_scales(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of the prepared columns (terms,); the scale of a column with one value is infinite, so that it becomes 0."""
+        means = [value for column in self.columns for value in column.mean]
+        scales = [value or np.inf for column in self.columns for value in column.scale]
+        return np.array(means, dtype=np.float64), np.array(scales, dtype=np.float64)
+
     def encode(self, frame: Any) -> NDArray[np.float64]:
         """Numbers in their own units and indicators of levels (n, terms). The table has all columns by name."""
         if absent := [column.name for column in self.columns if column.name not in frame.columns]:
@@ -169,10 +176,8 @@ class Preparation(Settings):
 
     def scale(self, encoded: NDArray[np.float64]) -> NDArray[np.float64]:
         """Encoded columns (n, terms) with their means subtracted and divided by their scales."""
-        mean = np.array([value for column in self.columns for value in column.mean])
-        scale = np.array([value for column in self.columns for value in column.scale])
-        known = np.where(scale > 0, scale, 1.0)
-        return np.asarray(np.where(scale > 0, (encoded - mean) / known, 0.0))
+        mean, scale = self.means_and_scales
+        return np.asarray((encoded - mean) / scale + 0.0)  # no -0.0
 
     def apply(self, frame: Any) -> NDArray[np.float64]:
         """The prepared columns (n, terms)."""

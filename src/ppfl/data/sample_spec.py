@@ -103,13 +103,13 @@ class SampleSpec(Settings):
             x = self._from_table(table.rename(columns=str))
         found = self._as_rows(x)
         if self.preparation is not None:
-            values = self.preparation.scale(found.detach().cpu().double().numpy())
-            return torch.from_numpy(values).to(found.device, self.dtype)
+            prepared: Tensor = Standardise(self.preparation, self.dtype).to(found.device)(found.detach())
+            return prepared
         return scaled(self._as_dtype(found))
 
     def restore(self, prediction: Tensor) -> Tensor:
         """Predictions in the units of the target, which may have been standardised."""
-        return self._target(prediction) if self._has_own_units else prediction
+        return prediction if self._target is None else self._target(prediction)
 
     def wrap(self, net: nn.Module) -> nn.Module:
         """`net` with the same steps as layers, so that it takes raw rows; `net` itself where there are no such steps.
@@ -120,24 +120,21 @@ class SampleSpec(Settings):
         >>> pixels.wrap(nn.Flatten())(torch.tensor([[[[0, 51], [102, 255]]]], dtype=torch.uint8))
         tensor([[0.0000, 0.2000, 0.4000, 1.0000]])
         """
-        layers: OrderedDict[str, nn.Module] = OrderedDict(network=net)
+        inputs: nn.Module | None = ScaleBytes() if self.dtype == torch.uint8 else None
         if self.preparation is not None:
-            layers = OrderedDict(inputs=Standardise(self.preparation, self.dtype), network=net)
-        elif self.dtype == torch.uint8:
-            layers = OrderedDict(inputs=ScaleBytes(), network=net)
-        if self._has_own_units:
-            layers["targets"] = self._target
-        return net if len(layers) == 1 else nn.Sequential(layers).train(net.training)
+            inputs = Standardise(self.preparation, self.dtype)
+        layers = {
+            name: layer for name, layer in (("inputs", inputs), ("network", net), ("targets", self._target)) if layer
+        }
+        return net if len(layers) == 1 else nn.Sequential(OrderedDict(layers)).train(net.training)
 
     # ------------------------------------------------------------------ parts
 
     @property
-    def _has_own_units(self) -> bool:
-        return self.preparation is not None and self.preparation.target != (0.0, 1.0)
-
-    @property
-    def _target(self) -> RestoreTarget:
-        assert self.preparation is not None
+    def _target(self) -> RestoreTarget | None:
+        """None where targets are in their own units."""
+        if self.preparation is None or self.preparation.target == (0.0, 1.0):
+            return None
         return RestoreTarget(*self.preparation.target)
 
     def _from_table(self, frame: Any) -> Any:
@@ -209,11 +206,10 @@ class Standardise(nn.Module):
 
     def __init__(self, preparation: Preparation, dtype: torch.dtype) -> None:
         super().__init__()
-        mean = [value for column in preparation.columns for value in column.mean]
-        scale = [value or torch.inf for column in preparation.columns for value in column.scale]  # 0 for one value
+        mean, scale = map(torch.from_numpy, preparation.means_and_scales)
         self.dtype = dtype
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float64))
-        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64))
+        self.register_buffer("mean", mean)
+        self.register_buffer("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
         return ((x.double() - self.mean) / self.scale).to(self.dtype)

@@ -58,6 +58,11 @@ class Samples:
         """Number of samples of each client (M,)."""
         return self.offsets.diff()
 
+    @property
+    def shares(self) -> Tensor:
+        """The share n_i / n of each client in all samples, float32 (M,)."""
+        return (self.sizes.double() / len(self)).float()
+
     @cached_property
     def cpu_sizes(self) -> Tensor:
         """`sizes` on the CPU, where indices are made."""
@@ -84,8 +89,8 @@ class Samples:
     @property
     def bytes_per_sample(self) -> int:
         """Of the inputs, in a batch."""
-        size = torch.float32.itemsize if self.x.dtype == torch.uint8 else self.x.element_size()
-        return int(size * self.x.shape[1:].numel())
+        dtype = torch.float32 if self.x.dtype == torch.uint8 else self.x.dtype
+        return int(dtype.itemsize * self.x.shape[1:].numel())
 
     def label_range(self) -> tuple[int, int]:
         """The lowest and the highest label that counts; (0, 0) where there is none."""
@@ -110,7 +115,7 @@ class Samples:
         """The clients at these positions, in this order."""
         at = torch.as_tensor(positions, dtype=torch.int64, device=self.offsets.device)
         sizes = self.sizes[at]
-        offsets = _offsets(sizes)
+        offsets = offsets_of(sizes)
         rows = torch.repeat_interleave(self.offsets[at] - offsets[:-1], sizes)
         rows += torch.arange(len(rows), device=rows.device)
         return Samples(self.x.index_select(0, rows), self.y[rows], offsets)
@@ -118,7 +123,7 @@ class Samples:
     def where(self, keep: Tensor) -> Samples:
         """The samples where a mask (n,) is true; a client may have none left."""
         rows = keep.nonzero().flatten()
-        return Samples(self.x.index_select(0, rows), self.y[rows], _offsets(keep)[self.offsets])
+        return Samples(self.x.index_select(0, rows), self.y[rows], offsets_of(keep)[self.offsets])
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Samples:
         """Move to a device; a dtype is applied to floating-point fields only."""
@@ -153,7 +158,7 @@ def held_out(sizes: Tensor, ids: Sequence[str], fraction: float, seed: int, into
         raise DataError(f"{into} fraction is {fraction}; expected a number from 0 to below 1, such as 0.2")
     sizes = sizes.cpu()
     counts = torch.minimum(sizes - 1, (fraction * sizes.double() + 0.5).long())
-    starts, keys = _offsets(sizes), name_keys(ids)
+    starts, keys = offsets_of(sizes), name_keys(ids)
     mask = torch.zeros(int(starts[-1]), dtype=torch.bool)
     for at in _similar_sizes(sizes, counts > 0):
         draws = hashed(seed, "hold out", into, keys[at, None, None], torch.arange(int(sizes[at].max())))
@@ -175,7 +180,8 @@ def _similar_sizes(sizes: Tensor, chosen: Tensor) -> Iterator[Tensor]:
             yield from torch.split(similar, max(1, BLOCK >> power))
 
 
-def _offsets(sizes: Tensor) -> Tensor:
+def offsets_of(sizes: Tensor) -> Tensor:
+    """Where each of some parts begins, and where the last one ends (M + 1,)."""
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).long()
 
 
@@ -238,12 +244,6 @@ class MappedRows:
     def is_floating_point(self) -> bool:
         return self.values.is_floating_point()
 
-    def element_size(self) -> int:
-        return self.values.element_size()
-
-    def numel(self) -> int:
-        return self.shape.numel()
-
     def contiguous(self) -> MappedRows:
         """Itself: batches are contiguous anyway."""
         return self
@@ -257,22 +257,25 @@ class MappedRows:
         """These rows (N,) in memory."""
         return torch.index_select(self.values, 0, self.rows[rows.to(self.rows.device)], out=out)
 
-    def blocks(self) -> list[slice]:
-        """Slices of so many rows as may be in memory together."""
-        return row_blocks(len(self))
-
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Any:
         """On the CPU it stays in its file; on another device it is a tensor there."""
         if dtype not in (None, self.dtype):
             raise DataError(f"x is {self.dtype} in a file and stays there; write a file of {dtype} instead")
         if device is None or torch.device(device).type == "cpu":
             return self
-        return torch.cat([self[block].to(device) for block in self.blocks()])
+        return torch.cat([self[block].to(device) for block in row_blocks(len(self))])
 
 
 def row_blocks(n: int) -> list[slice]:
     """n rows in slices of so many as may be in memory together."""
     return [slice(at, at + _ROWS_AT_A_TIME) for at in range(0, n, _ROWS_AT_A_TIME)]
+
+
+def blocks_of(values: Inputs) -> Iterator[Tensor]:
+    """The values. Those of a file, and bytes, come some rows at a time: all of them as floats may not fit in memory."""
+    whole = isinstance(values, Tensor) and values.dtype != torch.uint8
+    for block in [slice(None)] if whole else row_blocks(len(values)):
+        yield values[block]
 
 
 def mapped_rows(x: Any) -> MappedRows | None:

@@ -9,6 +9,7 @@ from ppfl.core.settings import Count, CountOrZero, NonNegative, Positive, Seed, 
 from ppfl.data.federation import Federation, Truth
 from ppfl.data.files import check_limit
 from ppfl.data.load import DATASETS
+from ppfl.data.partitions import client_names
 from ppfl.data.samples import Samples
 from ppfl.errors import DataError
 
@@ -39,8 +40,7 @@ def synthetic_classification(
     >>> f.n_classes, f.truth.memberships.shape, f.truth.sources.shape
     (2, torch.Size([4, 3]), torch.Size([3, 6]))
     """
-    _check(n_clients=n_clients, dim=dim, sources=sources, min_size=min_size)
-    _check_memory(n_clients, dim, sources, min_size + test_points)
+    _check(n_clients, dim, sources, min_size + test_points)
     if noise < 0 or alpha <= 0 or max_size < min_size:
         raise DataError(
             f"noise {noise}, alpha {alpha}, sizes {min_size}..{max_size}; expected noise >= 0, alpha > 0, min <= max"
@@ -50,7 +50,7 @@ def synthetic_classification(
     theta = _uniform(source_rng, sources, dim)
     mixtures = client_rng.dirichlet(np.full(sources, alpha), n_clients)
     sizes = np.minimum(min_size + client_rng.lognormal(4, 2, n_clients), max_size).astype(np.int64)
-    _check_memory(n_clients, dim, sources, int(sizes.mean()) + test_points)
+    _check(n_clients, dim, sources, int(sizes.mean()) + test_points)
 
     def draw(rng: np.random.Generator, sizes: _Ints) -> Samples:
         source = _categorical(rng, np.repeat(mixtures, sizes, axis=0))
@@ -62,24 +62,7 @@ def synthetic_classification(
     truth = Truth(torch.from_numpy(mixtures).float(), "source", torch.from_numpy(theta), noise)
     train = draw(train_rng, sizes)
     test = draw(test_rng, np.full(n_clients, test_points)) if test_points else None
-    return Federation(_names(n_clients), train, test, truth=truth, name="synthetic", classes=("0", "1"))
-
-
-def bayes_accuracy(federation: Federation) -> float:
-    """Pooled test accuracy of the Bayes rule, P(y = 1 | x) = sum_k alpha_ik Phi(x . theta_k / noise).
-
-    It knows the sources and the proportions of each client, so no method can be better except by chance.
-
-    >>> bayes_accuracy(synthetic_classification(n_clients=3, dim=5, sources=1, noise=0, test_points=50))
-    1.0
-    """
-    truth, test = federation.truth, federation.split("test")
-    if truth is None or truth.sources is None or truth.noise is None or federation.n_classes != 2:
-        raise DataError(f"{federation.name} has no true sources and noise; use synthetic_classification()")
-    score = test.x @ truth.sources.T
-    each = torch.special.ndtr(score / truth.noise) if truth.noise else (score > 0).float()
-    positive = (truth.memberships[test.client_of()] * each).sum(1)
-    return float(((positive > 0.5).long() == test.y).double().mean())
+    return Federation(client_names(n_clients), train, test, truth=truth, name="synthetic", classes=("0", "1"))
 
 
 @DATASETS.register("synthetic_groups", base=Settings)
@@ -101,8 +84,7 @@ def synthetic_groups(
     >>> synthetic_groups().truth.memberships.argmax(1)[:4]
     tensor([0, 1, 2, 0])
     """
-    _check(n_clients=n_clients, groups=groups, samples=samples)
-    _check_memory(n_clients, dim, groups, samples + test_points)
+    _check(n_clients, dim, groups, samples + test_points)
     if dim < groups:
         raise DataError(f"{groups} orthogonal models need {groups} dimensions, found dim={dim}; raise dim")
     rng = np.random.default_rng(seed)
@@ -111,7 +93,7 @@ def synthetic_groups(
     train, test = _linear(rng, memberships @ theta, noise, samples, test_points, task)
     truth = Truth(torch.from_numpy(memberships), "group", torch.from_numpy(theta), noise)
     classes = ("0", "1") if task == "classification" else None
-    return Federation(_names(n_clients), train, test, truth=truth, name=f"groups ({task})", classes=classes)
+    return Federation(client_names(n_clients), train, test, truth=truth, name=f"groups ({task})", classes=classes)
 
 
 @DATASETS.register("synthetic_linear", base=Settings)
@@ -134,56 +116,13 @@ def synthetic_linear(
     >>> torch.allclose((f.train.x * own[f.train.client_of()]).sum(1), f.train.y, atol=1e-5)
     True
     """
-    _check(n_clients=n_clients, dim=dim, k=k, samples=samples)
-    _check_memory(n_clients, dim, k, samples + test_points)
+    _check(n_clients, dim, k, samples + test_points)
     rng = np.random.default_rng(seed)
     theta = rng.standard_normal((k, dim), dtype=np.float32)
     memberships = rng.dirichlet(np.full(k, alpha), n_clients).astype(np.float32)
     train, test = _linear(rng, memberships @ theta, noise, samples, test_points, "regression")
     truth = Truth(torch.from_numpy(memberships), "canonical model", torch.from_numpy(theta), noise)
-    return Federation(_names(n_clients), train, test, truth=truth, name="linear")
-
-
-@DATASETS.register("logistic_population", base=Settings)
-def logistic_population(
-    n_clients: Count = 1000,
-    samples: Count = 10,
-    dim: Count = 20,
-    k: Count = 5,
-    alpha: Positive = 0.3,
-    scale: NonNegative = 2.0,
-    test_points: CountOrZero = 5,
-    seed: Seed = 0,
-) -> Federation:
-    """A population of logistic regressions: P(y = 1 | x) = sigmoid(x . sum_k c_ik theta_k).
-
-    c_i ~ Dirichlet(alpha); x ~ U(-1, 1)^dim; theta_k is normal with standard deviation `scale`; labels are less random
-    for a larger scale. Client i does not depend on the number of clients, and a million clients need little more
-    memory than their data.
-
-    >>> few, many = logistic_population(n_clients=3), logistic_population(n_clients=30)
-    >>> torch.equal(few.train.x, many.train.x[:30]), many.describe()
-    (True, 'logistic: 30 clients, 300 train / 150 test samples (10-10 per client), x (20,), 2 classes, 5 true sources')
-    """
-    _check(n_clients=n_clients, samples=samples, dim=dim, k=k)
-    _check_memory(n_clients, dim, k, samples + test_points)
-    if alpha <= 0 or scale < 0:
-        raise DataError(f"alpha {alpha}, scale {scale}; expected alpha > 0, scale >= 0")
-    model_rng, client_rng, *point_rngs = np.random.default_rng(seed).spawn(6)  # one random stream per part
-    theta = np.float32(scale) * model_rng.standard_normal((k, dim), dtype=np.float32)
-    memberships = client_rng.dirichlet(np.full(k, alpha), n_clients).astype(np.float32)
-    own = memberships @ theta
-
-    def draw(x_rng: np.random.Generator, y_rng: np.random.Generator, count: int) -> Samples:
-        x = _uniform(x_rng, n_clients * count, dim)
-        score = np.einsum("ind,id->in", x.reshape(n_clients, count, dim), own).ravel()
-        y = y_rng.logistic(size=len(score)) < score  # the logistic distribution function is the sigmoid
-        return _samples(x, y.astype(np.int64), np.full(n_clients, count))
-
-    train = draw(point_rngs[0], point_rngs[1], samples)
-    test = draw(point_rngs[2], point_rngs[3], test_points) if test_points else None
-    truth = Truth(torch.from_numpy(memberships), "canonical model", torch.from_numpy(theta))
-    return Federation(_names(n_clients), train, test, truth=truth, name="logistic", classes=("0", "1"))
+    return Federation(client_names(n_clients), train, test, truth=truth, name="linear")
 
 
 def _linear(
@@ -221,19 +160,13 @@ def _samples(x: _Floats, y: np.ndarray[Any, Any], sizes: _Ints) -> Samples:
     return Samples(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(offsets))
 
 
-def _names(count: int) -> tuple[str, ...]:
-    width = len(str(count - 1))
-    return tuple(f"c{i:0{width}}" for i in range(count))
-
-
-def _check(**counts: int) -> None:
-    for name, count in counts.items():
-        if count < 1:
-            raise DataError(f"{name} is {count}; a population needs at least 1")
-
-
-def _check_memory(n_clients: int, dim: int, sources: int, points: int) -> None:
-    """What is drawn fits into memory: the points, the memberships, the models."""
+def _check(n_clients: int, dim: int, sources: int, points: int) -> None:
+    """There is something to draw, and it fits into memory: the points, the memberships, the models."""
+    if min(n_clients, dim, sources, points) < 1:
+        raise DataError(
+            f"n_clients is {n_clients}, with {dim} features, {sources} models and {points} points per client; expected "
+            f"at least 1 of each"
+        )
     numbers = n_clients * points * (dim + 1) + 2 * n_clients * sources + (n_clients + sources) * dim
     size = numbers * np.dtype(np.float32).itemsize
     what = f"{n_clients:,} clients with {points:,} points of {dim:,} features need {size:,} bytes"

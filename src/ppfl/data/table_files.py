@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pandas as pd
 from pyarrow import Table as ArrowTable
@@ -64,9 +63,9 @@ def _read_csv(path: str | Path, client: str, sep: str, decimal: str) -> pd.DataF
     with reading(path, "cannot be read as csv", "check the file"):
         names = _column_names(path, options)
         missing = {name or f"Unnamed: {at}": _MISSING_CELLS for at, name in enumerate(names) if name != client}
-        with open_bounded(path) as stream:
+        with open_bounded(path, text=True) as stream:
             frame = pd.read_csv(
-                _WithoutNul(stream, path), decimal=decimal, dtype={client: str}, keep_default_na=False,
+                stream, decimal=decimal, dtype={client: str}, keep_default_na=False,
                 na_values=missing, low_memory=False, **options,
             )  # fmt: skip
     if len(names) == 1 and (other := next((each for each in ";\t|," if each in names[0]), None)):
@@ -82,29 +81,11 @@ def _column_names(path: Path, options: Mapping[str, Any]) -> list[str]:
         header = next((line for line in stream if line.strip()), b"")
     count = header.count(options["sep"].encode()) + 1
     check_limit("features", count, f"{path} has {count:,} columns")
-    with open_bounded(path) as stream:
-        first = pd.read_csv(
-            _WithoutNul(stream, path), header=None, nrows=1, dtype=str, keep_default_na=False, **options
-        )
+    with open_bounded(path, text=True) as stream:
+        first = pd.read_csv(stream, header=None, nrows=1, dtype=str, keep_default_na=False, **options)
     names = [str(name) for name in first.iloc[0]]
     refuse_repeated([name for name in names if name])
     return names
-
-
-class _WithoutNul(io.RawIOBase):
-    """A stream that contains no NUL: pandas drops what follows one in a cell, so that two ids could become one."""
-
-    def __init__(self, stream: IO[bytes], path: Path) -> None:
-        self._stream, self._path = stream, path
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        content = self._stream.read(size)
-        if b"\0" in content:
-            raise DataError(f"{self._path} contains NUL bytes, so it is not text in UTF-8; save it as csv again")
-        return content
 
 
 def _read_parquet(path: str | Path) -> pd.DataFrame:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from ppfl.data.column_sums import Center, ColumnPlan, TableFacts, flat_sums
+from ppfl.data.column_sums import Center, ColumnPlan, TableFacts
 from ppfl.data.columns import ONE_VALUE
 from ppfl.data.preparation import GAP, OTHER, MissingRule, PreparationSettings
 from ppfl.data.tables import Array, DataTable
@@ -39,23 +39,25 @@ def sum_rows(table: DataTable, plan: ColumnPlan, train: Array, center: Center | 
 
     Missing values and rows that are left out are those of all rows.
     """
-    about = {"sites": 1.0, "clients": float(len(np.unique(table.clients[train].astype(str))))}
+    found: dict[str, Any] = {"sites": 1, "clients": len(np.unique(table.clients[train].astype(str)))}
     columns = [table.numbers(name)[train] for name in plan.numbers]
     numbers = np.array(columns, dtype=np.float64).reshape(len(columns), len(train))
     known = ~np.isnan(numbers)
     if center is not None:
         mean, unit = (np.array(part)[:, None] for part in (center.mean, center.unit))
         away = np.where(known, (numbers - mean) / unit, 0.0)
-        return flat_sums({**about, "deviation": away.sum(1), "square": (away**2).sum(1)})
-    filled = np.where(known, numbers, 0.0)
-    levels = [_count_levels(table, name, plan, train) for name in plan.levels]
-    return flat_sums({
-        **about, "rows": float(len(train)), "dropped": float((~table.usable(plan.missing)).sum()),
-        "log_factorials": _sum_log_factorials(table.targets[train]) if plan.count_target else 0.0,
-        "missing": [float(table.features[name].isna().sum()) for name in plan.columns],
-        "known": known.sum(1), "sum": filled.sum(1), "size": np.abs(filled).sum(1),
-        "levels": [count for counts in levels for count in counts],
-    })  # fmt: skip
+        found |= {"deviation": away.sum(1), "square": (away**2).sum(1)}
+    else:
+        filled = np.where(known, numbers, 0.0)
+        levels = [_count_levels(table, name, plan, train) for name in plan.levels]
+        found |= {
+            "rows": len(train), "dropped": (~table.usable(plan.missing)).sum(),
+            "log_factorials": _sum_log_factorials(table.targets[train]) if plan.count_target else 0,
+            "missing": [table.features[name].isna().sum() for name in plan.columns],
+            "known": known.sum(1), "sum": filled.sum(1), "size": np.abs(filled).sum(1),
+            "levels": [count for counts in levels for count in counts],
+        }  # fmt: skip
+    return {name: torch.as_tensor(np.asarray(part), dtype=torch.float64).reshape(-1) for name, part in found.items()}
 
 
 def _sum_log_factorials(targets: Array) -> float:

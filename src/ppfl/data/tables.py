@@ -14,7 +14,6 @@ import torch
 from pandas.api.types import infer_dtype, is_bool_dtype
 from torch import Tensor
 
-from ppfl.data import checks
 from ppfl.data.arrays import LearningTask, as_mask, as_targets, quoted
 from ppfl.data.column_sums import TARGET
 from ppfl.data.columns import (
@@ -215,8 +214,6 @@ class DataTable:
         """The numbers of the rows of every split, client by client."""
         used = torch.from_numpy(np.flatnonzero(self.usable(missing)))
         groups = group_rows(self.clients[used.numpy()])
-        checks.check_ids(groups.ids, {})
-        checks.check_train(groups.ids, groups.sizes)
         is_test = None if self.is_test is None else as_mask(self.is_test[used.numpy()], len(used))
         parts = split_rows(groups, holdout.test_fraction, holdout.validation_fraction, holdout.seed, is_test)
         return {split: part._replace(order=part.take(used)) for split, part in parts.items()}
@@ -256,10 +253,10 @@ class DataTable:
             self._refuse_unprepared()
         missing: MissingRule = "refuse" if prepared is None else prepared.missing
         rows = self.rows(holdout or Holdout(), missing)
-        used = self.usable(missing)
         if isinstance(prepared, PreparationSettings):
-            prepared = Preparation.fit(self, _numbers_of(rows["train"]), prepared)
-        features = self.features[used]
+            prepared = Preparation.fit(self, rows["train"].numbers, prepared)
+        used = np.concatenate([part.numbers for part in rows.values()])  # split by split, client by client
+        features = self.features.iloc[used]
         x = features.to_numpy(dtype=np.float64) if prepared is None else prepared.apply(features)
         names = tuple(features.columns) if prepared is None else prepared.terms
         if not names:
@@ -272,11 +269,9 @@ class DataTable:
                 raise DataError("standardise_target is for a target that is a number; leave it out for classes")
             shift, scale = prepared.target
             y = torch.from_numpy((self.numbers(TARGET)[used] - shift) / scale).float()
-        at = torch.from_numpy(np.cumsum(used) - 1)  # where a row stands among those that are used
-        inputs = torch.from_numpy(x)
-        samples = {
-            split: Samples(inputs[at[part.order]], y[at[part.order]], part.offsets) for split, part in rows.items()
-        }
+        sizes = [len(part.numbers) for part in rows.values()]
+        parts = zip(rows.items(), torch.split(torch.from_numpy(x), sizes), torch.split(y, sizes), strict=True)
+        samples = {split: Samples(own_x, own_y, part.offsets) for (split, part), own_x, own_y in parts}
         return Federation(
             rows["train"].ids, samples["train"], samples.get("test"), samples.get("validation"), name=self.name,
             classes=found, features=names, preparation=prepared,
@@ -285,7 +280,7 @@ class DataTable:
     def read_targets(
         self, used: Array, task: LearningTask, classes: Sequence[str] | None
     ) -> tuple[Tensor, tuple[str, ...] | None]:
-        """The targets of the rows that are used, as numbers or classes, and the names of these."""
+        """The targets of some rows (a mask, or their numbers) as numbers or classes, and the names of these."""
         targets = self.targets[used]
         if task != "regression" and infer_dtype(targets, skipna=False) == "boolean":
             targets = targets.astype(str)  # the classes False and True
@@ -296,7 +291,7 @@ class DataTable:
         digest = hashlib.sha256(repr([self.name, rows["train"].ids, *self.features.columns]).encode())
         targets = pd.Series(self.targets)
         for split, part in rows.items():
-            at = _numbers_of(part)
+            at = part.numbers
             digest.update(split.encode() + part.offsets.numpy().tobytes())
             for values in (targets.iloc[at], self.features.iloc[at]):
                 digest.update(pd.util.hash_pandas_object(values, index=False).to_numpy().tobytes())
@@ -318,8 +313,3 @@ class DataTable:
                 f"columns {gaps} have missing values; fill them, drop the rows or columns, or add [preparation] with "
                 f"missing = 'drop' or 'fill' to the experiment"
             )
-
-
-def _numbers_of(rows: RowGroups) -> Array:
-    assert rows.order is not None
-    return rows.order.numpy()

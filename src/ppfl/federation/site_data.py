@@ -44,9 +44,7 @@ class _SiteTable(NamedTuple):
     @property
     def train(self) -> Any:
         """The numbers of the training rows."""
-        order = self.rows["train"].order
-        assert order is not None
-        return order.numpy()
+        return self.rows["train"].numbers
 
 
 class SiteData:

@@ -6,11 +6,9 @@ A network is a function of a `SampleSpec`, the loss, and the keys of `[model]`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from pydantic import model_validator
 from torch import nn
 
 from ..core.adapters import Lora
@@ -31,27 +29,9 @@ class NetworkSettings(Settings):
     adapters: Lora | None = None  # low-rank adapters for some of its layers; all else is then frozen
 
 
-class _EqualParts(NetworkSettings):
-    """Sizes that have to be multiples of others are checked when the file is read."""
-
-    @model_validator(mode="after")
-    def _divides(self) -> _EqualParts:
-        parts = "groups" if hasattr(self, "groups") else "heads"
-        what, number = "channels" if hasattr(self, "channels") else "width", getattr(self, parts)
-        sizes = getattr(self, what)
-        if odd := [size for size in (sizes if isinstance(sizes, tuple) else (sizes,)) if size % number]:
-            found = f"{odd[0]} channels do" if what == "channels" else f"width {odd[0]} does"
-            raise ValueError(f"{found} not split into {number} {parts}; use a multiple")
-        return self
-
-
 NETWORKS = Functions("network", "model", given=("spec", "loss", "seed"), base=NetworkSettings, error=ModelError)
-_FUNCTIONS: dict[str, Callable[..., nn.Module]] = {"linear": linear, "perceptron": perceptron, "glm": glm, "lstm": lstm}
-_WITH_EQUAL_PARTS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "resnet18": resnet18, "transformer": transformer}
-for _name, _function in _FUNCTIONS.items():
-    NETWORKS.register(_name)(_function)
-for _name, _function in _WITH_EQUAL_PARTS.items():
-    NETWORKS.register(_name, base=_EqualParts)(_function)
+for _function in (linear, perceptron, glm, cnn, resnet18, lstm, transformer):
+    NETWORKS.register(_function.__name__)(_function)
 
 
 def build_network(

@@ -33,14 +33,11 @@ def describe_network(net: nn.Module) -> Description | None:
     >>> describe_network(nn.Sequential(nn.Linear(4, 3, bias=False), nn.ReLU()))["layers"][0]
     {'name': '0', 'type': 'Linear', 'arguments': {'in_features': 4, 'out_features': 3, 'bias': False}}
     """
-    tensors = [id(tensor) for tensor in net.parameters()] + [id(tensor) for tensor in net.buffers()]
-    places = [
-        id(tensor)
-        for module in net.modules()
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    parts: list[list[tuple[str, Any]]] = [
+        [*net.named_modules(remove_duplicate=False)],
+        [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)],
     ]
-    modules = [id(module) for _, module in net.named_modules(remove_duplicate=False)]
-    if len(set(modules)) < len(modules) or len(tensors) < len(places):
+    if any(len({id(part) for _, part in found}) < len(found) for found in parts):
         return None  # a layer or a tensor that stands in several places
     try:
         with torch.device("meta"):
@@ -72,19 +69,20 @@ def _describe(module: nn.Module, name: str) -> Description:
     if isinstance(module, AdaptedLayer):
         base = _describe(module.base, "base")
         return {"name": name, "type": kind.__name__, "base": base, "rank": module.rank, "alpha": module.alpha}
-    if getattr(nn, kind.__name__, None) is not kind or any(vars(module)[hooks] for hooks in _HOOKS):
-        raise UnknownNetworkError(f"{kind.__name__} has code of its own")
-    if kind is nn.Sequential:
-        if _attributes(module):
-            raise UnknownNetworkError("a chain with attributes of its own")
-        layers = [_describe(part, name) for name, part in module.named_children()]
+    children = dict(module.named_children())
+    if kind is nn.Sequential and not _attributes(module) and not _has_hooks(module):
+        layers = [_describe(part, name) for name, part in children.items()]
         return {"name": name, "type": kind.__name__, "layers": layers}
-    if next(module.children(), None) is not None:
-        raise UnknownNetworkError(f"{kind.__name__} has layers inside")
+    if getattr(nn, kind.__name__, None) is not kind or children or _has_hooks(module):
+        raise UnknownNetworkError(f"{kind.__name__} has code of its own, or layers inside")
     arguments = _arguments(module)
     if not _alike(module, _build_layer(kind, arguments)):
         raise UnknownNetworkError(f"{kind.__name__} cannot be built from its attributes")
     return {"name": name, "type": kind.__name__, "arguments": arguments}
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(vars(module)[hooks] for hooks in _HOOKS)
 
 
 def _arguments(module: nn.Module) -> dict[str, Any]:

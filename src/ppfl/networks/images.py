@@ -5,7 +5,6 @@ Group norm keeps no running statistics, which clients that differ could not shar
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from ..core.losses import Loss
 from ..core.settings import Count
 from ..data.sample_spec import SampleSpec
 from ..errors import ModelError
-from .plain import Widths, count_outputs, fully_connected, with_classifier
+from .plain import Widths, count_outputs, fully_connected, refuse_odd_parts, with_classifier
 
 
 def cnn(
@@ -32,6 +31,7 @@ def cnn(
     on: with two of them `canonical = ["hidden.1", "classifier"]` mixes the last two layers, `["hidden", "classifier"]`
     all but the convolutions.
     """
+    refuse_odd_parts(channels, groups, "channels", "groups")
     shape = image_shape("cnn", spec)
     height, width = halved(shape, len(channels))
     body: list[nn.Module] = []
@@ -51,6 +51,7 @@ def resnet18(spec: SampleSpec, loss: Loss, width: Count = 64, groups: Count = 2)
     of 28 or 32 pixels are small already. `width` is the number of channels in the first of the four stages; each other
     stage has twice as many as the one before.
     """
+    refuse_odd_parts((width,), groups, "channels", "groups")
     shape = image_shape("resnet18", spec)
     body = [*_convolution(shape[0], width, 1, groups), nn.ReLU()]
     channels = width
@@ -85,12 +86,6 @@ def _convolution(before: int, after: int, stride: int, groups: int, size: int = 
         nn.Conv2d(before, after, size, stride, padding=size // 2, bias=False),
         nn.GroupNorm(groups, after),
     ]
-
-
-def refuse_odd_groups(groups: int, channels: Iterable[int]) -> None:
-    """Refuse channels that do not split into that many groups of the same size."""
-    if odd := [n for n in channels if n % groups]:
-        raise ValueError(f"{odd[0]} channels do not split into {groups} groups; use a multiple")
 
 
 def image_shape(name: str, spec: SampleSpec) -> tuple[int, int, int]:

@@ -115,6 +115,12 @@ def count_classes(spec: SampleSpec) -> int:
     return spec.n_classes
 
 
+def refuse_odd_parts(sizes: Sequence[int], parts: int, what: str, into: str) -> None:
+    """Refuse sizes that do not split into that many equal parts."""
+    if odd := [size for size in sizes if size % parts]:
+        raise ModelError(f"{odd[0]} {what} do not split into {parts} {into}; use a multiple under [model]")
+
+
 def with_classifier(
     body: nn.Module, width: int, outputs: int, bias: bool = True, hidden: Sequence[nn.Module] = ()
 ) -> nn.Module:

@@ -6,8 +6,10 @@ a position sees only those before it, so padding changes none of the others.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +22,7 @@ from ..data.federation import Federation
 from ..data.sample_spec import SampleSpec
 from ..data.samples import row_blocks
 from ..errors import ModelError
-from .plain import count_classes
+from .plain import count_classes, refuse_odd_parts
 
 Depth = Annotated[int, Field(gt=0, le=1000)]
 DropoutRate = Annotated[float, Field(ge=0, lt=1)]
@@ -71,6 +73,7 @@ def transformer(
 
     vocabulary: number of tokens; None: as many as there are classes, as for the next token.
     """
+    refuse_odd_parts((width,), heads, "numbers per token", "heads")
     outputs = _count_labels("transformer", spec, loss)
     return TokenTransformer(vocabulary or outputs, spec.shape[0], outputs, layers, heads, width, dropout)
 
@@ -109,25 +112,19 @@ def refuse_unknown_tokens(net: nn.Module, federation: Federation) -> None:
 
 def _vocabulary(net: nn.Module, shape: torch.Size) -> int | None:
     """The number of rows of the embedding that is given the samples themselves; None where there is none."""
-    layers = [module for module in net.modules() if isinstance(module, nn.Embedding)]
-    if not layers:
+    if not any(isinstance(module, nn.Embedding) for module in net.modules()):
         return None
-    sample, found = torch.zeros(1, *shape, dtype=torch.int64, device=layers[0].weight.device), []
+    sample, found = torch.zeros(1, *shape, dtype=torch.int64, device=next(net.parameters()).device), []
 
-    def watch(layer: nn.Embedding, inputs: tuple[Tensor, ...]) -> None:
-        if inputs[0] is sample:
+    def watch(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if isinstance(layer, nn.Embedding) and inputs[0] is sample:
             found.append(layer.num_embeddings)
 
-    handles = [layer.register_forward_pre_hook(watch) for layer in layers]
-    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}  # batch norms would change their own
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.func.functional_call(net, buffers, (sample,))
-    except Exception:  # what is wrong with the network is said where its backend is made
-        return None
-    finally:
-        for handle in handles:
-            handle.remove()
+    tried = copy.deepcopy(net)  # batch norms change their buffers
+    for layer in tried.modules():
+        layer.register_forward_pre_hook(watch)
+    with suppress(Exception), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        tried(sample)  # what is wrong with the network is said where its backend is made
     return found[0] if found else None
 
 

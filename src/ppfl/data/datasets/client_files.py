@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,40 +14,31 @@ from ppfl.data.samples import random_rows
 from ppfl.errors import DataError, SettingError
 
 _PER_TEXT = 64  # bytes that Python needs for a text besides its letters
+Files = list[tuple[Path, bool | None]]  # each with whether it is for testing; None if no file is
 
 
-class SplitFiles(NamedTuple):
-    """The files of a data set: those for training, and those for testing if the data set has its own."""
-
-    train: list[Path]
-    test: list[Path]
-
-    def marked(self) -> list[tuple[Path, bool]]:
-        """Every file, with whether it is for testing."""
-        return [(path, False) for path in self.train] + [(path, True) for path in self.test]
-
-
-def file_or_folder(file: Path | None, folder: Path | None, name: str) -> Path:
-    """The file, or the folder that is given, or the folder of the data set in PPFL_DATA."""
-    if file is not None and folder is not None:
-        raise SettingError(f"data set {name} has both folder and file; set one of them under [data]")
-    return file or folder or data_folder(name)
-
-
-def find_files(path: str | Path, patterns: Sequence[tuple[str, str]], wanted: str) -> SplitFiles:
+def find_files(
+    name: str, file: Path | None, folder: Path | None, patterns: Sequence[tuple[str, str]], wanted: str
+) -> Files:
     """The file itself, or in a folder the files of the first (training, test) patterns that fit; "" fits no file.
 
-    >>> find_files("no such folder", [("train.h5", "test.h5")], "train.h5")
+    The folder is by default that of the data set's name in PPFL_DATA.
+
+    >>> find_files("femnist", None, Path("no such folder"), [("train.h5", "test.h5")], "train.h5")
     Traceback (most recent call last):
         ...
     ppfl.errors.DataError: no train.h5 in no such folder; check the path, or set PPFL_DATA to your data folder
     """
+    if file is not None and folder is not None:
+        raise SettingError(f"data set {name} has both folder and file; set one of them under [data]")
+    path = Path(file or folder or data_folder(name))
     # os.path, because the methods of Path raise for names that no file can have
     if os.path.isfile(path):  # noqa: PTH113
-        return SplitFiles([Path(path)], [])
+        return [(path, None)]
     for train, test in patterns if os.path.isdir(path) else ():  # noqa: PTH112
-        if found := sorted(Path(path).glob(train)):
-            return SplitFiles(found, sorted(Path(path).glob(test)) if test else [])
+        if found := sorted(path.glob(train)):
+            tests = sorted(path.glob(test)) if test else []
+            return [(each, False if tests else None) for each in found] + [(each, True) for each in tests]
     raise DataError(f"no {wanted} in {path}; check the path, or set PPFL_DATA to your data folder")
 
 
@@ -111,19 +102,8 @@ class TffFile:
         with _reading(self.path):
             return len(self._field(client, field)) if client in self.clients else 0
 
-    def numbers(self, client: str, field: str) -> np.ndarray[Any, Any]:
-        """One field of a client, (n, ...)."""
-        with _reading(self.path):
-            values = self._field(client, field)
-            if values.dtype.kind not in "fiu":
-                raise ValueError(f"{field!r} of client {client!r} is {values.dtype}, expected numbers")
-            self._count(values.size * values.dtype.itemsize)
-            return np.asarray(values[...])
-
-    def texts(self, client: str, field: str) -> list[bytes]:
-        """One field of a client that holds texts; an empty list if the file does not have the client."""
-        if client not in self.clients:
-            return []
+    def read(self, client: str, field: str, kinds: str = "fiu") -> np.ndarray[Any, Any]:
+        """One field of a client (n, ...): numbers, or texts as bytes where kinds is "S"."""
         with _reading(self.path):
             values = self._field(client, field)
             if values.dtype.kind == "O":
@@ -131,12 +111,14 @@ class TffFile:
                     f"{self.path} has texts without a fixed length in {field!r} of client {client!r}, on which the "
                     f"HDF5 library can crash; write them as numpy arrays of bytes, type S"
                 )
-            if values.dtype.kind != "S" or values.ndim != 1:
+            if values.dtype.kind not in kinds or (kinds == "S" and values.ndim != 1):
+                expected = "texts (n,)" if kinds == "S" else "numbers"
                 raise ValueError(
-                    f"{field!r} of client {client!r} is {values.dtype} {values.shape}, expected texts (n,)"
+                    f"{field!r} of client {client!r} is {values.dtype} {values.shape}, expected {expected}"
                 )
-            self._count(len(values) * (_PER_TEXT + values.dtype.itemsize))
-            return list(values[...].tolist())
+            self._read += values.size * (values.dtype.itemsize + (_PER_TEXT if kinds == "S" else 0))
+            check_size(self.path, self._read)
+            return np.asarray(values[...])
 
     def _field(self, client: str, field: str) -> Any:
         values = _member(_member(self._examples, client, is_group=True), field, is_group=False)
@@ -150,10 +132,6 @@ class TffFile:
         if values.chunks:  # a chunk is read as a whole, however few of its rows exist
             check_size(self.path, math.prod(chunk) * values.dtype.itemsize)
         return values
-
-    def _count(self, size: int) -> None:
-        self._read += size
-        check_size(self.path, self._read)
 
 
 def _member(group: Any, name: str, is_group: bool) -> Any:

@@ -5,13 +5,14 @@ import string
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from ppfl.core.settings import Count
-from ppfl.data.datasets.client_files import SplitFiles, TffFile, choose_clients, file_or_folder, find_files, open_tff
+from ppfl.data.arrays import as_mask
+from ppfl.data.datasets.client_files import Files, TffFile, choose_clients, find_files, open_tff
 from ppfl.data.datasets.images import images_as_floats, read_arrays
 from ppfl.data.files import check_size, existing_file, open_bounded, reading
 from ppfl.data.ids import Holdout, text_ids
@@ -29,13 +30,9 @@ _PATTERNS = (
 )
 _Array = np.ndarray[Any, Any]
 _Choose = Callable[[Sequence[str], Callable[[str], int]], list[str]]
-
-
-class _Images(NamedTuple):
-    x: _Array  # (n, 28, 28) bytes, 255 where there is ink
-    y: _Array  # (n,)
-    clients: _Array  # (n,)
-    is_test: _Array | None  # (n,), if the source has a test part of its own
+# the writer of some images, or of each of them; whether they are for testing, None if the source does not say; images
+# (n, 28, 28) of bytes, 255 where there is ink; labels (n,)
+_Part = tuple[str | _Array, bool | _Array | None, _Array, _Array]
 
 
 @DATASETS.register("femnist", base=Holdout)
@@ -70,58 +67,63 @@ def femnist(
     ...     femnist(Path(folder), min_samples=5).federation().describe()
     'femnist: 1 clients, 4 train / 1 test samples (4-4 per client), x (1, 28, 28) bytes scaled to 0..1, 62 classes'
     """
-    path = file_or_folder(file, folder, "femnist")
-    files = find_files(path, _PATTERNS, "fed_emnist_train.h5, all_data_*.json or npz file of FEMNIST")
+    files = find_files(
+        "femnist", file, folder, _PATTERNS, "fed_emnist_train.h5, all_data_*.json or npz file of FEMNIST"
+    )
+    first, _ = files[0]
 
     def choose(names: Sequence[str], size_of: Callable[[str], int]) -> list[str]:
         return choose_clients(names, size_of, min_samples, clients, seed, "samples")
 
-    first = files.train[0]
     read = {".h5": _from_tff, ".hdf5": _from_tff, ".npz": _from_npz}.get(first.suffix.lower(), _from_leaf)
-    found = read(files, choose)
-    if found.x.mean() > 127.5:
+    writers, marks, images, labels = zip(*read(files, choose), strict=True)
+    ink, y = np.concatenate(images), np.concatenate(labels)
+    if ink.mean() > 127.5:
         raise DataError(
             f"{first} has light ink on a dark background; expected dark ink on a light one, as LEAF and TFF have it: "
             f'invert it, or read an npz file with name = "npz"'
         )
-    x = torch.from_numpy(found.x)[:, None] if image else images_as_floats(found.x).flatten(1)
-    return Pool(x, found.y, found.clients, found.is_test, "femnist", FEMNIST_CLASSES)
+
+    def of_rows(values: Sequence[Any], kind: type) -> _Array:
+        parts = zip(values, labels, strict=True)
+        return np.concatenate([np.broadcast_to(np.asarray(value, dtype=kind), part.shape) for value, part in parts])
+
+    x = torch.from_numpy(ink)[:, None] if image else images_as_floats(ink).flatten(1)
+    is_test = None if marks[0] is None else of_rows(marks, bool)
+    return Pool(x, y, of_rows(writers, object), is_test, "femnist", FEMNIST_CLASSES)
 
 
-def _from_tff(files: SplitFiles, choose: _Choose) -> _Images:
+def _from_tff(files: Files, choose: _Choose) -> list[_Part]:
     with ExitStack() as stack:
-        parts = [(stack.enter_context(open_tff(path)), is_test) for path, is_test in files.marked()]
+        parts = [(stack.enter_context(open_tff(path)), is_test) for path, is_test in files]
 
         def size_of(writer: str) -> int:
             return sum(part.length(writer, "label") for part, _ in parts)
 
-        chosen = choose([*parts[0][0].clients], size_of)
-        check_size(files.train[0], sum(map(size_of, chosen)) * _SIZE * _SIZE)
-        images = [
+        return [
             (writer, is_test, *_tff_images(part, writer))
-            for writer in chosen
+            for writer in choose([*parts[0][0].clients], size_of)
             for part, is_test in parts
             if part.length(writer, "label")
         ]
-    return _joined(images, bool(files.test))
 
 
 def _tff_images(part: TffFile, writer: str) -> tuple[_Array, _Array]:
     with reading(part.path, f"has other things than images of client {writer!r}", "download it again"):
-        return _paired(part.numbers(writer, "pixels"), part.numbers(writer, "label"))
+        return _paired(part.read(writer, "pixels"), part.read(writer, "label"))
 
 
-def _from_leaf(files: SplitFiles, choose: _Choose) -> _Images:
-    writers: dict[str, list[tuple[str, bool, _Array, _Array]]] = {}
+def _from_leaf(files: Files, choose: _Choose) -> list[_Part]:
+    writers: dict[str, list[_Part]] = {}
     size = 0
-    for path, is_test in files.marked():
+    for path, is_test in files:
         for writer, (x, y) in _read_leaf(path).items():
-            writers.setdefault(writer, []).append((writer, is_test, x, y))
+            if writer in writers or not is_test:
+                writers.setdefault(writer, []).append((writer, is_test, x, y))
             size += x.size
         check_size(path, size)
-    names = [writer for writer, parts in writers.items() if not all(is_test for _, is_test, *_ in parts)]
-    chosen = choose(names, lambda writer: sum(len(y) for *_, y in writers[writer]))
-    return _joined([part for writer in chosen for part in writers[writer]], bool(files.test))
+    chosen = choose([*writers], lambda writer: sum(len(y) for *_, y in writers[writer]))
+    return [part for writer in chosen for part in writers[writer]]
 
 
 def _read_leaf(path: Path) -> dict[str, tuple[_Array, _Array]]:
@@ -154,10 +156,10 @@ def _as_images(pairs: list[tuple[str, Any]]) -> Any:
     return _paired(np.asarray(found["x"]), np.asarray(found["y"]))
 
 
-def _from_npz(files: SplitFiles, choose: _Choose) -> _Images:
-    path = files.train[0]
-    if len(files.train) > 1:
-        raise DataError(f"{path.parent} has {len(files.train)} npz files; expected one: name it with file = ...")
+def _from_npz(files: Files, choose: _Choose) -> list[_Part]:
+    path, _ = files[0]
+    if len(files) > 1:
+        raise DataError(f"{path.parent} has {len(files)} npz files; expected one: name it with file = ...")
     with reading(path, "is not FEMNIST as npz", "save arrays x, y and client with numpy.savez"):
         arrays = read_arrays(path)
         if not {"x", "y", "client"} <= arrays.keys():
@@ -173,8 +175,8 @@ def _from_npz(files: SplitFiles, choose: _Choose) -> _Images:
         names, positions, counts = np.unique(text_ids(clients), return_inverse=True, return_counts=True)
         size_of = dict(zip(names.tolist(), counts.tolist(), strict=True))
         keep = np.isin(names, choose([*size_of], size_of.__getitem__))[positions]
-        x, y = _paired(arrays["x"][keep], arrays["y"][keep])
-        return _Images(x, y, names[positions[keep]], arrays["is_test"][keep] if "is_test" in arrays else None)
+        is_test = as_mask(arrays["is_test"], len(keep)).numpy()[keep] if "is_test" in arrays else None
+        return [(names[positions[keep]], is_test, *_paired(arrays["x"][keep], arrays["y"][keep]))]
 
 
 def _as_ink(pixels: _Array) -> _Array:
@@ -192,10 +194,3 @@ def _paired(pixels: _Array, labels: _Array) -> tuple[_Array, _Array]:
     if labels.shape != pixels.shape[:1] or (len(labels) and labels.dtype.kind not in "iu"):
         raise ValueError(f"images have shape {pixels.shape} and labels are {labels.dtype} {labels.shape}")
     return _as_ink(pixels), labels.astype(np.int64)
-
-
-def _joined(images: list[tuple[str, bool, _Array, _Array]], has_test: bool) -> _Images:
-    writers, marks, x, y = zip(*images, strict=True)
-    sizes = [len(part) for part in y]
-    clients = np.repeat(np.array(writers, dtype=object), sizes)
-    return _Images(np.concatenate(x), np.concatenate(y), clients, np.repeat(marks, sizes) if has_test else None)

@@ -157,9 +157,7 @@ def npz(file: Path, tokens: bool = False, image: bool = False) -> Pool:
                 f"{path} has x of shape {x.shape} and y of shape {y.shape}; expected (n, features) and (n,)"
             )
         check_size(path, x.size * torch.float32.itemsize)
-        features = as_features(x, tokens)
-        if x.dtype == np.uint8 and not tokens:
-            features = _as_pixels(features.float())
+        features = images_as_floats(x) if x.dtype == np.uint8 and not tokens else as_features(x, tokens)
     features = with_channels(features) if image else features
     return Pool(features, y, arrays.get("client"), arrays.get("is_test"), path.stem)
 
@@ -200,11 +198,7 @@ def images_as_floats(pixels: np.ndarray[Any, Any]) -> Tensor:
     >>> images_as_floats(np.full((2, 4, 4, 3), 255, np.uint8)).shape
     torch.Size([2, 3, 4, 4])
     """
-    return _as_pixels(torch.tensor(pixels).float())
-
-
-def _as_pixels(x: Tensor) -> Tensor:
-    x = x.div_(255)
+    x = torch.tensor(pixels).float().div_(255)
     return x.movedim(-1, 1).contiguous() if x.ndim == 4 and x.shape[-1] == 3 else x
 
 

@@ -110,7 +110,7 @@ def _hold_out(clients: Array, target: Target, settings: TableSettings) -> Array:
     rows = group_rows(clients)
     drawn = held_out(rows.sizes, rows.ids, settings.test_fraction, settings.seed, "test").numpy()
     is_test = np.zeros(len(clients), dtype=bool)
-    is_test[slice(None) if rows.order is None else rows.order.numpy()] = drawn
+    is_test[rows.numbers] = drawn
     if target.classes:
         missing = np.setdiff1d(target.values, target.values[~is_test])
         is_test &= ~np.isin(target.values, missing)

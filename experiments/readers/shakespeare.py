@@ -10,11 +10,10 @@ import torch
 
 from ppfl.core.losses import IGNORED
 from ppfl.core.settings import Count
+from ppfl.data import Pool
 from ppfl.data.arrays import Integers
-from ppfl.data.datasets.client_files import choose_clients, file_or_folder, find_files, open_tff
+from ppfl.data.datasets.client_files import choose_clients, find_files, open_tff
 from ppfl.data.files import check_limit
-from ppfl.data.ids import Holdout
-from ppfl.data.load import DATASETS, Pool
 from ppfl.errors import SettingError
 
 
@@ -108,8 +107,7 @@ _TOKEN_OF_BYTE = np.full(256, _VOCABULARY.oov, np.int64)
 _TOKEN_OF_BYTE[list(SHAKESPEARE_CHARACTERS.encode())] = np.arange(1, 1 + len(SHAKESPEARE_CHARACTERS))
 
 
-@DATASETS.register("shakespeare", base=Holdout)
-def shakespeare(
+def read(
     folder: Path | None = None,
     file: Path | None = None,
     length: Count = 80,
@@ -131,19 +129,20 @@ def shakespeare(
         clients: Number of the other roles that are taken at random; None: all.
         seed: Seeds the choice of roles.
 
-    >>> shakespeare(Path("no such folder"))
+    >>> read(Path("no such folder"))
     Traceback (most recent call last):
         ...
     ppfl.errors.DataError: no shakespeare_train.h5 in no such folder; ...
     """
-    path = file_or_folder(file, folder, "shakespeare")
-    files = find_files(path, [("shakespeare_train.h5", "shakespeare_test.h5")], "shakespeare_train.h5")
-    texts: dict[str, list[tuple[bytes, bool]]] = {}
+    patterns = [("shakespeare_train.h5", "shakespeare_test.h5")]
+    files = find_files("shakespeare", file, folder, patterns, "shakespeare_train.h5")
+    texts: dict[str, list[tuple[bytes, bool | None]]] = {}
     with ExitStack() as stack:
-        parts = [(stack.enter_context(open_tff(path)), is_test) for path, is_test in files.marked()]
+        parts = [(stack.enter_context(open_tff(path)), is_test) for path, is_test in files]
 
         def size_of(role: str) -> int:
-            found = [(text, is_test) for part, is_test in parts for text in part.texts(role, "snippets") if text]
+            read = [(part.read(role, "snippets", "S"), is_test) for part, is_test in parts if role in part.clients]
+            found = [(text, is_test) for snippets, is_test in read for text in snippets.tolist() if text]
             rows = int(row_counts(_lengths(text for text, _ in found), length).sum())
             if rows >= min_samples:
                 texts[role] = found
@@ -154,7 +153,7 @@ def shakespeare(
     characters = np.frombuffer(b"".join(text for text, _ in pairs), np.uint8)
     rows = next_token_rows(_TOKEN_OF_BYTE[characters], _lengths(text for text, _ in pairs), length, _VOCABULARY)
     roles = np.repeat(np.array(chosen, dtype=object), [len(texts[role]) for role in chosen])
-    is_test = np.array([is_test for _, is_test in pairs])[rows.text] if files.test else None
+    is_test = None if pairs[0][1] is None else np.array([is_test for _, is_test in pairs])[rows.text]
     return Pool(torch.from_numpy(rows.x), rows.y, roles[rows.text], is_test, "shakespeare", _VOCABULARY.names)
 
 
