@@ -14,8 +14,8 @@ from kit.sites import SITES, SUMS_ALONE, Sites, assert_same_bits, make_services,
 from kit.sites import make_experiment as make_site_experiment
 from ppfl import load
 from ppfl.federation.federation_errors import FederationError
-from ppfl.federation.site_predictions import predict_table
 from ppfl.runs import run
+from ppfl.sites import predict_table
 
 TABLE = {"name": "csv", "file": "table.csv", "client": "client", "target": "y", "test_fraction": 0.0}
 PLACES = dict(zip(SITES, ("east", "nort", "sout"), strict=True))  # how the clients of each site are called
@@ -72,7 +72,8 @@ def test_three_sites_with_text_and_gaps_train_and_predict_as_one_process_does(me
 
     models, mine = models_of(sites.services["a"]), frame[frame.client == "east-0"].drop(columns="y")
     mine.to_csv(tmp_path / "new.csv", index=False)  # a new table is prepared as the site's own was
-    assert predict_table(models, tmp_path / "new.csv", "client", tmp_path / "out.csv") == len(mine)
+    new, out = tmp_path / "new.csv", tmp_path / "out.csv"
+    assert predict_table(models.personal, new, "client", out, models.name_of) == len(mine)
     found = pd.read_csv(tmp_path / "out.csv")["prediction"].tolist()
     assert found == pytest.approx(load(alone.folder).predict("a/east-0", mine).reshape(-1), abs=1e-3)
     assert 90 < min(found) < max(found) < 110  # as the targets were before they were standardised

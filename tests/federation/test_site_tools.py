@@ -18,9 +18,9 @@ from ppfl.federation.federation_status import server_status, site_status
 from ppfl.federation.provisioning import init_federation
 from ppfl.federation.site_check import check_site
 from ppfl.federation.site_data import SiteData
-from ppfl.federation.site_predictions import export_models, predict_table
 from ppfl.federation.site_settings import SiteSettings, load_site
 from ppfl.runs import Experiment, load_experiment
+from ppfl.sites import export_models, predict_table
 
 X = torch.rand(4, 64, generator=torch.Generator().manual_seed(1))
 
@@ -66,25 +66,27 @@ def test_a_row_is_predicted_with_the_model_of_its_client_and_stays_in_its_place(
         ({"clients": clients, "first": "much"}, ("has text", "'much'")),
     ]:
         write_rows(file, **rows)
-        assert_refused(lambda: predict_table(models, file, "who", out), DataError, *words)
+        assert_refused(lambda: predict_table(models.personal, file, "who", out, models.name_of), DataError, *words)
         assert not out.exists()
     numbered = tmp_path / "numbered.parquet"  # ids are compared as text, and 7.0 is the client 7
     pd.DataFrame({"who": [7.0, 8.0]}).to_parquet(numbered)
-    assert_refused(lambda: predict_table(models, numbered, "who", out), DataError, "no client '7'")
-    assert predict_table(models, write_rows(file, clients), "who", out) == 4
+    assert_refused(
+        lambda: predict_table(models.personal, numbered, "who", out, models.name_of), DataError, "no client '7'"
+    )
+    assert predict_table(models.personal, write_rows(file, clients), "who", out, models.name_of) == 4
     heading, *rows = read_rows(out)
     assert heading[:2] == ["who", "prediction"] and len(heading) == 2 + 10
     for row, client, x in zip(rows, clients, X, strict=True):
         expected = models.personal.predict(client, x[None])[0]
         assert row[0] == client and row[1] == models.personal.spec.classes[int(expected.argmax())]
         assert [float(p) for p in row[2:]] == pytest.approx(expected, abs=1e-6)
-    assert_refused(lambda: predict_table(models, file, "who", out), SettingError, "exists")
+    assert_refused(lambda: predict_table(models.personal, file, "who", out, models.name_of), SettingError, "exists")
 
 
 def test_exported_models_predict_the_same_and_memberships_are_beside_them(site, tmp_path):
     models, out = models_of(site), tmp_path / "models"
     chosen = models.personal.ids[:2]
-    assert export_models(models, out, chosen) == list(chosen)
+    assert export_models(models.personal, out, chosen, name_of=models.name_of) == list(chosen)
     _, *rows = read_rows(out / "memberships.csv")
     for client, row in zip(chosen, rows, strict=True):
         net = models.personal.module(client)
@@ -92,7 +94,7 @@ def test_exported_models_predict_the_same_and_memberships_are_beside_them(site, 
         torch.testing.assert_close(net(X).softmax(1), models.personal.predict(client, X), rtol=0, atol=1e-6)
         (membership,) = models.personal.memberships([client])
         assert row[0] == client and [float(c) for c in row[1:]] == pytest.approx(membership, abs=1e-6)
-    assert_refused(lambda: export_models(models, out), SettingError, "other files")
+    assert_refused(lambda: export_models(models.personal, out), SettingError, "exists")
 
 
 @pytest.fixture

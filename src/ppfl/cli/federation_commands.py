@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..parent_process import end_with_parent
-from .program import program
+from .program import program, resumable
 from .provisioning_commands import init_command, revoke_command
-from .site_commands import check_command, export_command, forget_command, predict_command
+from .site_commands import check_command, forget_command
 from .status_command import status_command
-from .terminal import PlainGroup, make_console, say
+from .terminal import PlainGroup, say, show
 
 if TYPE_CHECKING:
     from ..runs import RunRecord
@@ -24,8 +24,6 @@ federation_app.command("init")(init_command)
 federation_app.command("revoke")(revoke_command)
 federation_app.command("check")(check_command)
 federation_app.command("status")(status_command)
-federation_app.command("predict")(predict_command)
-federation_app.command("export")(export_command)
 federation_app.command("forget")(forget_command)
 
 
@@ -52,8 +50,7 @@ def up_command(
     from ..federation.local_federation import run_local_federation
     from ..federation.site_mail import Patience
     from ..runs import load_experiment
-    from .app import resumable
-    from .progress import show_progress
+    from .live import show_progress
 
     experiment = load_experiment(file, settings or ())
     place = Path("runs") / experiment.name if out is None else out
@@ -89,8 +86,7 @@ def server_command(
     from ..federation.server_run import run_server
     from ..federation.site_mail import Patience
     from ..runs import load_experiment
-    from .app import resumable
-    from .progress import show_progress
+    from .live import show_progress
 
     experiment, place = load_experiment(folder / "experiment.toml"), folder / "runs" if out is None else out
     names = registered_sites(folder)
@@ -110,14 +106,14 @@ def server_command(
 
 def _show(records: list[RunRecord], place: Path, name: str, *, quiet: bool) -> None:
     """The table and the report of runs that are done."""
-    from ..report import write_report
+    from ..report import Comparison
+    from ..report.run_tables import seed_table
     from .estimator_output import show_estimators
-    from .run_tables import result_table
 
-    page = write_report([record.folder for record in records], place, f"Federation: {name}")
+    found = Comparison.of(records)
+    page = found.report(place, f"Federation: {name}")
     if not quiet:
-        seeds = [str(record.seed) for record in records]
-        make_console().print(result_table(records, "seed", seeds, summarise=True))
+        show(seed_table(found))
         say(_time_split(records[0].metrics))
         say(f"runs are in {place}, the report is {page}")
     show_estimators(records, place, quiet=quiet)

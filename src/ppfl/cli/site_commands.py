@@ -1,4 +1,4 @@
-"""`ppfl federation check`, `predict`, `export` and `forget`: what the owner of a site does without the server."""
+"""`ppfl federation check` and `forget`: what the owner of a site does without the server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from rich.table import Table
 
 from ..errors import PPFLError, SettingError
 from .program import program
-from .status_command import show_time
 from .terminal import WIDE, make_console, say
 
 FORGET_SECONDS = 600.0  # to wait for a site that is in the middle of a round
 
 SiteFile = Annotated[Path, typer.Argument(help="The config of the site.")]
-RunOption = Annotated[str | None, typer.Option(help="A run of the site's store.", show_default="the latest")]
 
 
 def check_command(
@@ -47,56 +45,6 @@ def check_command(
     say(f"ready: start the site with {program()} federation site {file}")
 
 
-def predict_command(
-    file: SiteFile,
-    data: Annotated[Path, typer.Option(metavar="TABLE", help="New rows, csv or parquet, with a column of clients.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the predictions, as csv.")],
-    run: RunOption = None,
-    client_column: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Whose model is used.", show_default="as in the config")
-    ] = None,
-) -> None:
-    """At a site: predict new rows, each with the model of its own client."""
-    from ..federation.flower_processes import require_flower
-
-    require_flower()
-    from ..federation.site_models import load_site_models
-    from ..federation.site_predictions import predict_table
-    from ..federation.site_settings import load_site
-
-    settings = load_site(file)
-    models = load_site_models(settings, file.parent.resolve(), run)
-    column = client_column or str(getattr(settings.data, "client", "client"))
-    count = predict_table(models, data, column, out)
-    say(f"{count} predictions are in {out}; {_which(models.run, models.time)}")
-
-
-def export_command(
-    file: SiteFile,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where to write: one file per client.")],
-    clients: Annotated[
-        list[str] | None, typer.Option("--client", help="A client; may be repeated.", show_default="all")
-    ] = None,
-    run: RunOption = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX, which gives predictions.")] = False,
-) -> None:
-    """At a site: write its clients' own models to files, and their memberships."""
-    from ..federation.flower_processes import require_flower
-
-    require_flower()
-    from ..federation.site_models import load_site_models
-    from ..federation.site_predictions import export_models
-    from ..federation.site_settings import load_site
-
-    models = load_site_models(load_site(file), file.parent.resolve(), run)
-    written = export_models(models, out, clients or (), onnx=onnx)
-    say(f"the models of {len(written)} clients are in {out}; {_which(models.run, models.time)}")
-
-
-def _which(run: str, time: float) -> str:
-    return f"the models are of run {run}, evaluated {show_time(time)}"
-
-
 def forget_command(
     client: Annotated[str | None, typer.Argument(help="The client, by its id.", show_default=False)] = None,
     file: Annotated[Path, typer.Option("--site", metavar="FILE", help="The config of the site.")] = Path("site.toml"),
@@ -113,7 +61,7 @@ def forget_command(
     from ..federation.site_data import SiteData
     from ..federation.site_models import open_store
     from ..federation.site_settings import load_site
-    from ..report.summary import plural
+    from ..report.theme import plural
 
     if (client is None) == (run is None):
         raise SettingError("name one thing to forget: a client, or a run with --run RUN")
