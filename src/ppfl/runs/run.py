@@ -10,8 +10,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from ..algorithms.contract import Method
 from ..data.federation import Federation
 from ..data.sample_spec import SampleSpec
@@ -242,14 +240,11 @@ class SeedRun:
     def _scores_of_newcomers(self, state: ServerState) -> dict[str, float]:
         if self.newcomers is None or self.newcomers.test is None:
             return {}
-        loss, training = self.population.loss, self.training
+        training = self.training
         transport = connect(self.newcomers, self.population, self.experiment.build_engine())
         found = score_newcomers(training.method, training.problem, state.server, transport)
         scores = {"newcomers_before": found.before, "newcomers": found.after}
-        return {
-            f"{name}_{loss.metric_name}": float(loss.metric(torch.tensor(score.pooled)))
-            for name, score in scores.items()
-        }
+        return {f"{name}_{self.population.loss.metric_name}": score.pooled for name, score in scores.items()}
 
 
 class _Timer:
