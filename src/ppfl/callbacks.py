@@ -290,7 +290,8 @@ def running(on_round: OnRound, progress: bool | None, setting: FitSetting) -> It
 
 
 def _as_list(on_round: OnRound) -> list[Callback]:
-    callbacks = list(on_round) if isinstance(on_round, Sequence) else [] if on_round is None else [on_round]
+    several = isinstance(on_round, Sequence) and not isinstance(on_round, str)
+    callbacks = [*on_round] if several else [] if on_round is None else [on_round]
     for callback in callbacks:
         if not callable(callback):
             raise SettingError(

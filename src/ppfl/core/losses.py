@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import DataError, ModelError
 from . import links
 from .links import Link, log_mix
+from .registry import did_you_mean
 
 IGNORED = -100  # a label that does not count, such as padding of a sequence; torch's ignore_index
 
@@ -429,6 +430,7 @@ def poisson_deviance(mean: Tensor, y: Tensor) -> Tensor:
 
 cross_entropy, logistic, multilabel, squared, poisson = CrossEntropy(), Logistic(), MultiLabel(), Squared(), Poisson()
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in (cross_entropy, logistic, multilabel, squared, poisson)}
+_ELSEWHERE = {"mse": "squared", "l2": "squared", "bce": "logistic", "ce": "cross_entropy", "nll": "cross_entropy"}
 
 
 def loss_by_name(name: str) -> Loss:
@@ -438,5 +440,7 @@ def loss_by_name(name: str) -> Loss:
     'rmse'
     """
     if name not in LOSSES:
-        raise ModelError(f"there is no loss {name!r}; use one of {', '.join(map(repr, sorted(LOSSES)))}")
+        other = _ELSEWHERE.get(name.lower())
+        near = f"did you mean {other!r}? " if other else did_you_mean(name, LOSSES)
+        raise ModelError(f"there is no loss {name!r}; {near}use one of {', '.join(map(repr, sorted(LOSSES)))}")
     return LOSSES[name]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
+from . import links
 from .adapters import (
     ADAPTERS_UP,
     Lora,
@@ -95,6 +96,7 @@ class Population:
         self.net: nn.Module = keyed.cpu()  # start values are drawn there, whatever device the data are on
         self.architecture = with_tensors_of(net, self.net)  # the network as it was given, for models that leave here
         self.loss = as_loss(loss)
+        _refuse_probabilities(net, self.loss)
         self.mix: Mix = MIXES[mix]
         if mix == "predictions":
             self.loss.check_mixing()
@@ -217,6 +219,18 @@ class Population:
                     reset()
         shrink_adapters_(net)
         return {name: p.detach().clone() for name, p in net.named_parameters() if p.requires_grad}
+
+
+def _refuse_probabilities(net: nn.Module, loss: Loss) -> None:
+    """A loss that makes probabilities of outputs would do so twice."""
+    last = net
+    while isinstance(last, nn.Sequential) and len(last):
+        last = last[-1]
+    if isinstance(last, nn.Softmax | nn.Sigmoid) and loss.link in (links.softmax, links.logit):
+        raise ModelError(
+            f"the network ends in {type(last).__name__}, and the loss {loss.name!r} takes outputs before it; leave it "
+            f"out: fitted.predict gives probabilities"
+        )
 
 
 def _describe_shape(leaf: Tensor | None) -> str:

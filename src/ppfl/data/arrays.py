@@ -39,6 +39,8 @@ def as_features(x: Any, tokens: bool = False, pad: int = 0) -> Inputs:
             f"x is a {type(x).__name__}; expected one array (n, ...): put several inputs side by side in its columns, "
             f"or use ppfl.data.DataTable for a table with columns by name"
         )
+    if hasattr(x, "toarray"):
+        raise DataError(f"x is a sparse {type(x).__name__}; expected an array with all its zeros: use x.toarray()")
     if is_ragged(x):
         x, tokens = pad_rows(x, pad, "x"), True
     if (mapped := mapped_rows(x)) is not None:
@@ -57,7 +59,9 @@ def as_features(x: Any, tokens: bool = False, pad: int = 0) -> Inputs:
 
 def _check_width(shape: tuple[int, ...]) -> None:
     if not 2 <= len(shape) <= _MOST_AXES:
-        raise DataError(f"x has shape {tuple(shape)}; expected (n, features): use x.reshape(-1, 1)")
+        raise DataError(
+            f"x has shape {tuple(shape)}; expected (n, features): use x.reshape(-1, 1), if x and y are not swapped"
+        )
     width = math.prod(shape[1:])
     if not width:
         raise DataError(

@@ -69,7 +69,8 @@ def _read(path: Path) -> dict[str, Any]:
             )
         return _parse_toml(path.read_text(encoding="utf-8"), str(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path} is not TOML: {one_line(error)}; correct it there") from None
+        quotes = ", and put text in quotes" if "Invalid value" in str(error) else ""
+        raise SettingError(f"{path} is not TOML: {one_line(error)}; correct it there{quotes}") from None
     except OSError as error:
         raise SettingError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
 

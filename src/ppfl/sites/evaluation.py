@@ -214,7 +214,8 @@ def _value(name: str, metric: PredictionMetric, pair: Any, client: str) -> float
     except Exception as error:  # code of the user: whatever it raises
         raise ModelError(
             f"metric {name!r} failed on predictions {tuple(pair[0].shape)} and targets {tuple(pair[1].shape)} of "
-            f"{client!r}: {(str(error) or type(error).__name__).splitlines()[0]}; return nan where it is not defined"
+            f"{client!r}: {(str(error) or type(error).__name__).splitlines()[0]}; expected a function "
+            f"(prediction, target) -> one number, or nan where it is not defined"
         ) from error
 
 
