@@ -290,8 +290,9 @@ def running(on_round: OnRound, progress: bool | None, setting: FitSetting) -> It
 
 
 def _as_list(on_round: OnRound) -> list[Callback]:
-    several = isinstance(on_round, Sequence) and not isinstance(on_round, str)
-    callbacks = [*on_round] if several else [] if on_round is None else [on_round]
+    if on_round is None:
+        return []
+    callbacks = list(on_round) if isinstance(on_round, Sequence) and not isinstance(on_round, str) else [on_round]
     for callback in callbacks:
         if not callable(callback):
             raise SettingError(

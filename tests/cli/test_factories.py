@@ -25,9 +25,9 @@ def load(clients, seed=0, shapes=(1,)):
 class OwnAverage(FedAvg):
     factor: float = 0.5
 
-def recall(prediction, target): return (prediction.argmax(1) == target)[target == 1].float().mean()
 def number(**settings): return 3
 def broken(): return 1 / 0
+def recall(prediction, target): return (prediction.argmax(1) == target)[target == 1].float().mean()
 """
 TEXT = """
 rounds = 3

@@ -17,21 +17,11 @@ import pytest
 import torch
 
 import ppfl
-from kit import public_names
+from kit import public_names, settings_page
 from kit.documents import blocks, methods_of, run_blocks
 from kit.experiments import call_ppfl
 from ppfl.algorithms import METHODS, FedAvg, Local, Method
-from ppfl.algorithms.fedavg import Averaging
-from ppfl.algorithms.server_optimizers import Adagrad, Adam, Momentum, Yogi
-from ppfl.data import PreparationSettings
-from ppfl.data.ids import Holdout
-from ppfl.data.load import DATASETS
-from ppfl.data.partitions import PARTITIONS
-from ppfl.networks import NETWORKS
-from ppfl.runs import Experiment, load_experiment, run
-from ppfl.runs.affinities import AFFINITIES
-from ppfl.runs.experiment import EstimatorSettings, PopulationSettings, StartSettings
-from ppfl.server import Watch
+from ppfl.runs import load_experiment, run
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -110,54 +100,11 @@ def test_a_method_of_ones_own_takes_40_lines_and_is_fedavg_or_local_at_its_ends(
     assert len(files) == 4 and all((ROOT / "docs" / file).is_file() for file in files)
 
 
-def _documented(section):
-    """Keys of a section of docs/settings.md with their defaults: `key = default`, or two cells of a table."""
-    found = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", section, re.MULTILINE))
-    for code in re.findall(r"`([^`\n]+)`", section):
-        key, _, default = code.partition(" = ")
-        found[key] = default or found.get(key)
-    return found
-
-
-def _assert_documented(kind, section, but=()):
-    """Every field of a class of settings stands in the section, with its default where one is written."""
-    documented = _documented(section)
-    for key, field in kind.model_fields.items():
-        if key in but:
-            continue
-        assert key in documented, f"{key} of {kind.__name__} is not in docs/settings.md"
-        default = field.get_default(call_default_factory=True, validated_data={})
-        try:
-            written = tomllib.loads(f"x = {documented[key].strip('`')}")["x"]
-        except (AttributeError, tomllib.TOMLDecodeError):  # nothing, or words
-            continue
-        default = list(default) if isinstance(default, tuple) else default
-        assert written == default or [written] == default, f"{key} of {kind.__name__} is {default}, the page: {written}"
-
-
 def test_every_setting_is_described_with_its_default():
     page = (ROOT / "docs" / "settings.md").read_text()
     (toml, _) = blocks(page, "toml")
     assert set(tomllib.loads(toml)) == {"rounds", "data", "preparation", "model", "population", "method"}
-    top, data, preparation, model, population, method, affinity, watch, rest = re.split(r"^## ", page, flags=re.M)[1:]
-    tables = {"data", "preparation", "model", "population", "method", "affinity", "watch", "start", "estimator"}
-    for section, kind, but in (
-        (top, Experiment, tables), (preparation, PreparationSettings, ()), (population, PopulationSettings, ()),
-        (watch, Watch, ()), (rest, StartSettings, ()), (rest, EstimatorSettings, ()),
-    ):  # fmt: skip
-        _assert_documented(kind, section, but)
-    for registry, section in ((DATASETS, data), (PARTITIONS, data), (NETWORKS, model), (AFFINITIES, affinity)):
-        for name, kind in registry.items():
-            line = next(line for line in section.splitlines() if line.startswith(f"| `{name}` |"))
-            if name != "parquet":  # it has "the same" keys as csv
-                _assert_documented(kind, line, but=("name", "partition", *Holdout.model_fields, "adapters"))
-    common, of_ppfl, others = re.split(r"^`ppfl` has|^\| method \|", method, flags=re.M)
-    _assert_documented(Averaging, common)
-    for name, kind in METHODS.items():
-        line = next((line for line in others.splitlines() if f"`{name}`" in line), "")
-        _assert_documented(kind, of_ppfl if name == "ppfl" else line, but=Averaging.model_fields)
-    for kind in (Momentum, Adagrad, Adam, Yogi):
-        assert all(f"`{key} = " in others for key in kind.model_fields if key != "name")
+    assert not settings_page.faults(page)
 
 
 SECTIONS = re.split(r"^## ", EXTENDING, flags=re.MULTILINE)[1:]
