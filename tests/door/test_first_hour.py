@@ -202,6 +202,7 @@ MISTAKES = {
     "a file that does not exist": (lambda: load("nowhere.safetensors"), CheckpointError, "nowhere", "fitted.save"),
     "weights of torch.save": (lambda: load("a.pt"), CheckpointError, "torch.save", "load_state_dict"),
     "another file than that of a fit": (lambda: load("a.toml"), CheckpointError, "a.toml", "fitted.save"),
+    "a note for a fit": (lambda: load("note.txt"), CheckpointError, "note.txt", "fitted.save"),
     "text and a loss for numbers, in a file": (lambda: run(load_experiment("b.toml"), "out"), ModelError, "'a', 'b'"),
     "a penalty between clients that nobody relates, in a file": (
         lambda: run(load_experiment("b.toml", ["data.target='price'", "method.penalty=1"]), "out"),
@@ -233,6 +234,7 @@ def test_a_mistake_is_answered_in_one_line_with_a_remedy(name, tmp_path, monkeyp
         'rounds = 1\ndata = {name = "csv", file = "b.csv", client = "shop", target = "sold", columns = ["size"]}\n'
         'model = {name = "linear"}\npopulation = {k = 2, loss = "squared"}\nmethod = {name = "ppfl", lr = 0.1}\n'
     )
+    (tmp_path / "note.txt").write_text("hello")
     np.savez("d.npz", x=X, y=LABELS)
     (tmp_path / "c.toml").write_text("rounds = 3\nname = sales\n")
     call, error, *words = MISTAKES[name]

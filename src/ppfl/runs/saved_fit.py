@@ -133,7 +133,7 @@ def _refuse_weights(path: Path) -> None:
             f"{path} is of torch.save or a pickle, and ppfl.load reads what fitted.save wrote; weights go into a "
             f"network with net.load_state_dict(torch.load(...)), and then Population(net, ...) begins with them"
         )
-    if len(start) == 9 and not start.endswith(b"{"):
+    if start[8:] != b"{":
         raise CheckpointError(f"{path} is not in the format safetensors; give a file that fitted.save wrote")
 
 
