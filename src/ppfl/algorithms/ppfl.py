@@ -85,6 +85,8 @@ class MembershipTask(NamedTuple):
 class PPFL(Averaging):
     """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default).
 
+    docs/settings.md says what each setting does, under `[method]`.
+
     >>> from torch import nn
     >>> from ppfl import Population, fit
     >>> from ppfl.data import digits_federation
