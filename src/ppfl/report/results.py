@@ -79,8 +79,8 @@ def _columns(methods: Sequence[MethodRuns], metric: Metric) -> list[ResultColumn
     refused = refused if any(map(any, refused)) else []
     return [
         scores(metric.name, pooled, ""),
-        scores("mean of clients", "every client counts the same", "_mean"),
-        scores("worst tenth", "mean over the tenth of the clients with the worst scores", "_worst_tenth"),
+        scores("mean", "over clients, which all count the same", "_mean"),
+        scores("worst 10%", "mean over the tenth of the clients with the worst scores", "_worst_tenth"),
         *(_own_metric(methods, name) for name in own),
         _truth_column(methods),
         ResultColumn("refused", "updates that were left out", refused, "{:.3g}".format),
