@@ -151,6 +151,7 @@ MISTAKES = {
     "one id for all": (lambda: shops(clients="shop"), DataError, "one client id per sample"),
     "a gap in x": (lambda: shops(WITH_NAN), DataError, "NaN", "'shop-1'", "drop or fill"),
     "text in x": (lambda: shops(np.array([["red"] * 4] * 24)), DataError, "'red'", "encode"),
+    "numbers as text in y": (lambda: shops(y=["0.5", "1", "2.25"] * 8), DataError, "'0.5'", "convert"),
     "x and y swapped": (lambda: shops(LABELS, X), DataError, "(24,)", "swapped"),
     "a sparse matrix": (lambda: shops(csr_matrix(X)), DataError, "csr_matrix", "toarray()"),
     "a pair of arrays for a dataset": (

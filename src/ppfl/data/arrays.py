@@ -109,6 +109,11 @@ def as_targets(
         if task == "regression" and len(array):
             raise DataError(f"y contains text ({str(array.flat[0])!r}) but regression needs numbers; convert it")
         codes, names = _codes(as_text(array.reshape(-1), "y"), names)
+        if task == "auto" and classes is None and (example := _fraction(names)) is not None:
+            raise DataError(
+                f"y is text that reads as numbers, such as {example!r}; convert it to numbers, or pass "
+                f"task='classification' if they are names of classes"
+            )
         return codes.reshape(array.shape), names
     if task == "regression" or (task == "auto" and array.dtype.kind == "f"):
         return torch.from_numpy(as_float32(array)), None
@@ -116,6 +121,15 @@ def as_targets(
         bad = array[array != np.floor(array)][0]
         raise DataError(f"y contains {bad}, which is not a class label; use integers or strings, or regression")
     return torch.from_numpy(as_int64(array, "y")), names
+
+
+def _fraction(names: Sequence[str]) -> str | None:
+    """One of these texts that is no whole number, where all of them are numbers."""
+    try:
+        values = [float(name) for name in names]
+    except ValueError:
+        return None
+    return next((name for name, value in zip(names, values, strict=True) if value % 1), None)
 
 
 def as_mask(is_test: Any, n: int) -> Tensor:
