@@ -62,7 +62,7 @@ def move_theta(
     settings: PPFL, task: PPFLTask, models: Params, c: Tensor, data: LocalData
 ) -> tuple[dict[str, Sum], TrainingLoss]:
     """Local SGD on theta with c fixed; theta_k ends at what is left of it and a move, which goes into a sum."""
-    collapse = settings.collapse and data.backend.population.collapses
+    collapse = data.backend.population.collapses
     train = train_mixed_weights if collapse else train_models
     sgd = settings.sgd(task.lr)
     run = train(models, c, data, sgd, own_pace=settings.averaging == "members")

@@ -232,31 +232,6 @@ def _other_targets(y: Tensor) -> str:
     return f"{found}; to predict numbers use Population(..., loss='squared').{classes}"
 
 
-class Logistic(Classification):
-    """Labels 0 or 1 (B,) of any type, one output per sample (B,) or (B, 1), sigmoid."""
-
-    name = "logistic"
-    link = links.logit
-
-    def _log_likelihood(self, outputs: Tensor, target: Tensor) -> Tensor:
-        y = target.flatten()
-        return bernoulli_log_density(one_output(outputs, y, self.name), y).reshape(-1, *target.shape)
-
-    def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """sigmoid(output) - y."""
-        y = target.to(columns.dtype).reshape(columns.shape)
-        return columns.sigmoid() - y, F.softplus((1 - 2 * y) * columns)[:, 0]
-
-    def score(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """1 if the more probable label is correct; at equal probabilities the prediction is 0."""
-        y = target.flatten()
-        return ((one_output(prediction[None], y, self.name)[0] > 0.5) == (y > 0.5)).to(prediction.dtype)
-
-    def _check(self, y: Tensor, outputs: int | None) -> None:
-        check_one_column(self.name, y, outputs, "use the loss 'multilabel' for several labels per sample")
-        refuse_values((y != 0) & (y != 1), y, "is not 0 or 1", "use (y > 0) for -1 and 1, cross_entropy for more")
-
-
 class MultiLabel(Classification):
     """Labels 0 or 1 (B, L) of any type, one output for each, sigmoid: the mean of L logistic losses.
 
@@ -273,11 +248,13 @@ class MultiLabel(Classification):
         return bernoulli_log_density(outputs.reshape(-1, *target.shape), target.to(outputs.dtype).clamp_min(0))
 
     def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """(sigmoid(output) - y) / L."""
-        share = _shares(target).to(columns.dtype).movedim(1, -1).reshape(columns.shape)
+        """sigmoid(output) - y, times the share of a label in its sample's mean."""
         y = target.to(columns.dtype).clamp_min(0).movedim(1, -1).reshape(columns.shape)
-        losses = F.softplus((1 - 2 * y) * columns).mul_(share)
-        return (columns.sigmoid() - y).mul_(share), losses.flatten(1, -2).sum(1)
+        slope, losses = columns.sigmoid() - y, F.softplus((1 - 2 * y) * columns)
+        if target.dim() == 2:
+            return slope, losses[:, 0]
+        share = _shares(target).to(columns.dtype).movedim(1, -1).reshape(columns.shape)
+        return slope.mul_(share), losses.mul_(share).flatten(1, -2).sum(1)
 
     def score(self, prediction: Tensor, target: Tensor) -> Tensor:
         """The share of the labels whose more probable value is correct."""
@@ -291,6 +268,16 @@ class MultiLabel(Classification):
         wrong = (y != 0) & (y != 1) & ~_ignored(y)
         refuse_values(wrong, y, "is not 0 or 1", f"use {IGNORED} for a label that is not known")
         refuse_nothing_but_padding(y)
+
+
+class Logistic(MultiLabel):
+    """Labels 0 or 1 (B,) of any type, one output per sample (B,) or (B, 1), sigmoid."""
+
+    name = "logistic"
+
+    def _check(self, y: Tensor, outputs: int | None) -> None:
+        check_one_column(self.name, y, outputs, "use the loss 'multilabel' for several labels per sample")
+        refuse_values((y != 0) & (y != 1), y, "is not 0 or 1", "use (y > 0) for -1 and 1, cross_entropy for more")
 
 
 def mean_of_labels(values: Tensor, target: Tensor, ignored: int = IGNORED) -> Tensor:

@@ -155,10 +155,6 @@ class Population:
                 parameters[name].copy_(value)
         self.pretrained = True
 
-    def network_without_adapters(self) -> Params:
-        """The network's own values, of frozen parameters too."""
-        return {name: p.detach().clone() for name, p in parameters_without_adapters(self.net).items()}
-
     def initial_network(self) -> Params:
         """The network's own values of its trained parameters."""
         return {name: p.detach().clone() for name, p in self.net.named_parameters() if p.requires_grad}

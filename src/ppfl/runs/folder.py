@@ -41,6 +41,7 @@ from .states import check_values, pack, pack_clients, pack_server, unpack
 _LONGEST = 60  # characters of a value in a message
 
 
+@message
 class StartNetwork(NamedTuple):
     """The network that a run began with, and of which run it is."""
 

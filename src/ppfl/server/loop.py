@@ -141,9 +141,9 @@ def run_round(
         tally.add(reply)
         if number(reply, "participants"):
             server = method.merge(problem, server, plan.task, reply.totals, reply.rows)
-        else:  # nothing came back: the round is over, and as if it had never been
+        else:  # no client answered: the round ends, and changes nothing
             server = state.server
-        if plan.ends_round or server is state.server:  # or it led nowhere, and would again in this round
+        if plan.ends_round or server is state.server:  # an exchange that changed nothing would not when asked again
             break
     state = ServerState(state.round + 1, exchange, server)
     _refuse_divergence(state)
