@@ -12,7 +12,6 @@ from kit.problems import make_linear, make_net
 from kit.refusals import CheckpointError, ModelError, SettingError, assert_refused
 from ppfl import Population, fit, load
 from ppfl.algorithms import METHODS
-from ppfl.core.adapters import parameters_without_adapters
 from ppfl.data import digits_federation
 from ppfl.runs import RunFolder, run
 from ppfl.runs.comparison import load_comparison, run_tasks, tasks_of
@@ -48,7 +47,10 @@ def network_of(folder: Path) -> dict[str, torch.Tensor]:
 
 def without_adapters(fitted) -> dict[str, torch.Tensor]:
     """The start values of the network that its adapters were added to."""
-    return {name: p.detach() for name, p in parameters_without_adapters(fitted.population.net).items()}
+    named = fitted.population.net.named_parameters()
+    return {
+        name.replace(".base", ""): p.detach() for name, p in named if not name.endswith(("up.weight", "down.weight"))
+    }
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

@@ -148,7 +148,7 @@ class LabelCriterion(CriterionLoss):
         label = target.argmax(-1) if target.is_floating_point() else target
         return mean_of_labels((prediction.argmax(-1) == label).to(prediction.dtype), label, self.ignored)
 
-    def _check(self, y: Tensor, outputs: int | None) -> None:
+    def _check(self, y: Tensor) -> None:
         if y.is_floating_point():
             return
         if y.dim() == 1 and bool((y == self.ignored).any()):

@@ -192,11 +192,9 @@ def next_request(method: Method, problem: Problem, state: ServerState) -> Train 
     return make_request(method, problem, state.server, plan, state.round, state.exchange + 1)
 
 
-def client_states(
-    transport: Transport, state: ServerState, snapshot: Snapshot = "now", session: str = MAIN
-) -> SavedStates:
+def client_states(transport: Transport, state: ServerState, snapshot: Snapshot = "now") -> SavedStates:
     """The states that clients have when the server is at `state`: of those that were ever written to, in order."""
-    (reply,) = transport.ask([Save(session, state.exchange, snapshot)])
+    (reply,) = transport.ask([Save(MAIN, state.exchange, snapshot)])
     return SavedStates(in_roster_order(reply.rows, transport), reply.by_site)
 
 
