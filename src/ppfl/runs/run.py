@@ -115,10 +115,9 @@ def _usable(out: Path) -> Iterator[None]:
 def _claim(experiment: Experiment, folders: dict[int, RunFolder], locks: ExitStack, *, resume: bool) -> list[int]:
     """The seeds that are not finished, each locked against other processes."""
     for seed, folder in folders.items():
-        with _usable(folder.path):
-            if not folder.finished:
-                locks.enter_context(locked(folder.path))
-            folder.claim(experiment.for_seed(seed), resume=resume)
+        if not folder.finished:
+            locks.enter_context(locked(folder.path))
+        folder.claim(experiment.for_seed(seed), resume=resume)
     return [seed for seed, folder in folders.items() if not folder.finished]
 
 
