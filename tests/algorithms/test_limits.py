@@ -12,7 +12,7 @@ import ppfl
 from kit.problems import make_federation, make_linear, make_net, with_seed
 from kit.training import at_start, losses_of_clients, run
 from kit.twins.plain import weights_of
-from ppfl.algorithms.server_optimizers import Adagrad, Adam, Momentum, Yogi
+from ppfl.algorithms.server_optimizers import Adagrad, Adam, Momentum, ServerOptimizer, Yogi
 from ppfl.core import lora, with_adapters
 
 FEDERATION = make_federation(dtype=torch.float64)
@@ -65,6 +65,16 @@ def losses(found, at=-1):
 def server(found, at=-1):
     """The models that the server holds."""
     return found.states[at].server.shared
+
+
+class AddChange(ServerOptimizer):
+    """An optimizer of one's own."""
+
+    def start(self, shared):
+        return {}
+
+    def step(self, shared, change, state):
+        return {name: leaf + change[name] for name, leaf in shared.items()}, state
 
 
 class EveryKind(nn.Module):
@@ -132,6 +142,9 @@ def limits():
         yield f"ppfl over members with {type(optimizer).__name__}", side(ppfl.PPFL(**setting, warmup=0)), theirs
         everyone = ppfl.PPFL(**setting, warmup=0, averaging="everyone")
         yield f"ppfl over everyone with {type(optimizer).__name__}", side(everyone, collapse=False), theirs
+
+    plain = ppfl.FedAvg(**SMALL, server_optimizer=AddChange())
+    yield "fedavg with an optimizer that adds the change is fedavg", side(plain), FEDAVG
 
     # clusters
     yield "ifca with one model is fedavg", side(ppfl.IFCA(**SMALL, momentum=0.9)), FEDAVG, used

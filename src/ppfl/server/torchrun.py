@@ -152,7 +152,8 @@ class TorchRun:
         return self._added(combine(replies, [f"rank {rank}" for rank in range(self.ranks.size)]))
 
     def _added(self, reply: Reply) -> Reply:
-        named = named_leaves({"totals": reply.totals, "metrics": reply.metrics, "rows": reply.rows.values})
+        tree = {"totals": reply.totals, "metrics": reply.metrics, "rows": reply.rows.values}
+        named = named_leaves(tree)
         by_dtype: dict[torch.dtype, list[str]] = {}
         for name, leaf in named.items():
             by_dtype.setdefault(leaf.dtype, []).append(name)
@@ -162,7 +163,7 @@ class TorchRun:
             parts = torch.split(flat, [named[name].numel() for name in names])
             for name, part in zip(names, parts, strict=True):
                 found[name] = part.reshape(named[name].shape)
-        tree = with_leaves({"totals": reply.totals, "metrics": reply.metrics, "rows": reply.rows.values}, found)
+        tree = with_leaves(tree, found)
         return reply._replace(totals=tree["totals"], metrics=tree["metrics"], rows=Rows(reply.rows.ids, tree["rows"]))
 
 
