@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.population import Population
-from ..core.simplex import inside, mirror_step
+from ..core.simplex import mirror_step, raise_to_floor
 from ..core.trees import Params, expand, first_clients, per_client
 from ..io.codec import message
 from .contract import Sum, Total, Upload
@@ -53,7 +53,7 @@ def move_memberships(
             G = client_membership_gradient(slope, c, weight, *pull) * scale
         else:
             G = slope * alone
-        c = inside(mirror_step(c, G, task.membership_lr))
+        c = raise_to_floor(mirror_step(c, G, task.membership_lr))
     assert first is not None
     return c, TrainingLoss(first, data.sizes.to(weight))
 
@@ -127,5 +127,5 @@ def stationarity_upload(
     degree = own.get("degree", torch.zeros_like(data.weight))
     neighbours = own.get("neighbours", torch.zeros_like(c))
     G = client_membership_gradient(slopes, c, data.weight, degree, neighbours, penalty)
-    moved = (c - inside(mirror_step(c, G, task.membership_lr))).abs().sum(1)
+    moved = (c - raise_to_floor(mirror_step(c, G, task.membership_lr))).abs().sum(1)
     return Upload({"gradient": Sum(None, gradient)}, metrics={"moved": moved})

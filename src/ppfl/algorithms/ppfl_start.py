@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..core.draws import hashed, name_keys, uniform
-from ..core.simplex import inside, nearest_mixtures
+from ..core.simplex import nearest_mixtures, raise_to_floor
 from ..core.trees import Params, first_clients, tree_map
 from ..io.codec import message
 from .contract import Plan, Problem, Rows, Sum, Total, Upload, Who, Work, participants
@@ -124,7 +124,7 @@ def start_from_sketches(
 
 def start_memberships(points: Tensor, corners: Tensor) -> Tensor:
     """(C, K): every point as the nearest mixture of the corners, and a part that is spread evenly."""
-    return inside(TRUST * nearest_mixtures(points, corners) + (1 - TRUST) / len(corners))
+    return raise_to_floor(TRUST * nearest_mixtures(points, corners) + (1 - TRUST) / len(corners))
 
 
 def principal_points(rows: Tensor, p: Tensor, order: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from .dropout import layer_uses, return_to_uses
+from .dropout import call_counts, set_call_counts
 from .losses import Classification, Loss
 from .trees import Params, tree_map, weighted_sum
 
@@ -175,9 +175,9 @@ class MixedModule(nn.Module):
 
         if self.one_by_one:
             each = [dict(zip(stacked, model, strict=True)) for model in zip(*stacked.values(), strict=True)]
-            uses, outputs = layer_uses(self.inner), []
+            counts, outputs = call_counts(self.inner), []
             for theta in each:
-                return_to_uses(uses)  # all models have the same masks, as with vmap
+                set_call_counts(counts)  # all models have the same masks, as with vmap
                 outputs.append(run(theta))
             return tree_map(self._mixed, *outputs)
         return tree_map(lambda outputs: weighted_sum(self.membership, outputs), vmap(run)(stacked))

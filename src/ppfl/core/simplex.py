@@ -35,12 +35,12 @@ def mirror_step(c: Tensor, g: Tensor, eta: float | Tensor) -> Tensor:
     return torch.softmax(c.log() - eta * g, dim=-1)
 
 
-def inside(c: Tensor) -> Tensor:
+def raise_to_floor(c: Tensor) -> Tensor:
     """Raise every entry to at least FLOOR and scale the mass above it so that every row sums to one.
 
     Rows without an entry below the floor do not change.
 
-    >>> bool((inside(torch.tensor([1.0, 0.0, 0.0])) >= FLOOR).all())
+    >>> bool((raise_to_floor(torch.tensor([1.0, 0.0, 0.0])) >= FLOOR).all())
     True
     """
     above = (c - FLOOR).clamp_min(0)

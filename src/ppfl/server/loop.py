@@ -132,13 +132,13 @@ def run_round(
 ) -> tuple[ServerState, RoundReport]:
     """One round. warned: the clients that a warning has named, which is given once in a run."""
     clock, carried = time.perf_counter(), transport.bytes_carried
-    tally = _RoundTally(warned)
+    counts = _RoundCounts(warned)
     server, exchange = state.server, state.exchange
     while True:
         plan = method.plan(problem, server, state.round)
         exchange += 1
         reply = ask_clients(transport, make_request(method, problem, server, plan, state.round, exchange, session))
-        tally.add(reply)
+        counts.add(reply)
         if number(reply, "participants"):
             server = method.merge(problem, server, plan.task, reply.totals, reply.rows)
         else:  # no client answered: the round ends, and changes nothing
@@ -147,7 +147,7 @@ def run_round(
             break
     state = ServerState(state.round + 1, exchange, server)
     _refuse_divergence(state)
-    return state, tally.report(state.round, transport.bytes_carried - carried, time.perf_counter() - clock)
+    return state, counts.report(state.round, transport.bytes_carried - carried, time.perf_counter() - clock)
 
 
 def _refuse_divergence(state: ServerState) -> None:
@@ -226,7 +226,7 @@ def close(transport: Transport, session: str) -> None:
     transport.ask([Close(session)])
 
 
-class _RoundTally:
+class _RoundCounts:
     """Counts over the exchanges of a round."""
 
     def __init__(self, warned: set[str]) -> None:

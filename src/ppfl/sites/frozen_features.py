@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.dropout import refuse_side_effects
-from ..core.parts import frozen_start, take_start
+from ..core.parts import first_frozen_layers, layers_as_network
 from ..core.population import Population
 from ..data import Federation
 from ..data.lazy import LazySamples
@@ -51,15 +51,15 @@ def watch_frozen_layers(show: ShowProgress) -> Iterator[None]:
 
 def run_frozen_layers(population: Population, federation: Federation) -> tuple[Population, Federation]:
     """The population without the frozen layers at its beginning, and a federation with their outputs as samples."""
-    names = frozen_start(population.architecture)
+    names = first_frozen_layers(population.architecture)
     if not names or isinstance(federation.train, LazySamples):  # outputs of samples that come and go are not kept
         return population, federation
-    layers = take_start(population.net, names).to(federation.train.x.device)
+    layers = layers_as_network(population.net, names).to(federation.train.x.device)
     refuse_side_effects(layers, federation.train.first_inputs(2))
     splits = federation.splits
     features = STORE.features(layers, [samples.x for samples in splits.values()])
     found: dict[str, Any] = {name: replace(splits[name], x=x) for name, x in zip(splits, features, strict=True)}
-    return population.after(names), replace(federation, features=None, **found)
+    return population.without_layers(names), replace(federation, features=None, **found)
 
 
 class _Known(NamedTuple):
