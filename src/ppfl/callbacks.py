@@ -100,7 +100,8 @@ class EarlyStopping:
             "accuracy_worst_tenth", or a metric of your own in `Watch(metrics=...)`, by its name.
         min_delta: What counts as an improvement: a change by more than this.
         mode: "min" if the figure should fall, "max" if it should rise. By default it is known by name for losses,
-            accuracy, rmse, mae and deviance, and for metrics with an attribute `higher_is_better`.
+            accuracy, rmse, mae and deviance, and for metrics with an attribute `higher_is_better`. Without a fit it
+            must be given.
 
     Attributes:
         best: The best value so far.

@@ -213,7 +213,7 @@ def call_counts(net: nn.Module) -> dict[KeyedModule, int | None]:
 
 
 def set_call_counts(counts: dict[KeyedModule, int | None]) -> None:
-    """Go back to there, to draw the same again."""
+    """Take up these counts again, so that the next calls draw the same as after them."""
     for module, calls in counts.items():
         module.calls = calls
 
