@@ -28,7 +28,7 @@ from .criteria import LossFunction, as_loss
 from .dropout import refuse_running_statistics, with_keyed_dropout
 from .losses import Loss
 from .mixing import MIXES, Mix
-from .parts import are_affine, canonical_modules, is_in_module, with_tensors_of, without_start
+from .parts import are_affine, canonical_modules, is_in_module, with_tensors_of, without_layers
 from .registry import did_you_mean
 from .simplex import harden
 from .trees import Params, first_clients
@@ -157,10 +157,6 @@ class Population:
                 parameters[name].copy_(value)
         self.pretrained = True
 
-    def network_without_adapters(self) -> Params:
-        """The network's own values, of frozen parameters too."""
-        return {name: p.detach().clone() for name, p in parameters_without_adapters(self.net).items()}
-
     def initial_network(self) -> Params:
         """The network's own values of its trained parameters."""
         return {name: p.detach().clone() for name, p in self.net.named_parameters() if p.requires_grad}
@@ -178,10 +174,10 @@ class Population:
             for name, value in first.items()
         }
 
-    def after(self, names: tuple[str, ...]) -> Population:
+    def without_layers(self, names: tuple[str, ...]) -> Population:
         """The population without these frozen layers at the beginning of its network: it takes their outputs."""
         rest = copy.copy(self)
-        rest.net = without_start(self.net, names)
+        rest.net = without_layers(self.net, names)
         return rest
 
     def split(self, models: Params) -> tuple[Params, Params]:

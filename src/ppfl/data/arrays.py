@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ppfl.core.losses import IGNORED
+from ppfl.core.settings import quoted as quoted
 from ppfl.data.files import check_limit
 from ppfl.data.samples import Inputs, mapped_rows
 from ppfl.errors import DataError
@@ -221,16 +222,6 @@ def pad_rows(values: Any, pad: int, what: str) -> np.ndarray[Any, np.dtype[np.in
             )
         padded[at, : len(row)] = row
     return padded
-
-
-def quoted(names: Sequence[str], most: int = 5) -> str:
-    """A few names for an error message.
-
-    >>> quoted(["a", "b", "c"], most=2)
-    "'a', 'b' and 1 more"
-    """
-    shown = ", ".join(repr(str(n)) for n in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def as_array(values: Any, what: str) -> np.ndarray[Any, Any]:

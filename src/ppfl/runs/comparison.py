@@ -6,9 +6,10 @@ keys of a method's own table replace it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from .processes import ProcessPool
 from .record import RunRecord, load_run
 from .run import run
 
-_READ: dict[tuple[str, Path | None], Federation] = {}  # what was read last
+_READ: dict[tuple[str, Path | None], Federation] = {}  # what was read last, in `data_read_once` or by a worker
 
 
 class RunTask(NamedTuple):
@@ -217,10 +218,9 @@ def _finished(tasks: list[RunTask], jobs: int) -> Generator[tuple[RunTask, PPFLE
     """Tasks as they end, each with what went wrong."""
     waves = _waves(tasks)
     if jobs == 1:
-        for wave in waves:
-            for task in wave:
+        with data_read_once():
+            for task in chain(*waves):
                 yield task, _attempt(task)
-        _READ.clear()
         return
     with ProcessPool(jobs, _attempt, threads=max(1, torch.get_num_threads() // jobs)) as pool:
         for wave in waves:
@@ -244,6 +244,15 @@ def _attempt(task: RunTask) -> PPFLError | None:
     except PPFLError as error:
         return error
     return None
+
+
+@contextmanager
+def data_read_once() -> Iterator[None]:
+    """Data that `read_once` reads inside are forgotten at the end: the next command may find other files."""
+    try:
+        yield
+    finally:
+        _READ.clear()
 
 
 def read_once(experiment: Experiment, base: Path | None) -> Federation:

@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithms.local.batches import LocalData, similar_sizes
+from ..algorithms.local.batches import LocalData
 from ..core.backends import Backend
 from ..core.losses import IGNORED, SCORES, Loss
 from ..core.population import Models
 from ..data import Samples
+from ..data.samples import similar_sizes
 from ..errors import ModelError, SettingError
 
 BLOCK_BYTES = 16 * 2**20
