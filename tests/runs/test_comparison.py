@@ -8,13 +8,14 @@ import signal
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from kit.experiments import TEXT, call_ppfl, small_experiment, write_experiment
 from kit.refusals import SettingError, assert_refused
 from ppfl.algorithms import PPFL, FedAvg
 from ppfl.runs import load_experiment
-from ppfl.runs.comparison import load_comparison, refuse_twice, tasks_of
+from ppfl.runs.comparison import load_comparison, refuse_twice, run_tasks, tasks_of
 from ppfl.runs.processes import ProcessPool
 from ppfl.runs.tuning import attempt, candidates, tune, without_test
 
@@ -103,6 +104,16 @@ def test_tune_tries_every_method_as_often_and_writes_a_comparison_with_the_best(
     assert elsewhere.code == 2 and "is in another folder" in elsewhere.err
     again = call_ppfl(capsys, "tune", file, "--budget", 2)
     assert again.code == 2 and "exists" in again.err
+
+
+def test_data_that_changed_since_the_last_command_are_read_anew(tmp_path):
+    experiments = load_comparison(write_experiment(tmp_path), ["data={name='npz', file='data.npz'}"])
+    for ids in ("ab", "cd"):
+        clients = np.repeat(np.array([*ids]), 10)
+        np.savez(tmp_path / "data.npz", x=np.eye(20, 3, dtype="float32"), y=np.arange(20) % 2, client=clients)
+        (found,) = run_tasks(tasks_of(experiments, tmp_path / ids, tmp_path), jobs=1)["groups"]
+        assert found.ids == tuple(ids)
+        tune(experiments, tmp_path, budget=1, rounds=1)
 
 
 def work_until_ctrl_c() -> None:
