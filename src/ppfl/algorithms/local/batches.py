@@ -158,7 +158,7 @@ class LocalData:
         x, y, device = self.samples.x, self.samples.y, self.samples.x.device
         count = real.astype(np.float64 if x.dtype == torch.float64 else np.float32)
         if int(real.min()) == rows.shape[1]:  # no padding: one number serves all
-            share = torch.from_numpy(1 / count[:1, None]).to(device).expand(rows.shape)
+            share = torch.from_numpy(np.reciprocal(count[:1, None])).to(device).expand(rows.shape)
         else:
             of_client = np.arange(rows.shape[1]) < real[:, None]
             share = torch.from_numpy(np.divide(of_client, count[:, None], dtype=count.dtype)).to(device)
