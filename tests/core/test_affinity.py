@@ -150,6 +150,8 @@ REFUSED = {
         "'a', 'b'",
         "by 1",
     ),
+    "not square": (lambda: affinity.from_matrix(torch.ones(2, 3), "ab"), "(2, 3)"),
+    "rows of others": (lambda: affinity.from_matrix(torch.ones(3, 3), "ab"), "3 rows", "2 client ids"),
     "negative": (lambda: affinity.from_matrix(BAD, "abc"), "['b', 'c'] is -0.5", "non-negative"),
     "bad feature": (lambda: affinity.from_features(BAD.sqrt(), "abc"), "feature 2", "'b'"),
     "unknown client of an edge": (lambda: affinity.from_graph([("a", "x")], "abc"), "'x'", "spelling"),
