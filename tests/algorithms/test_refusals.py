@@ -50,6 +50,7 @@ def test_what_a_problem_does_not_allow_is_refused_with_the_remedy(name):
         (ppfl.Scaffold, {"momentum": 0.9}, "momentum"),
         (ppfl.PFedMe, {"mu": 30, "outer_lr": 0.1}, "below 2"),
         (ppfl.FedAlt, {"personal_epochs": 1, "personal_steps": 1}, "keep one"),
+        (ppfl.PPFL, {"lr": 10**5000}, "type int"),
         (ppfl.FineTune, {"epochs": 1, "steps": 2}, "keep one"),
         (ppfl.FineTune, {"method": ppfl.FineTune()}, "finetune"),
     ],

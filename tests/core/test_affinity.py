@@ -155,6 +155,18 @@ REFUSED = {
     "negative": (lambda: affinity.from_matrix(BAD, "abc"), "['b', 'c'] is -0.5", "non-negative"),
     "bad feature": (lambda: affinity.from_features(BAD.sqrt(), "abc"), "feature 2", "'b'"),
     "unknown client of an edge": (lambda: affinity.from_graph([("a", "x")], "abc"), "'x'", "spelling"),
+    "edges that disagree": (
+        lambda: affinity.from_graph([("a", "b", 0.5), ("b", "a", 0.7)], "ab"),
+        "'a', 'b'",
+        "by 0.2",
+    ),
+    "an edge of one client": (lambda: affinity.from_graph([("a",)], "ab"), "an edge is ('a',)", "(id, id)"),
+    "no labels": (
+        lambda: affinity.from_labels(torch.eye(2)[[0, 0]] * torch.tensor([[1], [0]]), "ab"),
+        "'b'",
+        "uniform",
+    ),
+    "numbers for ids": (lambda: affinity.uniform([1, 2]), "expected strings", "str(id)"),
     "too many neighbours": (lambda: affinity.nearest(torch.ones(3, 2), "abc", 3), "k is 3", "2 others"),
     "missing clients": (lambda: affinity.uniform("ab").check("abcd"), "missing: 'c', 'd'; extra: none", "build"),
     "one client twice": (lambda: affinity.uniform("aba"), "'a'", "more than once"),

@@ -13,7 +13,6 @@ from kit.refusals import DataError, SettingError, assert_refused
 from ppfl.data import DataTable, Federation, Samples, Truth, read_table
 
 X, Y, C = np.zeros((6, 2), np.float32), [0, 1, 0, 1, 0, 1], ["a", "a", "a", "b", "b", "b"]
-NANS = np.where(np.arange(12).reshape(6, 2) > 7, np.nan, 0)
 TABLE = pd.DataFrame({"shop": C, "price": np.arange(6.0), "city": ["x", "y"] * 3, "sold": ["no", "yes"] * 3})
 GAPS = TABLE.drop(columns="city").assign(price=[1, None, 3, None, 7, None])
 TEN, LABELS = torch.zeros(600, 1), np.arange(600) % 10
@@ -55,7 +54,6 @@ REFUSED = {
     "NUL in a name": (lambda: arrays(clients=["a", "a\0"] * 3), "NUL"),
     "surrogate in a name": (lambda: arrays(clients=["a", "\ud800"] * 3), "surrogate"),
     "long name": (lambda: arrays(clients=["a", "b" * 10_000] * 3), "10000 characters"),
-    "NaN": (lambda: arrays(NANS, test_fraction=0), "train x has NaN", "client 'b'"),
     "sparse features": (lambda: arrays(torch.ones(6, 2).to_sparse()), "sparse"),
     "a row of numbers": (lambda: arrays(x=np.zeros(6)), "use x.reshape(-1, 1)"),
     "rows without features": (lambda: arrays(np.zeros((6, 0))), "(6, 0)", "check the columns"),
@@ -82,15 +80,14 @@ REFUSED = {
     "unknown class": (lambda: arrays(y=list("nynynz"), classes=("n", "y")), "'z', not among the classes"),
     "one class": (lambda: arrays(y=[1] * 6), "every label is 1"),
     "missing target": (lambda: arrays(y=["n", None] * 3), "y has 3 missing"),
-    "y too short": (lambda: arrays(y=[0, 1, 0]), "x has 6 rows, y 3 and clients 6"),
     "zero weight": (lambda: arrays(weights={"a": 1, "b": 0}), "weight of client 'b' is 0.0"),
     "weights of others": (lambda: arrays(weights={"a": 1, "c": 1}), "differ in 'b', 'c'"),
     "whole weights": (lambda: Federation(("a", "b"), samples(), weights=torch.tensor([1, 1])), "torch.int64"),
     "weights of a sum of 2": (lambda: Federation(("a", "b"), samples(), weights=torch.ones(2)), "sum to 2"),
     "truth without ids": (lambda: arrays(truth=Truth(torch.eye(2))), "ids"),
+    "truth of three": (lambda: Federation(("a", "b"), samples(), truth=Truth(torch.eye(3))), "3 rows", "2 clients"),
     "whole truth": (lambda: Truth(torch.eye(2).long()), "torch.int64"),
     "truth off the simplex": (lambda: Truth(torch.ones(2, 2)), "simplex"),
-    "fraction of one": (lambda: arrays(test_fraction=1.0), "from 0 to below 1"),
     "no client can hold out": (lambda: arrays(test_fraction=0.1), "large enough", "largest has 3"),
     "marks of two rows": (lambda: arrays(is_test=[0, 1]), "(2,)", "(6,)"),
     "marks that are text": (lambda: arrays(is_test=["no", "yes"] * 3), "'no'"),
@@ -112,11 +109,14 @@ REFUSED = {
     "text columns": (table().federation, "'city' are not numeric", "drop", "get_dummies"),
     "no such column": (lambda: DataTable.of(TABLE, "store", "sold"), "no column 'store'; the table has 'shop'"),
     "two columns of one name": (lambda: table(TABLE.rename(columns={"city": "price"})), "two columns 'price'"),
+    "a table without features": (DataTable.of(TABLE, "shop", "sold", columns=[]).federation, "no column is left"),
     "gaps": (table(GAPS).federation, "'price' (3) have missing values"),
     "label in two groups": (lambda: data.label_groups(LABELS, [[0, 1], [1]], 2), "must not overlap"),
     "more clients than samples": (lambda: data.iid(LABELS, 601), "601 clients for 600"),
     "a label in no group": (lambda: data.label_groups(LABELS, [[0, 1], [2]], 2), "not in any group"),
     "a group without samples": (lambda: data.label_groups(LABELS, [range(10), [10]], 2), "[10]"),
+    "a number too few": (lambda: data.label_groups(LABELS, [range(5), range(5, 10)], (2,)), "1 numbers for 2 groups"),
+    "a group too small": (lambda: data.label_groups(LABELS, [range(9), [9]], 61), "60 samples", "61 clients"),
     "no alpha": (lambda: data.dirichlet_labels(LABELS, 3, 0.0), "alpha is 0.0"),
     "many samples for each": (lambda: data.dirichlet_labels(LABELS, 3, 1.0, min_samples=300), "300 each"),
     "targets to part by label": (lambda: data.dirichlet_labels(LABELS + 0.5, 3, 1.0), "needs labels"),

@@ -83,6 +83,7 @@ def test_trials_see_no_test_data():
     scores = [attempt(experiment, without_test(f), {"lr": 0.1}, rounds=3).score for f in (federation, spoilt)]
     assert scores[0] == scores[1] > 0
     assert without_test(federation).test is None
+    assert_refused(lambda: tune({"small": experiment}, None, budget=0), SettingError, "budget is 0")
 
 
 def test_tune_tries_every_method_as_often_and_writes_a_comparison_with_the_best(file, capsys, monkeypatch):

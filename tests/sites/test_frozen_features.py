@@ -10,7 +10,7 @@ import ppfl.sites.frozen_features as frozen_features
 from kit.networks import with_seed
 from kit.refusals import ModelError, assert_refused
 from ppfl import PPFL, FedAvg, Federation, Population, fit
-from ppfl.sites.frozen_features import FeatureStore, fingerprint, run_frozen_layers, sample_keys
+from ppfl.sites.frozen_features import FeatureStore, fingerprint, run_frozen_layers, sample_keys, watch_frozen_layers
 
 
 class CountedLinear(nn.Linear):
@@ -94,16 +94,19 @@ def drawn(samples: int) -> torch.Tensor:
 
 
 def test_features_are_kept_in_files_that_other_runs_use_and_damaged_ones_are_made_again(tmp_path):
-    layers, x, CountedLinear.seen = nn.Sequential(CountedLinear(3, 2)), drawn(700), 0
+    layers, x, CountedLinear.seen, done = nn.Sequential(CountedLinear(3, 2)), drawn(700), 0, []
     expected = (x @ layers[0].weight.T + layers[0].bias).detach()
     for damaged in ("", "*.npy", "*.keys"):
         if damaged:
             (file,) = tmp_path.rglob(damaged)
             file.write_bytes(file.read_bytes()[:100])
         for _ in range(2):
-            (found,) = FeatureStore(tmp_path).features(layers, [x])
+            with watch_frozen_layers(lambda *samples: done.append(samples)):
+                (found,) = FeatureStore(tmp_path).features(layers, [x])
             torch.testing.assert_close(found[:700], expected)
         assert damaged or CountedLinear.seen == 700
+        assert done == sorted(done) and done[-1] == (700, 700)
+        done.clear()
 
 
 @pytest.mark.parametrize("in_files", [False, True])
