@@ -96,6 +96,8 @@ FAULTS = {
     "model.with=4": ("'with'", "it takes (width, spec"),
     "model={{name='{module}:broken'}}": ("ZeroDivisionError", "{module}.py, line 17"),
     "model.width=nan": ("width is nan", "a finite number"),
+    "model={{name='{module}:number'}}": ("[model]", "returned a int", "nn.Module"),
+    "data={{name='math:pi'}}": ("[data]", "'math:pi' is a float", "name a function"),
     "data={{name='{module}:number'}}": ("[data]", "returned a int", "Federation"),
 }
 

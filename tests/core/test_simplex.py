@@ -116,6 +116,9 @@ def test_a_match_is_the_best_of_all_assignments_and_undoes_a_relabelling(seed, k
 
 REFUSED = {
     "too few columns": (lambda: simplex.match(simplex.uniform(5, 3), simplex.uniform(5, 2)), "3", "2"),
+    "other clients": (lambda: simplex.match(simplex.uniform(5, 2), simplex.uniform(4, 2)), "(5, 2)", "(4, 2)"),
+    "a match of nan": (lambda: simplex.match(torch.full((2, 2), torch.nan), simplex.uniform(2, 2)), "not finite"),
+    "whole numbers": (lambda: simplex.check(torch.ones(2, 2).long(), name="w"), "w", "torch.int64"),
     "nan": (lambda: simplex.check(torch.tensor([[0.5, 0.5], [1.0, torch.nan]]), name="w"), "w[1]", "finite"),
     "negative": (lambda: simplex.check(torch.tensor([[0.5, 0.5], [1.3, -0.3]])), "[1]", "negative"),
     "another sum": (lambda: simplex.check(torch.tensor([0.5, 0.3, 0.3]), name="w"), "w is [0.5", "sum"),

@@ -137,6 +137,12 @@ MISTAKES = {
         "cross_entropy",
     ),
     "too few outputs": (lambda: train(net=nn.Linear(4, 2)), ModelError, "2 outputs", "give its last layer 3"),
+    "two outputs for the logistic loss": (
+        lambda: train(shops(y=LABELS % 2), nn.Linear(4, 2), loss="logistic"),
+        ModelError,
+        "one output per sample",
+        "cross_entropy",
+    ),
     "other inputs": (lambda: train(net=nn.Linear(5, 3)), ModelError, "samples of shape (4,)", "4 and 5x3"),
     "images without channels": (lambda: train(shops(PHOTOS), photo_network()), ModelError, "(8, 8)", "x[:, None]"),
     "channels last": (

@@ -85,6 +85,7 @@ def test_trials_see_no_test_data():
     scores = [attempt(experiment, without_test(f), {"lr": 0.1}, rounds=3).score for f in (federation, spoilt)]
     assert scores[0] == scores[1] > 0
     assert without_test(federation).test is None
+    assert_refused(lambda: tune({"small": experiment}, None, budget=0), SettingError, "budget is 0")
 
 
 def test_tune_tries_every_method_as_often_and_writes_a_comparison_with_the_best(file, capsys, monkeypatch):
@@ -106,6 +107,16 @@ def test_tune_tries_every_method_as_often_and_writes_a_comparison_with_the_best(
     assert elsewhere.code == 2 and "is in another folder" in elsewhere.err
     again = call_ppfl(capsys, "tune", file, "--budget", 2)
     assert again.code == 2 and "exists" in again.err
+
+
+def test_data_that_changed_since_the_last_command_are_read_anew(tmp_path):
+    experiments = load_comparison(write_experiment(tmp_path), ["data={name='npz', file='data.npz'}"])
+    for ids in ("ab", "cd"):
+        clients = np.repeat(np.array([*ids]), 10)
+        np.savez(tmp_path / "data.npz", x=np.eye(20, 3, dtype="float32"), y=np.arange(20) % 2, client=clients)
+        (found,) = run_tasks(tasks_of(experiments, tmp_path / ids, tmp_path), jobs=1)["groups"]
+        assert found.ids == tuple(ids)
+        tune(experiments, tmp_path, budget=1, rounds=1)
 
 
 def work_until_ctrl_c() -> None:

@@ -108,6 +108,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "method.local_epochs=2;method.local_steps=2": ("[method]: local_epochs and local_steps",),
     "rouns=3": ("unknown key 'rouns' (found 3)", "did you mean 'rounds'?", "watch"),
     "k=3": ("unknown key 'k'", "did you mean 'population.k'?"),
+    "start.frozen=output": ("[start]", "set run = <a run folder>"),
     "watch.rounds=3": ("unknown key 'watch.rounds'", "did you mean 'rounds' at the top"),
     "population.K=3": ("unknown key 'population.K'", "did you mean 'k'?"),
     "network.name=linear": ("unknown key 'network'", "did you mean 'model'?"),
@@ -122,14 +123,20 @@ WRONG: dict[str, tuple[str, ...]] = {
     "method.name=json:": ("[method]: 'json' has no ''",),
     f"{NESTED};method.method.name=nowhere:Mine": ("[method.method]: there is no module 'nowhere'",),
     # numbers that would overflow on the way
+    "method.lr=1e-300": ("method.lr", "at least 1e-12"),
     "method.lr=1e300": ("method.lr", "should be"),
     "rounds=" + "9" * 4000: ("rounds is 999", "...; it should be less"),  # and not all of them
 }
-OVERRIDES = {"rounds.sub=3": "'rounds' is a value", "rounds": "key.sub=value", "a..b=3": "key.sub=value"}
+OVERRIDES = {
+    "rounds.sub=3": "'rounds' is a value",
+    "a" + ".a" * 1000 + "=3": "nested deeper",
+    "rounds": "key.sub=value",
+    "a..b=3": "key.sub=value",
+}
 DEEP = "nested deeper than"
 FILES = {
     "no rounds": (TEXT.replace("rounds = 4", ""), "rounds is missing", "at the top"),
-    "a key mistyped": (TEXT.replace("rounds", "round"), "unknown key 'round' (found 4)", "did you mean 'rounds'?"),
+    "no data": (TEXT.replace("[data]", "[affinity]"), "table [data] is missing", "'digits'"),
     "an old name": (TEXT.replace("[method]", "[algorithm]"), "unknown key 'algorithm'", "did you mean 'method'?"),
     "not TOML": ("rounds = = 3", "is not TOML"),
     "not text": (b"\xff\xfe", "is not TOML"),

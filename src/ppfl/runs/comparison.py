@@ -6,10 +6,9 @@ keys of a method's own table replace it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from functools import reduce
-from itertools import chain
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import closing
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +24,6 @@ from .load import explain, load_settings
 from .processes import ProcessPool
 from .record import RunRecord, load_run
 from .run import run
-
-_READ: dict[tuple[str, Path | None], Federation] = {}  # what was read last, in `data_read_once` or by a worker
 
 
 class RunTask(NamedTuple):
@@ -216,13 +213,13 @@ def run_tasks(
 
 def _finished(tasks: list[RunTask], jobs: int) -> Generator[tuple[RunTask, PPFLError | None]]:
     """Tasks as they end, each with what went wrong."""
-    waves = _waves(tasks)
+    waves, attempt = _waves(tasks), partial(_attempt, DataReader())
     if jobs == 1:
-        with data_read_once():
-            for task in chain(*waves):
-                yield task, _attempt(task)
+        for wave in waves:
+            for task in wave:
+                yield task, attempt(task)
         return
-    with ProcessPool(jobs, _attempt, threads=max(1, torch.get_num_threads() // jobs)) as pool:
+    with ProcessPool(jobs, attempt, threads=max(1, torch.get_num_threads() // jobs)) as pool:
         for wave in waves:
             yield from pool.run(wave)
 
@@ -238,27 +235,26 @@ def _waves(tasks: list[RunTask]) -> list[list[RunTask]]:
     return waves
 
 
-def _attempt(task: RunTask) -> PPFLError | None:
+def _attempt(read: DataReader, task: RunTask) -> PPFLError | None:
     try:
-        run(task.experiment, task.folder, base=task.base, resume=True, read=read_once, start_method=task.start_method)
+        run(task.experiment, task.folder, base=task.base, resume=True, read=read, start_method=task.start_method)
     except PPFLError as error:
         return error
     return None
 
 
-@contextmanager
-def data_read_once() -> Iterator[None]:
-    """Data that `read_once` reads inside are forgotten at the end: the next command may find other files."""
-    try:
-        yield
-    finally:
-        _READ.clear()
+class DataReader:
+    """Reads the data of experiments, and keeps what was read last: methods that are compared have the same data.
 
+    One for each comparison, so that data which have changed since the last one are read anew.
+    """
 
-def read_once(experiment: Experiment, base: Path | None) -> Federation:
-    """Methods that are compared have the same data, and a process runs several of them."""
-    asked = experiment.model_dump_json(include={"data", "preparation"}), base
-    if asked not in _READ:
-        _READ.clear()
-        _READ[asked] = experiment.build_data(base)
-    return _READ[asked]
+    def __init__(self) -> None:
+        self._last: tuple[object, Federation] | None = None
+
+    def __call__(self, experiment: Experiment, base: Path | None) -> Federation:
+        asked = experiment.model_dump_json(include={"data", "preparation"}), base
+        if self._last is None or self._last[0] != asked:
+            self._last = None  # two at once may not fit into memory
+            self._last = asked, experiment.build_data(base)
+        return self._last[1]
