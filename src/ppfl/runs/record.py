@@ -89,8 +89,16 @@ class RunRecord:
     @property
     def upload(self) -> float | None:
         """Mean number of bytes that a participating client sends in a round."""
-        uploads = self.total("participants")
-        return self.total("bytes_up") / uploads if uploads else None
+        return self._in_a_round("bytes_up")
+
+    @property
+    def download(self) -> float | None:
+        """Mean number of bytes that a participating client receives in a round."""
+        return self._in_a_round("bytes_down")
+
+    def _in_a_round(self, key: str) -> float | None:
+        participants = self.total("participants")
+        return self.total(key) / participants if participants else None
 
     def curve(self, key: str) -> dict[int, float]:
         """The recorded values by round."""
