@@ -40,9 +40,9 @@ def here(tmp_path, monkeypatch):
 def test_the_code_of_the_readme_runs(here, capsys):
     table, network = blocks(README)
     run_blocks(network)
-    fitted = r"<Fitted PPFL\(lr=0.2\), 20 rounds, 40 clients, accuracy \S+%, shares( \d+%){4}>"
+    fitted = r"<Fitted PPFL\(lr=0.2, batch_size=16\), 20 rounds, 40 clients, accuracy \S+%, shares( \d+%){4}>"
     assert re.match(fitted, printed := capsys.readouterr().out) and re.match(fitted, README[README.index("<Fitted") :])
-    assert re.search(r"client .*\ng0-c0( +\d\.\d\d){4}\n", printed.replace(" \n", "\n"))
+    assert re.search(r"A +B +C +D\nclient +\ng0-c0( +\d\.\d+){4}\n", printed)
     assert {"memberships.svg", "report"} == {file.name for file in here.iterdir()}
     random = np.random.default_rng(0)
     x, y, ids = random.normal(size=(60, 2)), random.normal(size=60), np.arange(60) % 6

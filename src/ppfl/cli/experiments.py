@@ -85,6 +85,9 @@ def run_command(
     settings: SetOption = None,
     out: RunsOption = None,
     resume: ResumeOption = False,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Rounds between checkpoints.", show_default="about ten seconds")
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Run an experiment, with one folder for each seed and a report."""
@@ -100,7 +103,10 @@ def run_command(
     place = Path("runs") / experiment.name if out is None else out
     command = [program(), "run", str(file), *changes(settings), "--out", str(place), "--resume"]
     with resumable(command), show_progress(experiment, quiet=quiet) as on_round_end:
-        records = run(experiment, place, base=file.parent, resume=resume, on_round_end=on_round_end)
+        records = run(
+            experiment, place, base=file.parent, resume=resume, checkpoint_every=checkpoint_every,
+            on_round_end=on_round_end,
+        )  # fmt: skip
     if not records:  # in a process that works for another one
         return
     found = Comparison.of(records)

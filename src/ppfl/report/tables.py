@@ -103,14 +103,12 @@ class Table(NamedTuple):
     # ------------------------------------------------------------------ views
 
     def to_rich(self) -> RichTable:
-        """For a terminal."""
+        """For a terminal, where title and notes are lines of their own."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        shown = RichTable(box=SIMPLE_HEAD, title=self.title or None, title_justify="left", title_style="bold",
-                          caption=" ".join(self.about) or None, caption_justify="left",
-                          padding=(0, 1, 0, 0))  # fmt: skip
+        shown = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for column in self.columns:
             shown.add_column(column.name, justify="left" if column.text else "right", no_wrap=not column.text)
         best = self.best

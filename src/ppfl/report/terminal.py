@@ -54,12 +54,20 @@ def show(*tables: Table) -> None:
     """Print tables on standard output."""
     console = make_console(wide=WIDE)
     for table in tables:
-        console.print(table.to_rich())
+        _print(console, table)
 
 
 def as_text(table: Table) -> str:
     """A table as plain text."""
-    console = PlainConsole(width=WIDE, color_system=None, file=None, highlight=False)
+    console = PlainConsole(width=WIDE, color_system=None, highlight=False)
     with console.capture() as captured:
-        console.print(table.to_rich())
+        _print(console, table)
     return captured.get().rstrip()
+
+
+def _print(console: PlainConsole, table: Table) -> None:
+    if table.title:
+        console.print(table.title, style="bold")
+    console.print(table.to_rich())
+    if table.about:
+        console.print(" ".join(table.about))

@@ -96,7 +96,7 @@ class Metric(NamedTuple):
         """
         if value is None or not math.isfinite(value):
             return NOTHING
-        return f"{value:.2%}" if self.is_share else f"{value:.3g}"
+        return f"{value:.2%}" if self.is_share else f"{value:#.3g}".rstrip(".")
 
     def show_spread(self, value: float) -> str:
         return f"{100 * value:.2f}" if self.is_share else f"{value:.2g}"
@@ -193,6 +193,7 @@ def chart_config(ink: str = GREY) -> dict[str, Any]:
         "font": "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif",
         "view": {"stroke": None},
         "axis": axis | quiet | {"labelFontSize": 12, "titleFontSize": 12, "labelLimit": 160, "titlePadding": 10},
+        "axisQuantitative": {"tickCount": 7},
         "legend": {
             "labelColor": ink, "titleColor": ink, "titleFontWeight": "normal", "labelFontSize": 12, "labelLimit": 220,
             "orient": "top", "symbolStrokeWidth": 2.5,

@@ -172,7 +172,7 @@ def corners(k: int) -> Array:
     """Where k canonical models stand in the plane (k, 2): at the ends of a line, or evenly on a circle."""
     if k == 2:
         return np.array([[0.0, 0.0], [1.0, 0.0]])
-    angles = np.pi / 2 - 2 * np.pi * np.arange(k) / k + (np.pi / 3 if k == 3 else 0.0)
+    angles = np.pi / 2 - 2 * np.pi * (np.arange(k) + (2 if k == 3 else 0)) / k  # a triangle begins at its lower left
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
