@@ -13,7 +13,7 @@ from ..data import DATASETS
 from ..data.sample_spec import SampleSpec
 from ..networks import NETWORKS
 from ..runs import Experiment
-from ..runs.comparison import read_once
+from ..runs.comparison import DataReader
 from ..server import Training, connect
 from .tables import Column, Table
 from .theme import MB, plural
@@ -32,11 +32,12 @@ def check_table(experiments: Mapping[str, Experiment], base: Path) -> Table:
         Column("MB down", "received by a client in a round", "{:.3g}".format),
         Column("ms", "work for a client in a round, the first one here", "{:.3g}".format),
     )
-    return Table("", columns, tuple(_tried(label, experiment, base) for label, experiment in experiments.items()))
+    read = DataReader()
+    return Table("", columns, tuple(_tried(label, one, base, read) for label, one in experiments.items()))
 
 
-def _tried(label: str, experiment: Experiment, base: Path) -> tuple[Any, ...]:
-    federation = read_once(experiment, base)
+def _tried(label: str, experiment: Experiment, base: Path, read: DataReader) -> tuple[Any, ...]:
+    federation = read(experiment, base)
     few = federation.select(federation.ids[:: max(1, federation.n_clients // FEW)][:FEW])
     population = experiment.build_population(SampleSpec.of(federation), experiment.seeds[0], base)
     if experiment.start is None and experiment.method.local.lr == "auto":  # the search takes many rounds
