@@ -14,6 +14,7 @@ from ..runs import package_version
 from . import charts
 from .memberships import order_by_largest
 from .page import PAGE, Clients, Section, render
+from .run_tables import model_table
 from .tables import Cell, Column, Shown, Table
 from .theme import (
     CLEAR,
@@ -43,7 +44,7 @@ def tables(fitted: TableFit) -> list[Table]:
     """All tables, in the order in which they are shown."""
     found = [candidate_table(fitted)] if len(fitted.candidates) > 1 else []
     found.append(coefficient_table(fitted))
-    found += [model_table(fitted)] if fitted.best.k > 1 else []
+    found += [_model_table(fitted, "How the clients divide")] if fitted.best.k > 1 else []
     return found + ([score_table(fitted)] if fitted.scores else [])
 
 
@@ -115,23 +116,8 @@ def _effect_notes(fitted: TableFit, of_what: str) -> list[str]:
     ]
 
 
-def model_table(fitted: TableFit) -> Table:
-    """The share of each canonical model, and the clients that clearly are it."""
-    c = np.asarray(fitted.memberships)
-    columns = (
-        Column("model", text=True),
-        Column("share", "mean membership over all clients", show_share),
-        Column("clear clients", f"at least {show_share(CLEAR)} this model", "{:.0f}".format),
-        Column("most typical clients", text=True),
-    )
-    rows: list[tuple[Cell, ...]] = []
-    for k, name in enumerate(_names(fitted)):
-        typical = np.argsort(-c[:, k], kind="stable")[:3]
-        named = ", ".join(f"{fitted.ids[i]} ({show_share(c[i, k])})" for i in typical)
-        rows.append((name, fitted.shares[k], fitted.clear[k], named))
-    clients, least = plural(len(fitted.ids), "client"), show_share(CLEAR)
-    note = f"{fitted.mixed:,} of {clients} are mixed: less than {least} of any model."
-    return Table("How the clients divide", columns, tuple(rows), (note,))
+def _model_table(fitted: TableFit, title: str = "") -> Table:
+    return model_table(fitted.memberships, fitted.ids, _names(fitted), title)
 
 
 def score_table(fitted: TableFit) -> Table:
@@ -288,7 +274,7 @@ def _sections(fitted: TableFit, order: Sequence[int], command: str) -> list[Sect
         text = (
             "The nearer a client is to a canonical model, the larger is its membership in it. Click one to choose it."
         )
-        sections.append(Section("Who the clients are", text, drawn, [model_table(fitted)._replace(title="")]))
+        sections.append(Section("Who the clients are", text, drawn, [_model_table(fitted)]))
     if fitted.scores:
         first = metric(next(iter(fitted.scores[0].figures)))
         better = (

@@ -204,7 +204,10 @@ def _memberships(shown: SortedMemberships) -> list[Section]:
         by_round = dict(zip(shown.rounds, shown.history.numpy(), strict=True))
         drawn["How the memberships moved"] = charts.membership_history(by_round, shown.ids, names=shown.names)
         drawn["Share of each canonical model over the rounds"] = charts.shares(by_round, names=shown.names)
-    return [Section("Who the clients are", text, drawn), Section("The canonical models", tables=[model_table(shown)])]
+    return [
+        Section("Who the clients are", text, drawn),
+        Section("The canonical models", tables=[model_table(c, shown.ids, shown.names)]),
+    ]
 
 
 def _client_sections(found: Comparison, clients: Clients) -> list[Section]:

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..runs.record import RunRecord
-from .memberships import SortedMemberships, agreement
+from .memberships import agreement
 from .method_runs import MethodRuns
 from .tables import Cell, Column, Spread, Table
-from .theme import MB, NOTHING, Metric, evenly, metric, plural, shorten, show_score, show_seconds
+from .theme import CLEAR, MB, NOTHING, Metric, evenly, metric, plural, shorten, show_score, show_seconds, show_share
 
 if TYPE_CHECKING:
     from .results import Comparison
@@ -132,21 +134,25 @@ def client_table(found: Comparison) -> Table:
     return Table("Clients", plain, tuple(zip(*cells, strict=True)))
 
 
-def model_table(shown: SortedMemberships) -> Table:
-    """One row per canonical model: its share, the clients that clearly are it, and the most typical ones."""
+def model_table(c: Any, ids: Sequence[str], names: Sequence[str], title: str = "") -> Table:
+    """One row per canonical model: its share, the clients that clearly are it, and the most typical ones. c: (M, K)."""
+    c = np.asarray(c, dtype=float)
     columns = (
         Column("model", text=True),
-        Column("share", "mean membership over all clients", "{:.0%}".format),
-        Column("clear clients", "at least 80% this model", "{:.0f}".format),
+        Column("share", "mean membership over all clients", show_share),
+        Column("clear clients", f"at least {show_share(CLEAR)} this model", "{:.0f}".format),
         Column("largest for", "clients whose largest membership it is", "{:.0f}".format),
         Column("most typical clients", text=True),
     )
-    rows = []
-    for k, name in enumerate(shown.names):
-        typical = shown.memberships[:, k].argsort(descending=True, stable=True)[:3].tolist()
-        named = ", ".join(f"{shown.ids[i]} ({shown.memberships[i, k]:.0%})" for i in typical)
-        rows.append((name, shown.shares[k], shown.clear[k], shown.counts[k], named))
-    return Table("", columns, tuple(rows))
+    clear, largest = (c >= CLEAR).sum(0), np.bincount(c.argmax(1), minlength=len(names))
+    rows: list[tuple[Cell, ...]] = []
+    for k, name in enumerate(names):
+        typical = np.argsort(-c[:, k], kind="stable")[:3]
+        named = ", ".join(f"{ids[i]} ({show_share(c[i, k])})" for i in typical)
+        rows.append((name, float(c[:, k].mean()), int(clear[k]), int(largest[k]), named))
+    mixed, clients = len(c) - int(clear.sum()), plural(len(c), "client")
+    note = f"{mixed:,} of {clients} are mixed: less than {show_share(CLEAR)} of any model."
+    return Table(title, columns, tuple(rows), (note,))
 
 
 def gain_table(found: Comparison, best: MethodRuns) -> Table:
