@@ -88,7 +88,7 @@ def test_clients_are_matched_by_name_and_not_by_their_order_in_files():
         row["per_client"] = row.get("per_client", [])[::-1]
     table = client_table(Comparison.of([one, turned]))
     assert len(table.rows) == 40 and all(row[-1] == row[-2] for row in table.rows)
-    (row,) = gain_table(Comparison.of([one, turned]), Comparison.of([one, turned]).methods[0]).rows
+    (row,) = gain_table(found := Comparison.of([one, turned]), found.methods[0].label).rows
     assert row[1:4] == (0, 40, 0)
 
 
@@ -97,7 +97,7 @@ def test_gains_and_losses_are_counted_and_the_client_that_loses_most_is_named():
     for one, scores in ((ours, [0.9, 0.5, 0.2, 0.7]), (theirs, [0.8, 0.5, 0.6, 0.8])):
         one.metrics[-1]["per_client"] = scores
     found = Comparison.of([ours, theirs])
-    (row,) = gain_table(found, found["PPFL"]).rows
+    (row,) = gain_table(found, "PPFL").rows
     assert row == ("Local", 1, 1, 2, "site-002: 60.00% to 20.00%")
 
 

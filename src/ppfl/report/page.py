@@ -16,7 +16,6 @@ from ..io.files import make_folder, write_text
 from ..io.text import visible
 from . import charts
 from .memberships import SortedMemberships
-from .method_runs import MethodRuns
 from .results import Comparison
 from .run_tables import client_table, gain_table, model_table, preparation_table, round_table, settings_tables
 from .tables import Column, Table, number
@@ -171,7 +170,7 @@ def write_report(found: Comparison, folder: Path, title: str) -> Path:
 
 def sections_of(found: Comparison, clients: Clients) -> list[Section]:
     """What the page of runs has, in order; a section without content is left out."""
-    shown = found.memberships()
+    shown = found.memberships
     found_by_first = _memberships(shown[0]) if shown else []
     sections = [
         Section("Results", tables=[found.table._replace(title="")]),
@@ -213,7 +212,7 @@ def _memberships(shown: SortedMemberships) -> list[Section]:
 def _client_sections(found: Comparison, clients: Clients) -> list[Section]:
     drawn: dict[str, charts.Chart] = {}
     tables = []
-    scores = {method.label: method.per_client() for method in found.scored}
+    scores = found.scores
     measured = found.metric or metric("score")
     text = "Every client has a model of its own, so a mean can hide who gains and who loses."
     if scores:
@@ -222,7 +221,7 @@ def _client_sections(found: Comparison, clients: Clients) -> list[Section]:
         ours, theirs = clients.pair
         caption = f"Who gains and who loses: {ours} compared with {theirs}"
         drawn[caption] = charts.gains(scores[ours], scores[theirs], measured, clients.pair)
-        tables.append(gain_table(found, found[ours])._replace(title=f"{ours} compared with the others"))
+        tables.append(gain_table(found, ours)._replace(title=f"{ours} compared with the others"))
     return [Section("Client by client", text if scores else "", drawn, tables, clients=True)]
 
 
@@ -245,8 +244,8 @@ def _rounds(found: Comparison) -> list[Section]:
 
 def clients_of(found: Comparison) -> Clients:
     """What the page knows of every client of these runs."""
-    shown = next(iter(found.memberships()), None)
-    table, labels = client_table(found), [method.label for method in found.scored]
+    shown = next(iter(found.memberships), None)
+    table, labels = client_table(found), [*found.scores]
     pair = _pair(found, shown)
     if shown is None:
         return Clients(table, labels=labels, pair=pair)
@@ -255,13 +254,12 @@ def clients_of(found: Comparison) -> Clients:
 
 def _pair(found: Comparison, shown: SortedMemberships | None) -> tuple[str, str] | None:
     """The method whose memberships are shown and the best of the others, where both have scores of clients."""
-    scored = found.scored
-    if len(scored) < 2 or found.metric is None or found.metric.higher_is_better is None:
+    labels = [*found.scores]
+    if len(labels) < 2 or found.metric is None or found.metric.higher_is_better is None:
         return None
-    ours: MethodRuns = next((m for m in scored if shown is not None and m.label == shown.label), scored[0])
-    theirs = next(method for method in scored if method.label != ours.label)
-    both = ours.per_client().keys() & theirs.per_client().keys()
-    return (ours.label, theirs.label) if both else None
+    ours = next((label for label in labels if shown is not None and label == shown.label), labels[0])
+    theirs = next(label for label in labels if label != ours)
+    return (ours, theirs) if found.scores[ours].keys() & found.scores[theirs].keys() else None
 
 
 def sampled(clients: Clients, found: Comparison) -> Clients:
@@ -269,7 +267,7 @@ def sampled(clients: Clients, found: Comparison) -> Clients:
     rows = clients.table.rows
     tenth = MAX_CLIENTS // 10
     kept = {*evenly(len(rows), MAX_CLIENTS - tenth)}
-    if found.scored:
+    if found.scores:
         at, sign = len(rows[0]) - len(clients.labels), 1 if found.metric and found.metric.higher_is_better else -1
         values = {i: value for i, row in enumerate(rows) if (value := number(row[at])) is not None}
         kept |= {*sorted(values, key=lambda i: sign * values[i])[:tenth]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,11 +61,12 @@ class Comparison:
     def records(self) -> list[RunRecord]:
         return [run for method in self.methods for run in method.runs]
 
-    @property
-    def scored(self) -> list[MethodRuns]:
-        """Methods with a score of every client."""
-        return [method for method in self.methods if method.per_client()]
+    @cached_property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """The score of every client by the label of the method, for methods that have such scores; best first."""
+        return {method.label: found for method in self.methods if (found := method.per_client())}
 
+    @cached_property
     def memberships(self) -> list[SortedMemberships]:
         """Those of the first seed of every method that has them, PPFL first."""
         ppfl_first = sorted(self.methods, key=lambda method: method.first.method != "ppfl")
@@ -99,20 +101,19 @@ class Comparison:
         """The score of every client with each method."""
         from . import charts
 
-        scores = {method.label: method.per_client() for method in self.scored}
-        return charts.client_scores(scores, self.metric or metric("score"))
+        return charts.client_scores(self.scores, self.metric or metric("score"))
 
     def plot_memberships(self) -> Chart:
         """The memberships of all clients."""
         from . import charts
 
-        return charts.of_sorted(_first(self.memberships()))
+        return charts.of_sorted(_first(self.memberships))
 
     def plot_simplex(self) -> Chart:
         """Where the clients are between the canonical models."""
         from . import charts
 
-        found = _first(self.memberships())
+        found = _first(self.memberships)
         return charts.simplex(found.memberships.numpy(), found.ids, names=found.names)
 
     def report(self, folder: str | Path, title: str = "Methods compared") -> Path:

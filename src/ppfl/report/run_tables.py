@@ -112,8 +112,8 @@ def _other_metrics(methods: Sequence[MethodRuns], main: Metric | None) -> list[M
 
 def client_table(found: Comparison) -> Table:
     """One row per client, in the order of the chart: its memberships, the truth, and its score with each method."""
-    shown = next(iter(found.memberships()), None)
-    scores = [(method.label, method.per_client()) for method in found.scored]
+    shown = next(iter(found.memberships), None)
+    scores = found.scores
     every = dict.fromkeys(id_ for method in found.methods for id_ in method.first.ids)
     ids = list(dict.fromkeys([*(shown.ids if shown else ()), *every]))
     columns, cells = [Column("client", text=True)], [ids]
@@ -127,7 +127,7 @@ def client_table(found: Comparison) -> Table:
             columns.append(Column("truth", text=True))
             cells.append([shown.true_name(place[id_]) if id_ in place else NOTHING for id_ in ids])
     measured = found.metric or metric("score")
-    for label, score in scores:
+    for label, score in scores.items():
         columns.append(_score_column(measured, f"{measured.name}, {label}" if len(scores) > 1 else measured.name, ""))
         cells.append([score.get(id_) for id_ in ids])  # type: ignore[misc]
     plain = tuple(column._replace(higher_is_better=None) for column in columns)
@@ -155,7 +155,7 @@ def model_table(c: Any, ids: Sequence[str], names: Sequence[str], title: str = "
     return Table(title, columns, tuple(rows), (note,))
 
 
-def gain_table(found: Comparison, best: MethodRuns) -> Table:
+def gain_table(found: Comparison, best: str) -> Table:
     """How many clients gain and lose with one method against each of the others, which a mean can hide."""
     columns = (
         Column("compared with", text=True),
@@ -163,9 +163,10 @@ def gain_table(found: Comparison, best: MethodRuns) -> Table:
         Column("loses most", text=True),
     )
     rows = []
-    ours, measured = best.per_client(), found.metric or metric("score")
-    for other in (method for method in found.scored if method.label != best.label):
-        theirs = other.per_client()
+    ours, measured = found.scores[best], found.metric or metric("score")
+    for other, theirs in found.scores.items():
+        if other == best:
+            continue
         both = [id_ for id_ in ours if id_ in theirs]
         better = sum(measured.better(ours[id_], theirs[id_]) for id_ in both)
         worse = sum(measured.better(theirs[id_], ours[id_]) for id_ in both)
@@ -174,7 +175,7 @@ def gain_table(found: Comparison, best: MethodRuns) -> Table:
         lost = (
             "" if not worse or last is None else f"{last}: {measured.show(theirs[last])} to {measured.show(ours[last])}"
         )
-        rows.append((other.label, better, len(both) - better - worse, worse, lost))
+        rows.append((other, better, len(both) - better - worse, worse, lost))
     return Table("", columns, tuple(rows))
 
 

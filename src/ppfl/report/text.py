@@ -14,7 +14,7 @@ from .theme import CLEAR, Metric, join_names, plural, show_share
 
 def summary(found: Comparison) -> str:
     """All sentences that apply, as a paragraph."""
-    shown = next(iter(found.memberships()), None)
+    shown = next(iter(found.memberships), None)
     sentences = [_setting(found.methods), _ranking(found), gains(found)]
     if shown is not None:
         sentences += [kinds(shown), _truth(found[shown.label], shown)]
@@ -66,18 +66,18 @@ def _distance(score: float, other: float, measured: Metric) -> str:
 
 def gains(found: Comparison) -> str:
     """How many clients gain and lose with the best method, which a mean can hide."""
-    scored, measured = found.scored[:2], found.metric
-    if len(scored) < 2 or measured is None or measured.higher_is_better is None:
+    measured, labels = found.metric, [*found.scores][:2]
+    if len(labels) < 2 or measured is None or measured.higher_is_better is None:
         return ""
-    first, second = (method.per_client() for method in scored)
+    first, second = (found.scores[label] for label in labels)
     both = [id_ for id_ in first if id_ in second]
     if not both:
         return ""
     better = sum(measured.better(first[id_], second[id_]) for id_ in both)
     worse = sum(measured.better(second[id_], first[id_]) for id_ in both)
     return (
-        f"{better:,} of {plural(len(both), 'client')} have better scores with {scored[0].label} "
-        f"than with {scored[1].label}, {f'{worse:,}' if worse else 'none'} worse."
+        f"{better:,} of {plural(len(both), 'client')} have better scores with {labels[0]} "
+        f"than with {labels[1]}, {f'{worse:,}' if worse else 'none'} worse."
     )
 
 
