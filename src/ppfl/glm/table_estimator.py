@@ -13,7 +13,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from ..errors import DataError
 from .client_ids import Array, ClientCodes
 from .estimator import PopulationEstimator
-from .formula import FormulaMixin
+from .formula_mixin import FormulaMixin
 from .sample_rows import ClientRows
 from .standardize import ColumnScaling, sort_by_client
 

@@ -12,7 +12,7 @@ from ...data.preparation import Preparation, PreparationSettings, PreparedColumn
 from ...data.tables import DataTable
 from ...errors import DataError
 from ..client_ids import Array
-from ..formula import FormulaSpec
+from ..formula import FormulaDesign
 from ..standardize import INTERCEPT
 
 # estimators standardise columns themselves, and report coefficients in the units of the table
@@ -64,7 +64,7 @@ class Encoding(NamedTuple):
 class FormulaEncoding(NamedTuple):
     """The design of a formula, in the place of an encoding."""
 
-    spec: FormulaSpec
+    spec: FormulaDesign
 
     @property
     def columns(self) -> tuple[PreparedColumn, ...]:

@@ -14,8 +14,8 @@ from ...data.samples import held_out
 from ...data.tables import DataTable
 from ...errors import DataError, SettingError
 from ..client_ids import Array
-from ..formula import FormulaSpec, prepare_formula
-from ..formula.expressions import used_columns
+from ..formula import FormulaDesign
+from ..formula_text import check_expression as used_columns
 from .encoding import Encoding, FormulaEncoding
 from .table_settings import TableSettings
 from .target import Target
@@ -33,11 +33,11 @@ class PreparedTable(NamedTuple):
     lost: tuple[str, ...]  # clients that have no other rows
     bad_cells: list[BadCells]
     is_test: Array  # (n,)
-    source: DataTable | FormulaSpec  # whose rows these are, or the formula that chose them
+    source: DataTable | FormulaDesign  # whose rows these are, or the formula that chose them
 
     @property
-    def formula(self) -> FormulaSpec | None:
-        return self.source if isinstance(self.source, FormulaSpec) else None
+    def formula(self) -> FormulaDesign | None:
+        return self.source if isinstance(self.source, FormulaDesign) else None
 
     @property
     def encoding(self) -> Encoding | FormulaEncoding:
@@ -46,7 +46,7 @@ class PreparedTable(NamedTuple):
 
     def encoding_of(self, rows: Array) -> Encoding | FormulaEncoding:
         """With the levels of these rows only, except for a formula, which would refuse the levels of others."""
-        if isinstance(self.source, FormulaSpec):
+        if isinstance(self.source, FormulaDesign):
             return FormulaEncoding(self.source)
         return Encoding.of(self.source, rows)
 
@@ -81,9 +81,8 @@ def _prepare_by_columns(frame: Any, settings: TableSettings) -> PreparedTable:
 def _prepare_by_formula(frame: Any, settings: TableSettings) -> PreparedTable:
     read = {name: read_numbers(frame[name]) for name in frame.columns if name != settings.client}
     changed = {name: values for name, (values, bad) in read.items() if bad}
-    found = prepare_formula(str(settings.formula), frame.assign(**changed))
-    spec, rows = found.spec, found.frame
-    columns = [name for name in spec.columns() if name != spec.client]
+    spec, rows = FormulaDesign.fit(str(settings.formula), frame.assign(**changed))
+    columns = spec.columns
     for name in columns:
         check_column(name, rows[name])
     values = rows.assign(**{settings.target: spec.target(rows, classes=True)})[settings.target]

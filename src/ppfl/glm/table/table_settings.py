@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import SettingError
-from ..formula.parts import EXAMPLE, split_formula
+from ..formula_text import EXAMPLE, split_formula
 from ..regression import PopulationClassifier, PopulationRegressor
 from ..solvers import CRITERIA
 from .target import Target

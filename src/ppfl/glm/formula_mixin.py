@@ -9,9 +9,8 @@ from typing import Any, Self, TypeVar, cast
 
 import pandas as pd
 
-from ...errors import SettingError
-from .build import prepare_formula
-from .spec import DESIGN, FormulaSpec
+from ..errors import SettingError
+from .formula import FormulaDesign
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -22,7 +21,7 @@ class FormulaMixin:
     After it every public method with an argument X takes a table with the columns of the fit.
     """
 
-    _formula: FormulaSpec | None = None
+    _formula: FormulaDesign | None = None
 
     def __init_subclass__(cls, **settings: Any) -> None:
         for name in dir(cls):
@@ -66,14 +65,14 @@ class FormulaMixin:
         for name in ("shared", "fit_intercept"):
             if name in settings:
                 raise SettingError(f"{name} is set, but the formula says this already; leave it out")
-        found = prepare_formula(formula, data, offset=offset, exposure=exposure, weights=weights)
-        spec, rows = found.spec, found.frame
+        spec, rows = FormulaDesign.fit(formula, data, offset=offset, exposure=exposure, weights=weights)
+        x = spec.read(rows).x
         make: Any = cls
         model = make(shared=list(spec.shared) or None, fit_intercept=spec.intercept, **settings)
         y = spec.target(rows, classes=hasattr(cls, "predict_proba"))
         more = {"sample_weight": spec.sample_weight(rows), "offset": spec.offset(rows)}
         more = {name: value for name, value in more.items() if value is not None}
-        model.fit(found.x, y, clients=rows[spec.client].to_numpy(), **more)
+        model.fit(x, y, clients=rows[spec.client].to_numpy(), **more)
         model._formula = spec
         return cast(Self, model)
 
@@ -102,7 +101,7 @@ def reads_formula(method: Method) -> Method:
             return method(self, *args, **kwargs)
         given = signature.bind_partial(self, *args, **kwargs).arguments
         frame: Any = given.get("X")
-        if not hasattr(frame, "columns") or getattr(frame, "attrs", {}).get(DESIGN):
+        if not hasattr(frame, "columns") or list(frame.columns) == list(spec.names):
             return method(self, *args, **kwargs)
         rows = spec.read(frame, given.get("clients"), given.get("offset"))
         given |= {"X": rows.x, "clients": rows.clients}
