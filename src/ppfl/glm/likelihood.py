@@ -164,7 +164,7 @@ class ScoreSums(NamedTuple):
 class LikelihoodAt(Protocol):
     """The likelihood of some clients at one point of the parameter space."""
 
-    def log_likelihoods(self, shares: Tensor) -> Tensor:
+    def log_likelihoods(self, shares: Tensor, derivatives: bool = False) -> Tensor:
         """(M, G) at the shares (M, K + s', G) of every client, or (1, K + s', G) if all clients have the same ones.
 
         Shares are memberships, followed by the residual scores z that are integrated by points.
@@ -173,7 +173,7 @@ class LikelihoodAt(Protocol):
     def score_sums(self, shares: Tensor, weights: Tensor, more: Tensor) -> ScoreSums:
         """Sums of scores over points with weights (M, G), and of other scores `more` (M, E, G).
 
-        At the shares for which `log_likelihoods` was called last.
+        At the shares for which `log_likelihoods` was called last, with `derivatives`.
         """
 
 

@@ -87,7 +87,10 @@ class ClientRows(NamedTuple):
         x = torch.cat([self.varying.x, self.shared.x], 1)
         weight = self.weight.view(m, r, 1)
         found = self.family.derivatives(
-            combine(c, self.predictors(coefficients))[..., 0], self.y, coefficients.nuisance
+            combine(c, self.predictors(coefficients)), self.y, coefficients.nuisance
+        )
+        found = found._replace(
+            slope=found.slope[:, 0], curvature=found.curvature[:, 0, 0], crosses=[each[:, 0] for each in found.crosses]
         )
         logs = torch.bmm(weight.mT, found.log.view(m, r, -1))[:, 0]
 

@@ -32,8 +32,15 @@ class StickBreaking(NamedTuple):
     # lines; their values on the left, and how much they rise to the right
     lines: Tensor
 
+    @property
+    def k(self) -> int:
+        return max(1, len(self.alpha))
+
     @classmethod
     def of(cls, alpha: Tensor, knots: int = _KNOTS) -> Self:
+        """For alpha (K,), or (0,) with one canonical model."""
+        if len(alpha) < 2:
+            return cls(alpha.detach(), torch.zeros(0, knots - 1, 4, dtype=torch.float64))
         a = alpha.detach().numpy()
         rest = np.cumsum(a[::-1])[::-1][1:]
         logit = torch.from_numpy(_beta_logits(a[:-1], rest, knots))

@@ -7,7 +7,7 @@
 from .classes import BernoulliFamily, MultinomialFamily
 from .continuous import GammaFamily, GaussianFamily
 from .counts import PoissonFamily, QuasiPoissonFamily
-from .family_contract import LOG_DISPERSION, Derivatives, Family, Memberships, combine, combine_logs
+from .family_contract import LOG_DISPERSION, Derivatives, Family, Memberships, combine, combine_logs, derivatives_of_mixture
 from .family_names import REGRESSIONS, classification_family, family_name, is_positive_only, regression_family
 from .heteroscedastic import LOG_SHAPE, HeteroscedasticGaussianFamily
 from .negative_binomial import LOG_INVERSE_SIZE, NegativeBinomialFamily
@@ -18,5 +18,5 @@ __all__ = [
     "BernoulliFamily", "Derivatives", "Family", "GammaFamily", "GaussianFamily", "HeteroscedasticGaussianFamily",
     "Memberships", "MultinomialFamily", "NegativeBinomialFamily", "PoissonFamily", "QuasiPoissonFamily",
     "ZeroInflatedNegativeBinomialFamily", "ZeroInflatedPoissonFamily",
-    "classification_family", "combine", "combine_logs", "family_name", "is_positive_only", "regression_family",
+    "classification_family", "combine", "combine_logs", "derivatives_of_mixture", "family_name", "is_positive_only", "regression_family",
 ]  # fmt: skip

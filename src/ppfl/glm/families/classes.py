@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.losses import bernoulli_log_density, observed_class
-from .family_contract import TINY, Derivatives, Family, Memberships, combine_logs
+from .family_contract import TINY, Derivatives, Family, Memberships, combine_logs, derivatives_of_one
 
 
 class MultinomialFamily(Family):
@@ -36,6 +36,14 @@ class MultinomialFamily(Family):
     def mixed_log_density(self, c: Memberships, parameters: Tensor, y: Tensor, nuisance: Tensor) -> Tensor:
         """Selecting the observed class first gives the same result, and mixing one class is cheaper than all."""
         return combine_logs(c, self.log_density(parameters, y, nuisance)[..., None])[..., 0]
+
+    def derivatives(self, eta: Tensor, y: Tensor, nuisance: Tensor) -> Derivatives:
+        logs = eta.log_softmax(-1).mT  # (n, p, G)
+        probability, label = logs.exp(), y.long()
+        curvature = probability[:, :, None] * -probability[:, None]
+        curvature.diagonal(dim1=1, dim2=2).add_(probability.mT)
+        slope = F.one_hot(label, logs.shape[1])[..., None] - probability
+        return Derivatives(logs[torch.arange(len(y)), label], slope, curvature)
 
     def mean(self, parameters: Tensor, nuisance: Tensor) -> Tensor:
         return parameters.exp()
@@ -74,7 +82,8 @@ class BernoulliFamily(MultinomialFamily):
         return bernoulli_log_density(eta[..., 0], y[:, None])
 
     def derivatives(self, eta: Tensor, y: Tensor, nuisance: Tensor) -> Derivatives:
+        eta = eta[..., 0]
         small = eta.abs().neg_().exp_()
         log = ((2 * y - 1)[:, None] * eta).clamp_(max=0).sub_(small.log1p())
         probability = torch.where(eta >= 0, 1.0, small).div_(small + 1)
-        return Derivatives(log, y[:, None] - probability, probability * (1 - probability))
+        return derivatives_of_one(log, y[:, None] - probability, probability * (1 - probability))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.losses import poisson_deviance, poisson_log_density
 from ...errors import DataError
-from .family_contract import LARGEST_LOG, Array, Derivatives, PositiveFamily, safe_exp, to_array
+from .family_contract import LARGEST_LOG, Array, Derivatives, PositiveFamily, derivatives_of_one, safe_exp, to_array
 
 
 class CountFamily(PositiveFamily):
@@ -43,9 +43,10 @@ class PoissonFamily(CountFamily):
     def derivatives(self, eta: Tensor, y: Tensor, nuisance: Tensor) -> Derivatives:
         if self.link != "log":
             return super().derivatives(eta, y, nuisance)
+        eta = eta[..., 0]
         mean = safe_exp(eta)
         log = (y[:, None] * eta).sub_(mean).sub_(torch.lgamma(y + 1)[:, None])
-        return Derivatives(log, y[:, None] - mean, mean.clamp(max=math.exp(LARGEST_LOG)))
+        return derivatives_of_one(log, y[:, None] - mean, mean.clamp(max=math.exp(LARGEST_LOG)))
 
     def variance(self, mean: Tensor, nuisance: Tensor) -> Tensor:
         return mean

@@ -8,6 +8,7 @@ this form. Everything is torch in double precision.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -59,14 +60,72 @@ def to_array(values: Tensor) -> Array:
 
 
 class Derivatives(NamedTuple):
-    """The log density of each row for each membership and its derivatives, all (n, G)."""
+    """The log density of each row at each point, and its derivatives in p linear predictors."""
 
-    log: Tensor
-    slope: Tensor  # in the linear predictor
-    curvature: Tensor  # minus the second derivative
-    nuisance: list[Tensor] = []  # the slopes in the nuisance parameters
-    crosses: list[Tensor] = []  # minus the second derivatives in the predictor and a nuisance parameter
-    seconds: list[list[Tensor]] = []  # minus the second derivatives in two nuisance parameters
+    log: Tensor  # (n, G)
+    slope: Tensor  # (n, p, G)
+    curvature: Tensor  # (n, p, p, G), minus the second derivatives
+    nuisance: list[Tensor] = []  # (n, G), the slopes in the nuisance parameters
+    crosses: list[Tensor] = []  # (n, p, G), minus the second derivatives in the predictors and a nuisance parameter
+    seconds: list[list[Tensor]] = []  # (n, G), minus the second derivatives in two nuisance parameters
+
+
+def derivatives_of_one(
+    log: Tensor, slope: Tensor, curvature: Tensor, nuisance: Sequence[Tensor] = (), crosses: Sequence[Tensor] = (),
+    seconds: Sequence[Sequence[Tensor]] = (),
+) -> Derivatives:  # fmt: skip
+    """Derivatives in one predictor, from tensors (n, G)."""
+    return Derivatives(
+        log, slope[:, None], curvature[:, None, None], list(nuisance), [cross[:, None] for cross in crosses],
+        [list(row) for row in seconds],
+    )  # fmt: skip
+
+
+def derivatives_of_mixture(family: Family, c: Memberships, eta: Tensor, y: Tensor, nuisance: Tensor) -> Derivatives:
+    """Of mixed predictions, in the predictors (n, K, p) of all K models, by automatic differentiation.
+
+    The p of the result is K times that of the family.
+    """
+    (n, k, p), g = eta.shape, c.shape[2]
+    rows = n // max(1, len(c))
+    own = c.repeat_interleave(rows, 0).permute(0, 2, 1).reshape(n * g, k, 1)  # one point for each row
+    flat = eta.detach()[:, None].expand(n, g, k, p).reshape(n * g, k * p)
+
+    def log_density(at: Tensor, each: Tensor) -> Tensor:
+        parameters = family.mean_parameters(at.view(n * g, k, p))
+        return family.mixed_log_density(own, parameters, y.repeat_interleave(g), each)
+
+    log, slopes, seconds = _differentiate(log_density, flat, nuisance)
+    heads = range(k * p)
+
+    def arranged(values: Tensor) -> Tensor:
+        return values.view(n, g, -1).mT
+
+    return Derivatives(
+        log.view(n, g),
+        arranged(torch.cat([slopes[i] for i in heads], 1)),
+        arranged(torch.cat([seconds[i][j] for i in heads for j in heads], 1)).unflatten(1, (k * p, k * p)),
+        [slope.view(n, g) for slope in slopes[k * p :]],
+        [arranged(torch.cat([seconds[i][j] for i in heads], 1)) for j in range(k * p, len(slopes))],
+        [[second.view(n, g) for second in row[k * p :]] for row in seconds[k * p :]],
+    )
+
+
+def _differentiate(
+    log_density: Callable[[Tensor, Tensor], Tensor], eta: Tensor, nuisance: Tensor
+) -> tuple[Tensor, list[Tensor], list[list[Tensor]]]:
+    """A log density (n, 1) with its slopes, and minus its second derivatives, in predictors (n, p) and nuisance."""
+    with torch.enable_grad():
+        parts = [part.detach().clone().requires_grad_() for part in eta.split(1, 1)]
+        # one value of every nuisance parameter for each row, so that derivatives are elementwise
+        parts += [value.expand(len(eta), 1).detach().clone().requires_grad_() for value in nuisance]
+        heads = torch.cat(parts[: eta.shape[1]], 1)
+        log = log_density(heads, torch.stack(parts[eta.shape[1] :]) if len(nuisance) else nuisance)
+        slopes = torch.autograd.grad(log.sum(), parts, create_graph=True)
+        seconds = [torch.autograd.grad(slope.sum(), parts, retain_graph=True, allow_unused=True) for slope in slopes]
+    zero = torch.zeros_like(log)
+    minus = [[zero if part is None else part.neg() for part in row] for row in seconds]
+    return log.detach(), [slope.detach() for slope in slopes], minus
 
 
 class Family(ABC):
@@ -109,21 +168,16 @@ class Family(ABC):
         return self.log_density(self.mean_parameters(eta), y, nuisance)
 
     def derivatives(self, eta: Tensor, y: Tensor, nuisance: Tensor) -> Derivatives:
-        """Of the log density under predictors (n, G), by automatic differentiation; formulas are faster."""
-        with torch.enable_grad():
-            at = eta.detach().requires_grad_()
-            each = [value.expand(at.shape).detach().clone().requires_grad_() for value in nuisance]
-            # one value of every nuisance parameter for each row and membership, so that derivatives are elementwise
-            stacked = torch.stack(each) if each else nuisance
-            log = self.log_density_of_predictors(at[..., None], y, stacked)
-            slopes = torch.autograd.grad(log.sum(), [at, *each], create_graph=True)
-            seconds = [
-                torch.autograd.grad(slope.sum(), [at, *each], retain_graph=True, allow_unused=True) for slope in slopes
-            ]
-        zero = torch.zeros_like(eta)
-        minus = [[zero if part is None else part.neg() for part in row] for row in seconds]
-        found = [slope.detach() for slope in slopes]
-        return Derivatives(log.detach(), found[0], minus[0][0], found[1:], minus[0][1:], [row[1:] for row in minus[1:]])
+        """Of the log density under predictors (n, G, p), for p = 1 by automatic differentiation; formulas are faster."""
+        n, g, _ = eta.shape
+
+        def log_density(at: Tensor, each: Tensor) -> Tensor:
+            return self.log_density_of_predictors(at[:, None], y.repeat_interleave(g), each)
+
+        log, slopes, seconds = _differentiate(log_density, eta.reshape(n * g, 1), nuisance)
+        log, *slopes = (part.view(n, g) for part in (log, *slopes))
+        minus = [[part.view(n, g) for part in row] for row in seconds]
+        return derivatives_of_one(log, slopes[0], minus[0][0], slopes[1:], minus[0][1:], [row[1:] for row in minus[1:]])
 
     def mixed_log_density(self, c: Memberships, parameters: Tensor, y: Tensor, nuisance: Tensor) -> Tensor:
         """Log density of y (n,) under the mixed prediction of K models with mean parameters (n, K, p): (n, G)."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .counts import CountFamily, draw_negative_binomial, negative_binomial_cdf
-from .family_contract import TINY, Derivatives, safe_exp, to_array
+from .family_contract import TINY, Derivatives, derivatives_of_one, safe_exp, to_array
 
 LOG_INVERSE_SIZE = "log 1/size"
 _SMALLEST_LOG = -60.0  # of 1/size; nothing distinguishes smaller ones from a Poisson distribution
@@ -33,7 +33,7 @@ class NegativeBinomialFamily(CountFamily):
     def derivatives(self, eta: Tensor, y: Tensor, nuisance: Tensor) -> Derivatives:
         if self.link != "log":
             return super().derivatives(eta, y, nuisance)
-        log_inverse, counts = _log_inverse_size(nuisance), y[:, None]
+        eta, log_inverse, counts = eta[..., 0], _log_inverse_size(nuisance), y[:, None]
         with torch.enable_grad():
             at = log_inverse.detach().expand(counts.shape).clone().requires_grad_()
             ratio = log_rising_ratio(counts, at)
@@ -48,7 +48,7 @@ class NegativeBinomialFamily(CountFamily):
         log = torch.addcmul((ratio - torch.lgamma(counts + 1)).detach() + counts * eta, counts + size, log_share)
         in_size = ratio_slope.detach() - size * log_share - weighted
         second = curvature - 2 * sized - size * log_share - ratio_bend
-        return Derivatives(log, counts - weighted, curvature, [in_size], [curvature - sized], [[second]])
+        return derivatives_of_one(log, counts - weighted, curvature, [in_size], [curvature - sized], [[second]])
 
     def variance(self, mean: Tensor, nuisance: Tensor) -> Tensor:
         return mean + _log_inverse_size(nuisance).exp() * mean.square()
