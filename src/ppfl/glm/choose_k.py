@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
-from .likelihood import Residual
+from .likelihood import HeldOutAsk, Objective, Residual, Vector
+from .newton import Asking, Effort, run, together
+from .points import points_each
 from .population_fit import PopulationFit
+from .problem import Evaluator, Problem, population_fit, precise_log_likelihood
+from .rows import RowLikelihood
+from .search import Chain, Facts, Fit, Node, Starts
 
-CRITERIA = ("held_out", "prediction", "bic")
+CRITERIA = {
+    "held_out": "the held-out likelihood, and the simplest model within one standard error of the best",
+    "prediction": "the highest held-out likelihood",
+    "bic": "the BIC",
+}
+_FOLDS, _FEW_FOLDS, _MANY_ROWS = 5, 2, 50_000
+_SMALL_STEP = 0.5  # of the log-likelihood; folds need no better fit
+_FEW_POINTS = 64
+_WIDER = (0.0, 0.1, 0.2, 0.4, 0.7, 1.1, 1.6, 2.2, 3.0)  # added to the log dispersion
 
 
 class Candidate(NamedTuple):
@@ -31,53 +47,155 @@ class Search:
     criterion: str = "held_out"
 
 
-@dataclass(frozen=True)
-class Problem:
-    """The rows of all clients, with what the fit of any candidate needs. The surface makes it by `Problem.of`."""
+class Choice(NamedTuple):
+    """All candidates with their fits, and which is the best."""
 
-    rows: Any  # RowLikelihood, sorted by client
+    best: int
+    fits: list[Fit]
+    held_out: list[float]  # totals; NaN without folds
+    errors: list[float]  # standard errors of the differences from the best
+    log_likelihoods: list[float]
 
-    @classmethod
-    def of(
-        cls, rows: Any, ridge: float, slopes: Tensor, shared_slopes: Tensor, centres: Sequence[float] = (),
-        intercept: int = -1,
-    ) -> Problem:  # fmt: skip
-        """
-        Args:
-            rows: `RowLikelihood` with family, mix, weights and offset, sorted by client.
-            ridge: Shrinks slopes to 0.
-            slopes: (q,), 1 for varying columns that are slopes, 0 for the intercept.
-            shared_slopes: (f,), the same for shared columns.
-            centres: mean / scale of the varying columns, 0 for the intercept and where columns are not centred or
-                constant. The residual effect "diagonal" is one of the original columns by them.
-            intercept: The position of the intercept among the varying columns, -1 without.
-        """
-        raise NotImplementedError
+
+DEFAULT = Search()
 
 
 def choose_model(
-    problem: Problem, candidates: Sequence[Candidate], search: Search = Search()
+    problem: Problem, candidates: Sequence[Candidate], search: Search = DEFAULT
 ) -> tuple[PopulationFit, pd.DataFrame]:
     """Fits every candidate and returns the best, with a table that has one row for each of them.
 
     The columns of the table are k, residual, log_likelihood, n_parameters, aic, bic, held_out, held_out_error,
     converged. With one candidate nothing is held out, and `held_out` is NaN.
     """
-    raise NotImplementedError
+    random = np.random.default_rng(search.seed)
+    folds = _number_of_folds(problem.facts, len(problem.rows.y)) if len(candidates) > 1 else 0
+    if folds and search.criterion != "bic":
+        problem = replace(problem, folds=draw_folds(problem.rows, folds, random))
+    evaluator = Evaluator(problem)
+
+    def exact(fit: Fit) -> float:
+        return precise_log_likelihood(population_fit(problem, fit), problem.data).value
+
+    choice = choose(evaluator, problem.facts, candidates, search, folds, exact)
+    return population_fit(problem, choice.fits[choice.best]), _table(problem.facts, candidates, choice)
+
+
+def choose(
+    objective: Objective, facts: Facts, candidates: Sequence[Candidate], search: Search, folds: int, exact: Any = None
+) -> Choice:
+    """The same for one or several sites. `exact` gives precise log-likelihoods of fits for the BIC."""
+    starts = Starts(search.n_init - 1, search.seed)
+    whole = Chain(facts, -1, 1.0, Effort(search.tol, search.max_iter), starts)
+    by_fold = folds > 0 and search.criterion != "bic"
+    part = 1 - 1 / folds if by_fold else 1.0
+    chains = [Chain(facts, i, part, Effort(1e-5, 150, _SMALL_STEP)) for i in range(folds if by_fold else 0)]
+    nodes = [Node(*candidate) for candidate in candidates]
+    fits, *parts = run(objective, together([_fit_all(chain, nodes) for chain in (whole, *chains)]))
+    logs = [-fit.solution.found.value + _penalty(facts, fit) for fit in fits]
+    sizes = [fit.layout.free_parameters for fit in fits]
+    nothing = [math.nan] * len(fits)
+    if not by_fold:
+        if len(fits) > 1 and exact is not None:
+            logs = [exact(fit) for fit in fits]
+        best = int(np.argmin([_bic(facts, size, log) for size, log in zip(sizes, logs, strict=True)]))
+        return Choice(best, fits, nothing, nothing, logs)
+    totals, errors = held_out(objective, facts, [list(each) for each in zip(*parts, strict=True)])
+    best = int(np.argmax(totals))
+    if search.criterion == "held_out":
+        near = [i for i in range(len(fits)) if totals[best] - totals[i] <= errors[i, best]]
+        best = min(near, key=lambda i: sizes[i])
+    return Choice(best, fits, totals.tolist(), errors[best].tolist(), logs)
+
+
+def _fit_all(chain: Chain, nodes: Sequence[Node]) -> Asking:
+    found = []
+    for node in nodes:
+        found.append((yield from chain.fit(node)))
+    return found
+
+
+def _penalty(facts: Facts, fit: Fit) -> float:
+    return facts.regularization.derivatives(fit.layout, fit.solution.vector)[0]
+
+
+def _bic(facts: Facts, size: int, log: float) -> float:
+    """With the number of clients as the sample size, because each client has one membership."""
+    return math.log(max(2.0, facts.clients)) * size - 2 * log
+
+
+def held_out(objective: Objective, facts: Facts, fits: Sequence[Sequence[Fit]]) -> tuple[Vector, Vector]:
+    """Held-out log-likelihoods (C,) of candidates, and standard errors (C, C) of their differences.
+
+    `fits` are those of every candidate to all folds. With few rows, a fit of many parameters has a dispersion that is
+    too small for rows it has not seen, which would hide that its means are better. So the dispersion is made wider, by
+    the one factor for all folds that suits the held-out rows best.
+    """
+    asks = [
+        HeldOutAsk(each[0].layout, [fit.solution.vector for fit in each], _FEW_POINTS, (0.0,)) for each in fits
+    ]  # fmt: skip
+    asks = [ask._replace(points_each=min(128, points_each(facts.dimensions(ask.layout), 10**6))) for ask in asks]
+    if facts.regularization.samples:
+        wide = [ask._replace(wider=_WIDER) for ask in asks]
+        totals = objective.held_out(wide).total.reshape(len(asks), -1)
+        asks = [ask._replace(wider=(_best_widening(each),)) for ask, each in zip(asks, totals, strict=True)]
+    found = objective.held_out(asks)
+    squares = found.products.diagonal()
+    spread = squares[:, None] + squares - 2 * found.products
+    spread = spread - (found.total[:, None] - found.total) ** 2 / found.clients
+    return found.total, np.sqrt(np.clip(spread, 0.0, None))
+
+
+def _best_widening(totals: Vector) -> float:
+    """The top of the parabola through the best of the widenings that were tried and its neighbours."""
+    best = int(np.argmax(totals))
+    if best in (0, len(totals) - 1):
+        return _WIDER[best]
+    places = np.array(_WIDER[best - 1 : best + 2])
+    bend, slope, _ = np.polyfit(places, totals[best - 1 : best + 2], 2)
+    return float(np.clip(-slope / (2 * bend), places[0], places[2])) if bend < 0 else _WIDER[best]
 
 
 def automatic(problem: Problem, ks: Sequence[int], residual: str) -> list[Candidate]:
-    """The candidates of k="auto" or several k, with residual = "auto" or one of the kinds."""
-    raise NotImplementedError
+    """The candidates of k = "auto" or several k, with residual = "auto" or one of the kinds."""
+    kinds: list[Residual] = ["none"]
+    if residual == "auto" and problem.has_residual:
+        effects, intercept = problem.facts.layout.effects, problem.facts.layout.intercept
+        kinds += ["intercept"] if intercept in effects else []
+        kinds += ["full"] if effects != (intercept,) else []
+    elif residual != "auto":
+        kinds = [residual]  # type: ignore[list-item]
+    return [Candidate(k, kind) for k in ks for kind in kinds]
 
 
-# In marginal.py, for what is asked after a fit:
-#
-# fastest_form(rows: RowLikelihood) -> Likelihood
-#     moments for gaussian targets, else the rows.
-# find_posterior(fit: PopulationFit, data: Likelihood) -> Posterior
-#     of new clients (onboard).
-# curvature(fit: PopulationFit, data: Likelihood) -> Matrix
-#     the Hessian (P, P) of the penalised objective in nats, jointly in B, shared, nuisance, L and log alpha.
-# deviations(fit, data) -> ScoreSums, as the present standard errors of memberships need them.
-# precise_log_likelihood(fit: PopulationFit, data: Likelihood) -> LogLikelihood(value, error)
+def draw_folds(rows: RowLikelihood, folds: int, random: np.random.Generator) -> Tensor:
+    """The fold (n,) of every row; the rows of each client are spread evenly over the folds."""
+    fold = np.empty(len(rows.y), dtype=np.int64)
+    sizes = np.bincount(rows.client.numpy(), minlength=rows.n_clients)
+    order = np.lexsort((random.random(len(fold)), rows.client.numpy()))
+    first = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    shift = np.repeat(random.integers(folds, size=len(sizes)), sizes)  # so that small clients use all folds
+    fold[order] = (np.arange(len(fold)) - first + shift) % folds
+    return torch.from_numpy(fold)
+
+
+def _number_of_folds(facts: Facts, rows: int) -> int:
+    return _FEW_FOLDS if rows > _MANY_ROWS else _FOLDS
+
+
+def _table(facts: Facts, candidates: Sequence[Candidate], choice: Choice) -> pd.DataFrame:
+    sizes = [fit.layout.free_parameters for fit in choice.fits]
+    logs = choice.log_likelihoods
+    return pd.DataFrame(
+        {
+            "k": [candidate.k for candidate in candidates],
+            "residual": [candidate.residual for candidate in candidates],
+            "log_likelihood": logs,
+            "n_parameters": sizes,
+            "aic": [2 * size - 2 * log for size, log in zip(sizes, logs, strict=True)],
+            "bic": [_bic(facts, size, log) for size, log in zip(sizes, logs, strict=True)],
+            "held_out": [total / facts.samples for total in choice.held_out],
+            "held_out_error": [error / facts.samples for error in choice.errors],
+            "converged": [fit.solution.converged for fit in choice.fits],
+        }
+    )

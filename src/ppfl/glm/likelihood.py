@@ -7,8 +7,8 @@ u_i = L z_i a normal one. `Layout` says which parameters there are, `Likelihood`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, reduce
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -106,8 +106,10 @@ class Layout(NamedTuple):
 
     def pack(self, at: Parameters) -> Vector:
         """The inverse of `unpack`."""
-        basis = residual_basis(self).flatten(1)
-        residual = torch.linalg.lstsq(basis.T, at.residual.reshape(-1, 1)).solution[:, 0] if len(basis) else basis[:, 0]
+        residual = at.residual.flatten()[:0]
+        if self.n_residual:
+            basis = residual_basis(self).flatten(1)
+            residual = torch.linalg.lstsq(basis.T, at.residual.reshape(-1, 1)).solution[:, 0]
         parts = (at.canonical.flatten(), at.shared.flatten(), at.nuisance, residual, at.log_alpha)
         return np.asarray(torch.cat(parts).numpy())
 
@@ -251,11 +253,48 @@ class Ask(NamedTuple):
     accept: bool = True  # whether the points of the last answer come into use first
 
 
+class HeldOutAsk(NamedTuple):
+    """How well a candidate predicts the rows of every fold, from fits to the other folds."""
+
+    layout: Layout
+    vectors: list[Vector]  # one for each fold
+    points_each: int
+    wider: tuple[float, ...] = (0.0,)  # added to the log dispersion for the rows that are held out
+
+
+class HeldOutSums(NamedTuple):
+    """The held-out log-likelihoods h of all clients, of C candidates and kinds of widening."""
+
+    total: Vector  # (C,), the sum of h
+    products: Matrix  # (C, C), the sum of h h'
+    clients: float
+
+    def __add__(self, other: HeldOutSums) -> HeldOutSums:  # type: ignore[override]
+        return HeldOutSums(*(a + b for a, b in zip(self, other, strict=True)))
+
+
 class Objective(Protocol):
     """Minus the log marginal likelihood of the clients of one or several sites.
 
-    `Evaluator` in `marginal` is one for the rows of a process. A transport carries the same method to its sites and
-    adds their answers. The asks of one call are independent: folds and candidates side by side in one exchange.
+    `Evaluator` is one for the rows of a process, and `SumOfObjectives` adds several. A transport carries the same two
+    methods to its sites and adds their answers. The asks of one call are independent: folds, starts and candidates go
+    side by side in one exchange.
     """
 
-    def evaluate(self, asks: list[Ask]) -> list[LikelihoodSums]: ...
+    def evaluate(self, asks: Sequence[Ask]) -> list[LikelihoodSums]: ...
+
+    def held_out(self, asks: Sequence[HeldOutAsk]) -> HeldOutSums:
+        """C is the number of asks times that of their kinds of widening."""
+
+
+class SumOfObjectives(NamedTuple):
+    """The clients of several sites."""
+
+    sites: Sequence[Objective]
+
+    def evaluate(self, asks: Sequence[Ask]) -> list[LikelihoodSums]:
+        answers = zip(*(site.evaluate(asks) for site in self.sites), strict=True)
+        return [reduce(LikelihoodSums.__add__, each) for each in answers]
+
+    def held_out(self, asks: Sequence[HeldOutAsk]) -> HeldOutSums:
+        return reduce(HeldOutSums.__add__, (site.held_out(asks) for site in self.sites))

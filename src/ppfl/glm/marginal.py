@@ -66,9 +66,9 @@ class Marginal:
     turn: int = 0  # which of several sets of points these are
 
     @classmethod
-    def of(cls, data: Likelihood, layout: Layout, count: int) -> Marginal:
-        """Without points."""
-        position = choose_sets(data, layout)
+    def of(cls, data: Likelihood, layout: Layout, count: int, position: Tensor | None = None) -> Marginal:
+        """Without points. The positions (M,) choose the sets of points of the clients."""
+        position = choose_sets(data, layout) if position is None else position
         chunks = data.chunks(count if dimensions_of(data, layout) else 1)
         parts = (Part(chunk.clients, position[chunk.clients], chunk.data, None, None) for chunk in chunks)
         return cls(data, layout, count, tuple(parts))
@@ -106,6 +106,13 @@ class Marginal:
             assert part.proposals is not None
             parts.append(self._with_points(part, found.follow(part.proposals), breaking, turn))
         return replace(self, parts=tuple(parts), turn=turn)
+
+    def with_count(self, count: int, vector: Vector) -> Marginal:
+        """With another number of points, for the proposals that these have."""
+        breaking = StickBreaking.of(self.layout.unpack(vector).alpha)
+        more = replace(self, count=count)
+        parts = (more._with_points(part, _proposals(part), breaking, 1) for part in self.parts)
+        return replace(more, parts=tuple(parts), turn=1)
 
     def _with_points(self, part: Part, proposals: Proposals, breaking: StickBreaking, turn: int) -> Part:
         draw = proposals.final_draw(self.count, part.position, turn)

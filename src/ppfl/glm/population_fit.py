@@ -27,9 +27,12 @@ class PopulationFit:
     posterior: Posterior  # of the clients of the fit
     prior: Posterior  # of one client without rows
     regularization: Regularization
+    order: Tensor  # (K,), by which the canonical models of the search were sorted
     n_rows: int
     n_samples: float
-    path: Vector  # the objective in nats after every step
+    objective: float  # in nats: minus the log-likelihood over the points of the fit, plus the penalty
+    path: Vector  # the objective after every one of the last steps; it never rises
+    steps: int
     gradient: float  # its largest component at the end, per sample
     gain: float  # what one more Newton step would gain, in nats
     converged: bool
@@ -50,9 +53,20 @@ class PopulationFit:
     @property
     def residual_covariance(self) -> Tensor:
         """Sigma (q, q) of u_i in standardised columns, 0 without a residual effect."""
-        raise NotImplementedError
+        loadings = self.prior.loadings(self.parameters)
+        return loadings.T @ loadings
 
 
 def explained_share(fit: PopulationFit) -> Tensor:
-    """For each varying column (q,): which share of the variance between clients the canonical models explain."""
-    raise NotImplementedError
+    """For each varying column (q,): which share of the variance between clients the canonical models explain.
+
+    Memberships have the covariance (diag(p) - p p') / (sum(alpha) + 1) with p = alpha / sum(alpha).
+    """
+    alpha, canonical = fit.alpha, fit.parameters.canonical[..., 0]
+    own = fit.residual_covariance.diagonal()
+    if fit.k == 1:
+        return torch.zeros_like(own)
+    p = alpha / alpha.sum()
+    centred = canonical - p @ canonical
+    between = (p[:, None] * centred.square()).sum(0) / (alpha.sum() + 1)
+    return between / (between + own).clamp_min(1e-300)
