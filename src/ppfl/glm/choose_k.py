@@ -69,7 +69,7 @@ def choose_model(
     converged. With one candidate nothing is held out, and `held_out` is NaN.
     """
     random = np.random.default_rng(search.seed)
-    folds = _number_of_folds(problem.facts, len(problem.rows.y)) if len(candidates) > 1 else 0
+    folds = number_of_folds(len(problem.rows.y)) if len(candidates) > 1 else 0
     if folds and search.criterion != "bic":
         problem = replace(problem, folds=draw_folds(problem.rows, folds, random))
     evaluator = Evaluator(problem)
@@ -78,7 +78,7 @@ def choose_model(
         return precise_log_likelihood(population_fit(problem, fit), problem.data).value
 
     choice = choose(evaluator, problem.facts, candidates, search, folds, exact)
-    return population_fit(problem, choice.fits[choice.best]), _table(problem.facts, candidates, choice)
+    return population_fit(problem, choice.fits[choice.best]), table_of(problem.facts, candidates, choice)
 
 
 def choose(
@@ -179,11 +179,13 @@ def draw_folds(rows: RowLikelihood, folds: int, random: np.random.Generator) -> 
     return torch.from_numpy(fold)
 
 
-def _number_of_folds(facts: Facts, rows: int) -> int:
+def number_of_folds(rows: int) -> int:
+    """Fewer for many rows."""
     return _FEW_FOLDS if rows > _MANY_ROWS else _FOLDS
 
 
-def _table(facts: Facts, candidates: Sequence[Candidate], choice: Choice) -> pd.DataFrame:
+def table_of(facts: Facts, candidates: Sequence[Candidate], choice: Choice) -> pd.DataFrame:
+    """One row for each candidate."""
     sizes = [fit.layout.free_parameters for fit in choice.fits]
     logs = choice.log_likelihoods
     return pd.DataFrame(

@@ -1,8 +1,8 @@
 """Designs from formulas: which columns a formula makes of a table, which of their coefficients vary between clients,
 and how a fitted model reads another table in the same way.
 
-formulaic builds the columns. What it learns from the rows of a fit, such as levels of text and knots of splines, is kept
-in `FormulaDesign`.
+formulaic builds the columns. `FormulaDesign` keeps what it learns from the rows of a fit, such as levels of text and
+knots of splines.
 """
 
 from __future__ import annotations
