@@ -86,7 +86,7 @@ class Marginal:
             if self.dimensions:
                 likelihood = part.data.at(self.layout, at)
                 own = adapt(
-                    likelihood.log_likelihoods, breaking, part.position, self.dimensions, part.proposals
+                    likelihood.log_likelihoods, breaking, part.position, self.dimensions, self.count, part.proposals
                 )  # fmt: skip
             else:
                 own = Proposals.prior(len(part.clients), 0)

@@ -24,7 +24,8 @@ _MAX_REJECTED, _PATIENCE = 5, 3  # steps in a row, and steps that gain no more t
 _LITTLE = 0.02  # of the log-likelihood
 _PRECISION, _LOWEST_PRECISION = {0: 1e-9, 1: 0.002, 2: 0.005}, 0.04  # of one log integral, by dimension
 _SHORT_STEP = 0.3  # of any parameter: points stand for the integral only near where they were drawn
-_MAX_HALVINGS, _LAST_STEP = 12, 1e-5
+_SHORTEST, _LAST_STEP = 2.0**-12, 1e-5
+_ROUNDS = 6
 _MANY_CLIENTS = 2000  # keep the points that they have for the last steps
 
 
@@ -130,30 +131,42 @@ def minimize(task: Task, start: Vector, effort: Effort) -> Asking:
             radius = float(np.abs(step.direction).max()) / 3
     if effort.small_step:
         return _solution(task, vector, found, [found.value], steps, effort.tol)
-    if task.clients <= _MANY_CLIENTS and task.dimensions:
-        found, accept = (yield from evaluate(task, vector, "fresh")), True
     return (yield from _settle(task, vector, found, effort, steps, accept=accept))
 
 
-def _settle(task: Task, start: Vector, found: LikelihoodSums, effort: Effort, steps: int, *, accept: bool) -> Asking:
-    """Steps on points that stay, each of which lowers the objective."""
-    vector, path = start, [found.value]
-    while _largest(task, found) > effort.tol and len(path) <= effort.max_iter:
-        step = newton_step(found, task.basis, _SHORT_STEP if task.dimensions else 2.0)
-        if step.gain <= max(_LAST_STEP, 1e-13 * abs(found.value)) or path[0] - found.value > SMALL_GAIN + task.error:
-            break
-        length = 1.0
-        for _ in range(_MAX_HALVINGS):
-            tried = yield from evaluate(task, vector + length * step.direction, "keep", accept=accept)
-            accept = True  # the points are the same
-            if tried.value < found.value:
+def _settle(task: Task, vector: Vector, found: LikelihoodSums, effort: Effort, steps: int, *, accept: bool) -> Asking:
+    """Steps on points that stay, each of which lowers the objective.
+
+    Where they leave the region in which the points stand for the integral, points are adapted again, as long as that
+    lowers the objective of adapted points too.
+    """
+    for _ in range(_ROUNDS):
+        if task.clients <= _MANY_CLIENTS and task.dimensions:
+            adapted, accept = (yield from evaluate(task, vector, "fresh")), True
+            found = adapted
+        # points that stay cannot stand for memberships that are known much better than a step changes them
+        how: Points = "adapt" if found.narrow > _NARROW_SHARE * task.clients else "keep"
+        path, left = [found.value], False
+        while _largest(task, found) > effort.tol and len(path) <= effort.max_iter:
+            step = newton_step(found, task.basis, _SHORT_STEP if task.dimensions else 2.0)
+            if step.gain <= max(_LAST_STEP, 1e-13 * abs(found.value)):
                 break
-            length /= 2
-        else:
+            left = how == "keep" and path[0] - found.value > SMALL_GAIN + task.error
+            length = 0.0 if left else 1.0
+            while length > _SHORTEST:
+                tried = yield from evaluate(task, vector + length * step.direction, how, accept=accept)
+                accept = how == "keep" or tried.value < found.value
+                if tried.value < found.value:
+                    break
+                length /= 2
+            if length <= _SHORTEST:
+                break
+            vector, found = vector + length * step.direction, tried
+            path.append(found.value)
+        steps += len(path) - 1
+        if not left:
             break
-        vector, found = vector + length * step.direction, tried
-        path.append(found.value)
-    return _solution(task, vector, found, path, steps + len(path) - 1, effort.tol)
+    return _solution(task, vector, found, path, steps, effort.tol)
 
 
 def evaluate(task: Task, vector: Vector, points: Points, *, accept: bool = True) -> Asking:

@@ -33,7 +33,7 @@ _POWERS = 0.6 ** torch.arange(1, 29, dtype=torch.float64)  # to which weights ar
 _INFLATION = 1.3
 _TO_ADAPT = {1: 32, 2: 64, 3: 64}  # points to fit the proposals, by dimension
 _ADAPTING_SEED = 10
-_MANY_CLIENTS = 2000
+_MANY_CLIENTS, _FEW_CLIENTS = 2000, 200
 
 
 def points_each(dimensions: int, clients: int) -> int:
@@ -200,19 +200,21 @@ class LatentPoints:
 
 def adapt(
     log_likelihoods: Callable[[Tensor], Tensor], breaking: StickBreaking, position: Tensor, dimensions: int,
-    start: Proposals | None = None,
+    count: int, start: Proposals | None = None,
 ) -> Proposals:  # fmt: skip
     """One normal distribution for each client, from its log-likelihoods (M, G) at shares (M, K + s, G).
 
     The weights of the points are raised to a small power first, so that enough points count, and to larger powers as
-    the points follow them. Positions (M,) choose the sets of points; `start` is from before.
+    the points follow them. Positions (M,) choose the sets of points; `start` is from before, and `count` is the number
+    of points that the proposals will have to serve.
     """
 
     def log_joint(proposals: Proposals) -> tuple[Draw, Tensor]:
         draw = proposals.draw(count, position, _ADAPTING_SEED)
         return draw, log_likelihoods(LatentPoints.of(draw, breaking).shares) + draw.log_weight
 
-    count, prior = _TO_ADAPT.get(dimensions, 128), Proposals.prior(len(position), dimensions)
+    count = max(_TO_ADAPT.get(dimensions, 128), count // 2 if len(position) <= _FEW_CLIENTS else 0)
+    prior = Proposals.prior(len(position), dimensions)
     proposals, passes = prior, 2  # with all points at full weight; the second because the first began far away
     if start is not None:
         fits = _effective_share(log_joint(start)[1]) >= _USABLE

@@ -67,7 +67,8 @@ class DenseDesign(NamedTuple):
 
     def scores(self, slopes: Tensor, clients: int) -> Tensor:
         n, p, g = slopes.shape
-        found = torch.bmm(self.x.view(clients, -1, self.columns).mT, slopes.reshape(clients, -1, p * g))
+        rows = n // max(1, clients)
+        found = torch.bmm(self.x.view(clients, rows, self.columns).mT, slopes.reshape(clients, rows, p * g))
         return found.view(clients, self.columns * p, g)
 
     def information(self, other: Design, curvature: Tensor) -> Tensor:
@@ -101,14 +102,15 @@ class ChoiceDesign(NamedTuple):
         return torch.einsum("njq,kq->nkj", self.x, coefficients[..., 0])
 
     def scores(self, slopes: Tensor, clients: int) -> Tensor:
-        flat = self.x.view(clients, -1, self.columns)
-        return torch.bmm(flat.mT, slopes.reshape(clients, flat.shape[1], -1))
+        n, p, g = slopes.shape
+        rows = n // max(1, clients) * p
+        return torch.bmm(self.x.view(clients, rows, self.columns).mT, slopes.reshape(clients, rows, g))
 
     def information(self, other: Design, curvature: Tensor) -> Tensor:
         assert isinstance(other, ChoiceDesign)
         weighted = torch.einsum("njkt,nkr->njtr", curvature, other.x)
         found = self.x.flatten(0, 1).T @ weighted.flatten(0, 1).flatten(1)
-        return found.view(self.columns, -1, other.columns).transpose(0, 1)
+        return found.view(self.columns, curvature.shape[-1], other.columns).transpose(0, 1)
 
     def take(self, rows: slice | Tensor) -> ChoiceDesign:
         return ChoiceDesign(self.x[rows], self.available[rows])

@@ -7,6 +7,7 @@ the same points. With many clients a part of them finds the region first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,8 +32,7 @@ _FEW_CLIENTS = 1000  # up to here all smaller models are fitted to all clients
 _CLIENTS_TO_COMPARE = 400
 _MORE_CLIENTS = (2500, 16000)  # before all of them, because steps are cheaper with fewer
 _CLIENTS_TO_TRY, _CLIENTS_OF_RANDOM_STARTS = 64, 100
-_FEW_POINTS = 64
-ROUGHLY = Effort(1e-5, 150, 0.5)
+ROUGHLY = Effort(1e-5, 150, 0.1)
 _STEP, _LONG_STEP = 0.3, 1.0  # between copies that move apart: standardised columns have coefficients of order 1
 _CORNERS = 2  # to try
 _START_OF_RESIDUAL = 0.5
@@ -92,30 +92,21 @@ class Chain:
         self._found: dict[Node, Fit] = {}
         self._finished: dict[Node, Fit] = {}
 
-    # ------------------------------------------------------------------ all clients
-
     def fit(self, node: Node) -> Asking:
-        """The best fit to all clients."""
+        """The best fit to all clients: it is no worse than the fits of smaller models that are known."""
         if node in self._finished:
             return self._finished[node]
-        small = yield from self.search(node)
-        if not self.is_large:
-            return small
-        vector = small.solution.vector
+        vector = (yield from self.search(node)).solution.vector
         for count in _MORE_CLIENTS:
-            if 2 * count < self.facts.clients:
-                task = self._task(node, "more", count / self.facts.clients, _FEW_POINTS)
+            if self.is_large and 2 * count < self.facts.clients:
+                task = self._task(node, "more", count / self.facts.clients)
                 vector = (yield from minimize(task, vector, ROUGHLY)).vector
-        task = self._task(node, "all", 1.0, 0 if self._is_precise else _FEW_POINTS)
+        task = self._task(node, "all", 1.0, roughly=self.effort.small_step > 0)
         solution = yield from minimize(task, vector, self.effort)
         for guard in self._guards(node, self._finished):
             solution = yield from self._guarded(task, solution, guard)
-        self._finished[node] = Fit(small.layout, solution)
+        self._finished[node] = Fit(task.layout, solution)
         return self._finished[node]
-
-    @property
-    def _is_precise(self) -> bool:
-        return self.effort.small_step == 0
 
     def _guarded(self, task: Task, solution: Solution, guard: Vector) -> Asking:
         """A solution that is no worse than a guard, both with fresh points."""
@@ -127,32 +118,28 @@ class Chain:
         again = yield from minimize(task, guard, self.effort)
         return min(solution, again, key=lambda each: float(each.found.value))
 
-    # ------------------------------------------------------------------ the region, from smaller models
-
     def search(self, node: Node) -> Asking:
-        """The best fit to the clients of the search, which are all if they are few."""
+        """The region of the best fit, from smaller models, for a part of the clients if they are many."""
         if node in self._found:
             return self._found[node]
         for smaller in self._contained(node):
             yield from self.search(smaller)
-        rough = self._task(node, "rough", self.share, _FEW_POINTS)
-        guards = self._guards(node, self._found)
-        starts = yield from self._starts(node, rough)
-        tasks = [_named(rough, f"start {i}") for i in range(len(starts))]
-        ends = yield from together([minimize(task, start, ROUGHLY) for task, start in zip(tasks, starts, strict=True)])
-        vectors = [end.vector for end in ends]
-        task = self._task(node, "fit", self.share, 0)
-        best, found = yield from self._best(task, [*vectors, *guards])
-        if found.narrow > _NARROW_SHARE * rough.clients and node.k > 1:
-            best = yield from self._stretched(task, best, found)
-        if not self._is_precise or self.is_large:
-            (end,) = [end for end in ends if end.vector is best] or [None]
-            solution = end or (yield from minimize(rough, best, ROUGHLY))
-        else:
-            solution = yield from minimize(task, best, self.effort)
-            for guard in guards:
-                solution = yield from self._guarded(task, solution, guard)
-        self._found[node] = Fit(task.layout, solution)
+        task = self._task(node, "rough", self.share)
+        starts = yield from self._starts(node, task)
+        tasks = [_named(task, f"start {i}") for i in range(len(starts))]
+        ends = yield from together([minimize(each, start, ROUGHLY) for each, start in zip(tasks, starts, strict=True)])
+        best = ends[0]
+        if node != Node(1):
+            guards = self._guards(node, self._found)
+            precise = self._task(node, "compare", self.share, roughly=False)
+            vector, found = yield from self._best(precise, [*(end.vector for end in ends), *guards])
+            if node.k > 1:
+                vector, found = yield from self._rescaled(task, precise, vector, found)
+            if found.narrow > _NARROW_SHARE * task.clients and node.k > 1:
+                vector = yield from self._stretched(precise, vector)
+            known = [end for end in ends if end.vector is vector]
+            best = known[0] if known else (yield from minimize(task, vector, ROUGHLY))
+        self._found[node] = Fit(task.layout, best)
         return self._found[node]
 
     def _contained(self, node: Node) -> list[Node]:
@@ -214,12 +201,14 @@ class Chain:
         best = min(range(len(vectors)), key=lambda i: float(found[i].value))
         return vectors[best], found[best]
 
-    def _task(self, node: Node, name: str, share: float, points: int) -> Task:
+    def _task(self, node: Node, name: str, share: float, *, roughly: bool = True) -> Task:
         facts, share = self.facts, min(1.0, share)
         layout = facts.layout_of(node.k, node.residual)
         clients, d = share * facts.clients, facts.dimensions(layout)
+        fine = points_each(d, round(clients))
+        few = min(fine, 256 if clients <= 25 else 128 if clients <= 75 else 64)  # with few clients points are cheap
         return Task(
-            f"fold {self.fold} {name}", layout, Subset(self.fold, share), points or points_each(d, round(clients)), d,
+            f"fold {self.fold} {name}", layout, Subset(self.fold, share), few if roughly else fine, d,
             facts.regularization.scaled(share * self.fraction), share * self.fraction * facts.samples, clients,
             _tied_basis(layout, facts.tied) if node.tied else None,
         )  # fmt: skip
@@ -229,7 +218,7 @@ class Chain:
     def _split(self, node: Node, smaller: Fit) -> Asking:
         """A start from the fit with one canonical model fewer: one of them becomes two, which move apart."""
         fewer = _CLIENTS_TO_TRY / self.facts.clients
-        task = self._task(node, "split", min(self.share, fewer), _FEW_POINTS)
+        task = self._task(node, "split", min(self.share, fewer))
         layout, vector = smaller.layout, smaller.solution.vector
         axes = _axes(layout, vector, smaller.solution.found, self.facts.tied if node.tied else ())
 
@@ -244,7 +233,32 @@ class Chain:
         best, _ = yield from self._best(task, tried)
         return best
 
-    def _stretched(self, task: Task, best: Vector, found: LikelihoodSums) -> Asking:
+    def _rescaled(self, rough: Task, precise: Task, best: Vector, found: LikelihoodSums) -> Asking:
+        """The best of fits that start from simplices of other sizes with memberships of the same covariance.
+
+        Clients between distant canonical models differ as much as those near the corners of a small simplex, if
+        sum(alpha) + 1 is larger by the square of the size. The data tell these by the shape of the differences alone,
+        so they are optima of their own.
+        """
+        at = rough.layout.unpack(best)
+        total = float(at.alpha.sum())
+        starts = []
+        for other in (0.25, 1.0, 4.0):
+            if not 0.6 < other / total < 1.6:
+                alpha = at.alpha * (other / total)
+                stretch = math.sqrt((other + 1) / (total + 1))
+                middle = (at.alpha[:, None, None] * at.canonical).sum(0) / total
+                moved = at._replace(canonical=middle + stretch * (at.canonical - middle))
+                starts.append(rough.layout.pack(moved._replace(log_alpha=log_concentration(alpha.clamp(max=9.0)))))
+        tasks = [_named(rough, f"size {i}") for i in range(len(starts))]
+        ends = yield from together([minimize(task, start, ROUGHLY) for task, start in zip(tasks, starts, strict=True)])
+        vectors = [end.vector for end in ends]
+        if not vectors:
+            return best, found
+        other_best, other_found = yield from self._best(precise, vectors)
+        return (other_best, other_found) if other_found.value < found.value else (best, found)
+
+    def _stretched(self, task: Task, best: Vector) -> Asking:
         """The same fit with other sizes of its simplex.
 
         If clients determine their memberships well, simplices of all sizes are local optima of the likelihood, because
@@ -262,7 +276,7 @@ class Chain:
                     canonical[k] = middle + stretch * (canonical[k] - middle)
                     tried.append(layout.pack(at._replace(canonical=canonical)))
             before = best
-            best, found = yield from self._best(task, tried)
+            best, _ = yield from self._best(task, tried)
             if best is before:
                 break
         return best
@@ -272,7 +286,7 @@ class Chain:
         one = self._found[Node(1)]
         random = np.random.default_rng([self.starts.seed, node.k])
         root = _root_of_differences(one)
-        task = self._task(node, "random", min(self.share, _CLIENTS_OF_RANDOM_STARTS / self.facts.clients), _FEW_POINTS)
+        task = self._task(node, "random", min(self.share, _CLIENTS_OF_RANDOM_STARTS / self.facts.clients))
         starts = []
         for _ in range(self.starts.count):
             vector = embedded_many(one.layout, one.solution.vector, task.layout)

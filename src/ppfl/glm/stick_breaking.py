@@ -17,8 +17,8 @@ from scipy import special
 from torch import Tensor
 
 _LARGEST_SCORE = 7.0
-_KNOTS = 513
-_CUBIC_STEP = 8  # knots for each quantile that is computed
+_KNOTS = 2049
+_CUBIC_STEP = 32  # knots for each quantile that is computed
 _TINY = 1e-200  # below it the quantile of a beta distribution is taken from its power law
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
