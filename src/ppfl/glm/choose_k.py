@@ -71,7 +71,7 @@ def choose_model(
     converged. With one candidate nothing is held out, and `held_out` is NaN.
     """
     random = np.random.default_rng(search.seed)
-    folds = _number_of_folds(problem.facts, len(problem.rows.y)) if len(candidates) > 1 else 0
+    folds = number_of_folds(len(problem.rows.y)) if len(candidates) > 1 else 0
     if folds and search.criterion != "bic":
         problem = replace(problem, folds=draw_folds(problem.rows, folds, random))
     evaluator = Evaluator(problem)
@@ -80,7 +80,7 @@ def choose_model(
         return precise_log_likelihood(population_fit(problem, fit), problem.data).value
 
     choice = choose(evaluator, problem.facts, candidates, search, folds, exact)
-    return population_fit(problem, choice.fits[choice.best]), _table(problem.facts, choice)
+    return population_fit(problem, choice.fits[choice.best]), table_of(problem.facts, choice)
 
 
 def choose(
@@ -206,11 +206,13 @@ def draw_folds(rows: RowLikelihood, folds: int, random: np.random.Generator) -> 
     return torch.from_numpy(fold)
 
 
-def _number_of_folds(facts: Facts, rows: int) -> int:
+def number_of_folds(rows: int) -> int:
+    """Fewer for many rows."""
     return _FEW_FOLDS if rows > _MANY_ROWS else _FOLDS
 
 
-def _table(facts: Facts, choice: Choice) -> pd.DataFrame:
+def table_of(facts: Facts, choice: Choice) -> pd.DataFrame:
+    """One row for each candidate that was tried."""
     sizes = [fit.layout.free_parameters for fit in choice.fits]
     own = [_penalty(facts, fit) - fit.solution.found.value for fit in choice.fits]
     logs = choice.log_likelihoods or own

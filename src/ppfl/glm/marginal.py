@@ -126,7 +126,7 @@ class Marginal:
         for part in self.parts:
             assert part.points is not None
             likelihood = part.data.at(layout, at)
-            weights, log_integrals = _weigh(part, likelihood, alpha, derivatives=True)
+            weights, log_integrals = weigh(part, likelihood, alpha, derivatives=True)
             value -= float(log_integrals.sum())
             moments.append(ScoreMoments.of(part.points.scores, weights))
             of_alpha = part.points.logs[:, : layout.n_alpha]
@@ -161,7 +161,7 @@ class Marginal:
         at = self.layout.unpack(vector)
         found = torch.zeros(self.data.n_clients, dtype=torch.float64)
         for part in self.parts:
-            found[part.clients] = _weigh(part, part.data.at(self.layout, at), at.alpha)[1]
+            found[part.clients] = weigh(part, part.data.at(self.layout, at), at.alpha)[1]
         return found
 
     def held_out(self, vector: Vector, test: Likelihood, wider: Sequence[float] = (0.0,)) -> Tensor:
@@ -173,7 +173,7 @@ class Marginal:
         found = torch.zeros(len(wider), self.data.n_clients, dtype=torch.float64)
         for part in self.parts:
             assert part.points is not None
-            weights, _ = _weigh(part, part.data.at(self.layout, at), at.alpha)
+            weights, _ = weigh(part, part.data.at(self.layout, at), at.alpha)
             order = torch.argsort(part.clients)  # the chunks of the two data sets differ where their rows do
             own, shares = test.subset(part.clients[order]), part.points.shares[order]
             for i, more in enumerate(wider):
@@ -187,7 +187,7 @@ class Marginal:
         at = self.layout.unpack(vector)
         breaking = StickBreaking.of(at.alpha)
         again = [self._with_points(part, _proposals(part), breaking, 0) for part in self.parts]
-        weights = [_weigh(part, part.data.at(self.layout, at), at.alpha)[0] for part in again]
+        weights = [weigh(part, part.data.at(self.layout, at), at.alpha)[0] for part in again]
         order = torch.argsort(torch.cat([part.clients for part in again]))
         proposals = Proposals(*(torch.cat(each)[order] for each in zip(*map(_proposals, again), strict=True)))
         position = torch.cat([part.position for part in again])[order]
@@ -227,7 +227,7 @@ def choose_sets(data: Likelihood, layout: Layout) -> Tensor:
     return (logs.nan_to_num().abs() * 1e6).remainder(1e9).long()
 
 
-def _weigh(
+def weigh(
     part: Part, likelihood: LikelihoodAt, alpha: Tensor, *, derivatives: bool = False
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Weights (M, G) of the points given the data, and the log integrals (M,)."""

@@ -128,6 +128,19 @@ class Posterior:
             proposals=self.proposals.concat(other.proposals), residual=residual,
         )  # fmt: skip
 
+    def first(self, count: int) -> Posterior:
+        """The first clients."""
+        some = torch.arange(count)
+        if self.memberships is not None:
+            return replace(self, weights=self.weights[some], memberships=self.memberships[some])
+        assert self.proposals is not None
+        assert self.position is not None
+        residual = None if self.residual is None else ResidualGiven(*(part[some] for part in self.residual))
+        return replace(
+            self, weights=self.weights[some], position=self.position[some], proposals=self.proposals.subset(some),
+            residual=residual,
+        )  # fmt: skip
+
     def reorder(self, order: Tensor) -> Posterior:
         """The same clients with the canonical models in another order."""
         if self.memberships is not None:

@@ -22,13 +22,19 @@ from .likelihood import (
     Matrix,
     Subset,
 )
-from .marginal import Evaluated, Marginal, choose_sets, dimensions_of, prior_of
+from .marginal import (
+    Evaluated,
+    Marginal,
+    choose_sets,
+    dimensions_of,
+    prior_of,
+    weigh,
+)
 from .moments import MomentLikelihood, fastest_form
-from .newton import newton_step
 from .points import points_each
 from .population_fit import PopulationFit
 from .posterior import Posterior
-from .regularization import Regularization
+from .regularization import Regularization, concentration_derivatives
 from .rows import DenseDesign, RowLikelihood
 from .search import Facts, Fit
 
@@ -211,7 +217,11 @@ def population_fit(problem: Problem, fit: Fit, points: Marginal | None = None) -
 
 
 def find_posterior(fit: PopulationFit, data: Likelihood) -> Posterior:
-    """Of new clients: everything else stays as fitted."""
+    """Of new clients: everything else stays as fitted. With one point per client, its mean."""
+    if fit.posterior.memberships is not None:
+        count = points_each(dimensions_of(data, fit.layout), data.n_clients)
+        found = Marginal.of(data, fit.layout, count).adapted(fit.vector).posterior(fit.vector)
+        return Posterior.of_points(found.mean)
     vector = fit.layout.reordered(fit.vector, torch.argsort(fit.order))
     found = Marginal.of(data, fit.layout, fit.posterior.count).adapted(vector)
     return found.posterior(vector).reorder(fit.order)
@@ -223,6 +233,28 @@ def curvature(fit: PopulationFit, data: Likelihood) -> Matrix:
     points = Marginal.of(data, fit.layout, points_each(dimensions, data.n_clients)).adapted(fit.vector)
     _, _, penalty = fit.regularization.derivatives(fit.layout, fit.vector)
     return points.evaluate(fit.vector).sums.hessian + penalty
+
+
+def membership_deviations(fit: PopulationFit, data: Likelihood, covariance: Matrix) -> Matrix:
+    """How much the mean memberships (M, K) move with the parameters, which have this covariance (P, P).
+
+    By the delta method: the derivative of a posterior mean is the covariance of memberships and scores.
+    """
+    layout, at, k = fit.layout, fit.parameters, fit.k
+    points = Marginal.of(data, layout, points_each(dimensions_of(data, layout), data.n_clients)).adapted(fit.vector)
+    alpha, chain, _ = concentration_derivatives(at.log_alpha)
+    spread, found = torch.from_numpy(covariance), torch.zeros(data.n_clients, k, dtype=torch.float64)
+    for part in points.parts if k > 1 else ():
+        assert part.points is not None
+        likelihood, shares = part.data.at(layout, at), part.points.shares
+        weights, _ = weigh(part, likelihood, alpha, derivatives=True)
+        of_alpha = part.points.logs[:, :k] * chain[:, None]
+        mean, scores = (shares[:, :k] * weights[:, None]).sum(2), likelihood.score_sums(shares, weights, of_alpha).mean
+        for i in range(k):
+            tilted = weights * shares[:, i] / mean[:, i, None].clamp_min(1e-300)  # their scores are E[c s] / E[c]
+            slopes = mean[:, i, None] * (likelihood.score_sums(shares, tilted, of_alpha).mean - scores)
+            found[part.clients, i] = ((slopes @ spread) * slopes).sum(1).clamp_min(0.0).sqrt()
+    return found.numpy()
 
 
 class LogLikelihood(NamedTuple):

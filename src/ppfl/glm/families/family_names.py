@@ -8,24 +8,23 @@ from collections.abc import Callable
 from ...errors import SettingError
 from .classes import BernoulliFamily, MultinomialFamily
 from .continuous import GammaFamily, GaussianFamily
-from .counts import PoissonFamily, QuasiPoissonFamily
+from .counts import PoissonFamily
 from .family_contract import Family
-from .heteroscedastic import HeteroscedasticGaussianFamily
 from .negative_binomial import NegativeBinomialFamily
 from .zero_inflated import ZeroInflatedNegativeBinomialFamily, ZeroInflatedPoissonFamily
 
 _REGRESSIONS: tuple[type[Family], ...] = (
-    GaussianFamily, PoissonFamily, GammaFamily, NegativeBinomialFamily, QuasiPoissonFamily,
-    ZeroInflatedPoissonFamily, ZeroInflatedNegativeBinomialFamily, HeteroscedasticGaussianFamily,
+    GaussianFamily, PoissonFamily, GammaFamily, NegativeBinomialFamily,
+    ZeroInflatedPoissonFamily, ZeroInflatedNegativeBinomialFamily,
 )  # fmt: skip
 REGRESSIONS: dict[str, Callable[[str | None], Family]] = {family.name: family for family in _REGRESSIONS}
 _ALIASES = {  # what R's packages and statsmodels call them, and shorter names
     "nb": "negative binomial", "nb2": "negative binomial", "negbin": "negative binomial",
     "nbinom": "negative binomial", "nbinom2": "negative binomial",
     "zip": "zero-inflated poisson", "zinb": "zero-inflated negative binomial",
-    "heteroscedastic": "heteroscedastic gaussian", "gaussianbyclient": "heteroscedastic gaussian",
 }  # fmt: skip
 _NO_FAMILIES = {  # names that are asked for, and what to do instead
+    "quasipoisson": "it has no likelihood to choose k by; use 'negative binomial'",
     "binomial": "use PopulationClassifier, with one row of successes and one of failures for counts of trials, and "
     "their numbers as sample_weight",
     "quasibinomial": "rows of 0 and 1 do not determine a dispersion; use PopulationClassifier",
@@ -42,7 +41,7 @@ def family_name(name: str) -> str:
     return _ALIASES.get(plain) or {_plain(known): known for known in REGRESSIONS}.get(plain, name)
 
 
-def regression_family(name: str, link: str | None) -> Family:
+def regression_family(name: str, link: str | None = None) -> Family:
     """The family with this name and link.
 
     >>> regression_family("poisson", None).link
