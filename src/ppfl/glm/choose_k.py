@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from .likelihood import HeldOutAsk, Objective, Residual, Vector
+from .likelihood import HeldOutAsk, Matrix, Objective, Residual, Vector
 from .newton import Asking, Effort, run, together
 from .points import points_each
 from .population_fit import PopulationFit
@@ -26,6 +26,7 @@ CRITERIA = {
     "bic": "the BIC",
 }
 _FOLDS, _FEW_FOLDS, _MANY_ROWS = 5, 2, 50_000
+_LEAST_K = 3  # larger K are tried only while they predict better
 _SMALL_STEP = 0.5  # of the log-likelihood; folds need no better fit
 _FEW_POINTS = 64
 _WIDER = (0.0, 0.1, 0.2, 0.4, 0.7, 1.1, 1.6, 2.2, 3.0)  # added to the log dispersion
@@ -51,10 +52,11 @@ class Choice(NamedTuple):
     """All candidates with their fits, and which is the best."""
 
     best: int
+    candidates: list[Candidate]  # that were tried
     fits: list[Fit]
     held_out: list[float]  # totals; NaN without folds
     errors: list[float]  # standard errors of the differences from the best
-    log_likelihoods: list[float]
+    log_likelihoods: list[float]  # empty if the objective's own are good enough
 
 
 DEFAULT = Search()
@@ -78,34 +80,59 @@ def choose_model(
         return precise_log_likelihood(population_fit(problem, fit), problem.data).value
 
     choice = choose(evaluator, problem.facts, candidates, search, folds, exact)
-    return population_fit(problem, choice.fits[choice.best]), table_of(problem.facts, candidates, choice)
+    return population_fit(problem, choice.fits[choice.best]), table_of(problem.facts, choice)
 
 
 def choose(
     objective: Objective, facts: Facts, candidates: Sequence[Candidate], search: Search, folds: int, exact: Any = None
 ) -> Choice:
-    """The same for one or several sites. `exact` gives precise log-likelihoods of fits for the BIC."""
-    starts = Starts(search.n_init - 1, search.seed)
-    whole = Chain(facts, -1, 1.0, Effort(search.tol, search.max_iter), starts)
-    by_fold = folds > 0 and search.criterion != "bic"
-    part = 1 - 1 / folds if by_fold else 1.0
-    chains = [Chain(facts, i, part, Effort(1e-5, 150, _SMALL_STEP)) for i in range(folds if by_fold else 0)]
-    nodes = [Node(*candidate) for candidate in candidates]
-    fits, *parts = run(objective, together([_fit_all(chain, nodes) for chain in (whole, *chains)]))
-    logs = [-fit.solution.found.value + _penalty(facts, fit) for fit in fits]
-    sizes = [fit.layout.free_parameters for fit in fits]
-    nothing = [math.nan] * len(fits)
-    if not by_fold:
-        if len(fits) > 1 and exact is not None:
-            logs = [exact(fit) for fit in fits]
-        best = int(np.argmin([_bic(facts, size, log) for size, log in zip(sizes, logs, strict=True)]))
-        return Choice(best, fits, nothing, nothing, logs)
-    totals, errors = held_out(objective, facts, [list(each) for each in zip(*parts, strict=True)])
+    """The same for one or several sites. `exact` gives precise log-likelihoods of fits for the BIC.
+
+    Smaller K come first. The search ends when larger K predict no better, and residual effects of other kinds than the
+    best with one canonical model are tried with no other K.
+    """
+    by_fold = folds > 0 and search.criterion != "bic" and len(candidates) > 1
+    whole = Chain(facts, -1, 1.0, Effort(search.tol, search.max_iter), Starts(search.n_init - 1, search.seed))
+    chains = [Chain(facts, i, 1 - 1 / folds, Effort(1e-5, 150, _SMALL_STEP)) for i in range(folds if by_fold else 0)]
+    found = Choice(0, [], [], [], [], [])
+    parts: list[list[Fit]] = []
+    for k in sorted({candidate.k for candidate in candidates}):
+        own = [each for each in candidates if each.k == k and _is_promising(each, found)]
+        nodes = [Node(*candidate) for candidate in own]
+        fits, *others = run(objective, together([_fit_all(chain, nodes) for chain in (whole, *chains)]))
+        parts += [list(each) for each in zip(*others, strict=True)] if others else []
+        found = found._replace(candidates=found.candidates + own, fits=found.fits + fits)
+        if by_fold:
+            found = _by_held_out(found, *held_out(objective, facts, parts), search.criterion)
+            if k >= _LEAST_K and found.candidates[int(np.argmax(found.held_out))].k < k:
+                break
+    return found if by_fold else _by_bic(facts, found, exact)
+
+
+def _is_promising(candidate: Candidate, found: Choice) -> bool:
+    """Whether its residual effect is the best of those that were tried with one canonical model."""
+    known = {each.residual: total for each, total in zip(found.candidates, found.held_out, strict=False) if each.k == 1}
+    known.pop("none", None)
+    return candidate.residual not in known or known[candidate.residual] == max(known.values())
+
+
+def _by_held_out(found: Choice, totals: Vector, errors: Matrix, criterion: str) -> Choice:
     best = int(np.argmax(totals))
-    if search.criterion == "held_out":
-        near = [i for i in range(len(fits)) if totals[best] - totals[i] <= errors[i, best]]
-        best = min(near, key=lambda i: sizes[i])
-    return Choice(best, fits, totals.tolist(), errors[best].tolist(), logs)
+    held_out_error = errors[best].tolist()
+    if criterion == "held_out":
+        near = [i for i in range(len(totals)) if totals[best] - totals[i] <= errors[i, best]]
+        best = min(near, key=lambda i: found.fits[i].layout.free_parameters)
+    return found._replace(best=best, held_out=totals.tolist(), errors=held_out_error)
+
+
+def _by_bic(facts: Facts, found: Choice, exact: Any) -> Choice:
+    nothing = [math.nan] * len(found.fits)
+    logs = []
+    if len(found.fits) > 1 and exact is not None:
+        logs = [exact(fit) for fit in found.fits]
+        bic = [_bic(facts, fit.layout.free_parameters, log) for fit, log in zip(found.fits, logs, strict=True)]
+        found = found._replace(best=int(np.argmin(bic)))
+    return found._replace(held_out=nothing, errors=nothing, log_likelihoods=logs)
 
 
 def _fit_all(chain: Chain, nodes: Sequence[Node]) -> Asking:
@@ -184,14 +211,15 @@ def number_of_folds(rows: int) -> int:
     return _FEW_FOLDS if rows > _MANY_ROWS else _FOLDS
 
 
-def table_of(facts: Facts, candidates: Sequence[Candidate], choice: Choice) -> pd.DataFrame:
-    """One row for each candidate."""
+def table_of(facts: Facts, choice: Choice) -> pd.DataFrame:
+    """One row for each candidate that was tried."""
     sizes = [fit.layout.free_parameters for fit in choice.fits]
-    logs = choice.log_likelihoods
+    own = [_penalty(facts, fit) - fit.solution.found.value for fit in choice.fits]
+    logs = choice.log_likelihoods or own
     return pd.DataFrame(
         {
-            "k": [candidate.k for candidate in candidates],
-            "residual": [candidate.residual for candidate in candidates],
+            "k": [candidate.k for candidate in choice.candidates],
+            "residual": [candidate.residual for candidate in choice.candidates],
             "log_likelihood": logs,
             "n_parameters": sizes,
             "aic": [2 * size - 2 * log for size, log in zip(sizes, logs, strict=True)],

@@ -66,9 +66,7 @@ class ColumnScaling(NamedTuple):
         return found._replace(aliased=found._find_aliased(x[weight > 0]))
 
     @classmethod
-    def of_sums(
-        cls, names: Sequence[str], mean: Array, scale: Array, shared: Any, *, intercept: bool
-    ) -> ColumnScaling:
+    def of_sums(cls, names: Sequence[str], mean: Array, scale: Array, shared: Any, *, intercept: bool) -> ColumnScaling:
         """From means (d,) and scales (d,), which are infinite for constant columns."""
         d, fixed = len(names), _positions(names, shared, intercept=intercept)
         if not intercept:

@@ -20,19 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .likelihood import (
-    LARGEST_ALPHA,
-    Layout,
-    Likelihood,
-    LikelihoodAt,
-    LikelihoodSums,
-    Parameters,
-    Vector,
-    concentration,
-)
+from .likelihood import Layout, Likelihood, LikelihoodAt, LikelihoodSums, Parameters, Vector
 from .moments import MomentLikelihood, ResidualGiven, given_other_rows, residual_given
 from .points import LatentPoints, Proposals, ScoreMoments, adapt
 from .posterior import Posterior
+from .regularization import concentration_derivatives
 from .stick_breaking import StickBreaking
 
 _TURNS = 4  # sets of points that are used one after the other
@@ -233,13 +225,6 @@ def choose_sets(data: Likelihood, layout: Layout) -> Tensor:
     at = at._replace(canonical=any_model.view(1, layout.varying, layout.outputs))
     logs = data.at(one, at).log_likelihoods(torch.ones(1, 1, 1, dtype=torch.float64))[:, 0]
     return (logs.nan_to_num().abs() * 1e6).remainder(1e9).long()
-
-
-def concentration_derivatives(log_alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """alpha, and its first two derivatives in log alpha, (K,) each; alpha' / alpha is between 0 and 1."""
-    alpha = concentration(log_alpha)
-    share = 1 - alpha / LARGEST_ALPHA
-    return alpha, alpha * share, alpha * share * (2 * share - 1)
 
 
 def weigh(

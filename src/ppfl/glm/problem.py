@@ -26,7 +26,6 @@ from .marginal import (
     Evaluated,
     Marginal,
     choose_sets,
-    concentration_derivatives,
     dimensions_of,
     prior_of,
     weigh,
@@ -35,7 +34,7 @@ from .moments import MomentLikelihood, fastest_form
 from .points import points_each
 from .population_fit import PopulationFit
 from .posterior import Posterior
-from .regularization import Regularization
+from .regularization import Regularization, concentration_derivatives
 from .rows import DenseDesign, RowLikelihood
 from .search import Facts, Fit
 

@@ -133,7 +133,7 @@ class Chain:
             guards = self._guards(node, self._found)
             precise = self._task(node, "compare", self.share, roughly=False)
             vector, found = yield from self._best(precise, [*(end.vector for end in ends), *guards])
-            if node.k > 1:
+            if node.k > 1 and self.fold < 0:
                 vector, found = yield from self._rescaled(task, precise, vector, found)
             if found.narrow > _NARROW_SHARE * task.clients and node.k > 1:
                 vector = yield from self._stretched(precise, vector)

@@ -7,7 +7,15 @@
 from .classes import BernoulliFamily, MultinomialFamily
 from .continuous import GammaFamily, GaussianFamily
 from .counts import PoissonFamily
-from .family_contract import LOG_DISPERSION, Derivatives, Family, Memberships, combine, combine_logs, derivatives_of_mixture
+from .family_contract import (
+    LOG_DISPERSION,
+    Derivatives,
+    Family,
+    Memberships,
+    combine,
+    combine_logs,
+    derivatives_of_mixture,
+)
 from .family_names import REGRESSIONS, classification_family, family_name, is_positive_only, regression_family
 from .negative_binomial import LOG_INVERSE_SIZE, NegativeBinomialFamily
 from .zero_inflated import LOGIT_ZEROS, ZeroInflatedNegativeBinomialFamily, ZeroInflatedPoissonFamily
