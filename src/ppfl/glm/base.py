@@ -106,9 +106,9 @@ class PopulationGLM(BaseEstimator):  # type: ignore[misc]
         targets: bool = True, reset: bool = False,
     ) -> Reading:  # fmt: skip
         """The rows of a table in the form of the fit; `reset` for the table of a fit."""
-        formula = None if reset else self.formula_
         if not reset:
             check_is_fitted(self, "fit_")
+        formula = None if reset else self.formula_
         if formula is not None:
             given = formula.read(X, clients, offset)
             y = formula.target(X, classes=hasattr(self, "predict_proba")) if targets and y is None else y

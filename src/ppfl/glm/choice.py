@@ -119,6 +119,7 @@ class PopulationChoice(PopulationGLM):
         grouping = Situations.of(situations, len(x))
         ids, codes = _situation_clients(grouping, clients)
         self._family, self._units, self._between = MultinomialFamily(grouping.most), TargetUnits(), ()
+        self._has_offset = False
         x = grouping.center(x)
         self._scaling = ColumnScaling.fit(x, np.ones(len(x)), self._names(x), self.shared, intercept=False)
         rows = self._situation_rows(x, _chosen_places(grouping, taken), grouping, codes, len(ids))

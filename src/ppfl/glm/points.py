@@ -214,7 +214,8 @@ def adapt(
         return draw, log_likelihoods(LatentPoints.of(draw, breaking).shares) + draw.log_weight
 
     # what is done for a client depends on its own data alone, wherever the others are
-    count = max(_TO_ADAPT.get(dimensions, 128), count // 2 if count >= _MANY_POINTS else 0)
+    half = 2 ** int(math.log2(count // 2)) if count >= _MANY_POINTS else 0
+    count = max(_TO_ADAPT.get(dimensions, 128), half)
     prior = Proposals.prior(len(position), dimensions)
     proposals, passes = prior, torch.full((len(position),), 2)  # at full weight; the second as the first began far away
     if start is not None:
