@@ -15,7 +15,8 @@ from kit.oracles import objective
 from ppfl.core import affinity
 from ppfl.glm import PopulationChoice, PopulationClassifier, PopulationRegressor
 from ppfl.glm.columns import ColumnScaling
-from ppfl.glm.families import BernoulliFamily, Family, MultinomialFamily, regression_family
+from ppfl.glm.families import BernoulliFamily, MultinomialFamily, regression_family
+from ppfl.glm.family import Family
 from ppfl.glm.problem import Problem
 from ppfl.glm.rows import DenseDesign, RowLikelihood
 

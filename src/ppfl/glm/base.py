@@ -22,7 +22,7 @@ from ..errors import AffinityError, DataError, SettingError
 from . import inference, intervals, save, summary
 from .choose_k import CRITERIA, Search, automatic, choose_model
 from .columns import Array, ColumnScaling, TargetUnits, encode_ids, find_positions, label_rows
-from .families import Family
+from .family import Family
 from .formula import FormulaDesign
 from .likelihood import Likelihood
 from .moments import fastest_form

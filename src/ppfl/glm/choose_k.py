@@ -18,7 +18,7 @@ from .points import points_each
 from .population_fit import PopulationFit
 from .problem import Evaluator, Problem, population_fit, precise_log_likelihood
 from .rows import RowLikelihood
-from .search import Chain, Facts, Fit, Node, Starts
+from .search import Chain, Facts, Fit, Node, Starts, final_name
 
 CRITERIA = {
     "held_out": "the held-out likelihood, and the simplest model within one standard error of the best",
@@ -80,7 +80,8 @@ def choose_model(
         return precise_log_likelihood(population_fit(problem, fit), problem.data).value
 
     choice = choose(evaluator, problem.facts, candidates, search, folds, exact)
-    return population_fit(problem, choice.fits[choice.best]), table_of(problem.facts, choice)
+    points = evaluator.state(f"fold -1 {final_name(Node(*choice.candidates[choice.best]))}")
+    return population_fit(problem, choice.fits[choice.best], points), table_of(problem.facts, choice)
 
 
 def choose(

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..errors import SettingError
 from .columns import Array
-from .families import Family
-from .families.counts import CountFamily
+from .count_families import CountFamily
+from .family import Family
 from .formula import INTERCEPT
 from .inference import check_level, covariance
 from .likelihood import Parameters

@@ -132,7 +132,7 @@ class MomentsAt:
         products of all c_k c_l, of which there are K (K + 1) / 2: fewer than parameters.
         """
         k = shares.shape[1]
-        first, second, times, _ = _pairs(k)
+        first, second, _, _ = _pairs(k)
         mean, products = _pair_moments(shares, weights, more)
         slopes = self._slopes()  # (M, P, T)
         count = len(first)
@@ -271,7 +271,7 @@ def _plus_identity(matrices: Tensor) -> Tensor:
 
 def _pair_moments(shares: Tensor, weights: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
     """Weighted means (M, T + E) and products (M, T + E, T + E) of all c_k c_l, k <= l, and of more numbers."""
-    m, k, g = shares.shape
+    _, k, g = shares.shape
     count = k * (k + 1) // 2
     root = weights.sqrt()
     features = shares.new_empty(len(weights), count + more.shape[1], g)  # times the root of the weights

@@ -18,7 +18,8 @@ from ..runs.folder import RunFolder
 from ..runs.record import load_run
 from .columns import ColumnScaling, TargetUnits
 from .estimators import PopulationClassifier, PopulationRegressor
-from .families import Family, classification_family, regression_family
+from .families import classification_family, regression_family
+from .family import Family
 from .penalized import is_flat, point_fit, read_models
 from .problem import LogLikelihood
 from .regularization import Regularization

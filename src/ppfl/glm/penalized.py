@@ -24,7 +24,8 @@ from ..errors import AffinityError, SettingError
 from ..networks.plain import PartlySharedLinear
 from ..server import Training, Watch, connect
 from ..sites import Stacked
-from .families import Family, MultinomialFamily
+from .families import MultinomialFamily
+from .family import Family
 from .likelihood import Layout, Parameters, log_concentration
 from .population_fit import PopulationFit
 from .posterior import Posterior

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .families import Family
-from .likelihood import Layout, Matrix, Parameters, Vector
+from .family import Family
+from .likelihood import Layout, Parameters, Vector
 from .posterior import Posterior
 from .regularization import Regularization
 

@@ -58,7 +58,9 @@ class Posterior:
         """(m, K + s, G): memberships, followed by z, or by its mean given c for gaussian targets."""
         if self.memberships is not None:
             return self.memberships[clients][..., None]
-        assert self.proposals is not None and self.position is not None and self.breaking is not None
+        assert self.proposals is not None
+        assert self.position is not None
+        assert self.breaking is not None
         draw = self.proposals.subset(clients).final_draw(self.count, self.position[clients])
         found, k = LatentPoints.of(draw, self.breaking).shares, self.k
         if self.order is not None:
@@ -117,8 +119,10 @@ class Posterior:
         both = torch.cat([self.weights, other.weights])
         if self.memberships is not None and other.memberships is not None:
             return replace(self, weights=both, memberships=torch.cat([self.memberships, other.memberships]))
-        assert self.proposals is not None and self.position is not None
-        assert other.proposals is not None and other.position is not None
+        assert self.proposals is not None
+        assert self.position is not None
+        assert other.proposals is not None
+        assert other.position is not None
         residual = None
         if self.residual is not None and other.residual is not None:
             parts = zip(self.residual, other.residual, strict=True)

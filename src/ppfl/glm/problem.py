@@ -38,6 +38,7 @@ from .regularization import Regularization, concentration_derivatives
 from .rows import DenseDesign, RowLikelihood
 from .search import Facts, Fit
 
+_MANY_CLIENTS = 2000
 _TIED = 1e-9  # variation within clients of a standardised column that is constant within each of them
 
 
@@ -200,10 +201,13 @@ def _mixed(position: Tensor) -> Tensor:
 
 
 def population_fit(problem: Problem, fit: Fit, points: Marginal | None = None) -> PopulationFit:
-    """What an estimator keeps: canonical models by their share, and the posterior of every client."""
+    """What an estimator keeps: canonical models by their share, and the posterior of every client.
+
+    Many clients keep the `points` of their search.
+    """
     facts, solution, layout = problem.facts, fit.solution, fit.layout
     count = points_each(facts.dimensions(layout), problem.rows.n_clients)
-    if points is None:  # from the beginning, so that equal clients get equal memberships
+    if points is None or problem.rows.n_clients <= _MANY_CLIENTS:  # from the beginning, so that equal clients get equal memberships
         points = Marginal.of(problem.data, layout, count).adapted(solution.vector)
     posterior = points.posterior(solution.vector)
     order = torch.argsort(posterior.mean.mean(0), descending=True, stable=True)

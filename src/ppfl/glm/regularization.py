@@ -80,7 +80,7 @@ class Regularization(NamedTuple):
         return np.asarray(np.repeat(self.shared.numpy(), layout.outputs))
 
     def _of_nuisance(self, nuisance: Tensor) -> tuple[Vector, Matrix]:
-        """Gradient and Hessian of the family's own penalty, by automatic differentiation, and of that of dispersions."""
+        """Gradient and Hessian of the family's penalty, by automatic differentiation, and of that of dispersions."""
         slope, curvature = np.zeros(len(nuisance)), np.zeros((len(nuisance), len(nuisance)))
         if self.nuisance is not None:
             with torch.enable_grad():

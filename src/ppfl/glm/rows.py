@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-from .families import Derivatives, Family, combine, derivatives_of_mixture
+from .family import Derivatives, Family, combine, derivatives_of_mixture
 from .likelihood import CHUNK_SIZE, Chunk, Layout, Parameters, ScoreSums, residual_basis
 
 _SMALL_CHUNK = 1 << 15  # below this the number of chunks costs more than padding
@@ -73,7 +73,7 @@ class DenseDesign(NamedTuple):
 
     def information(self, other: Design, curvature: Tensor) -> Tensor:
         assert isinstance(other, DenseDesign)
-        n, p, _, t = curvature.shape
+        _, p, _, t = curvature.shape
         products = (self.x[:, :, None] * other.x[:, None]).flatten(1)
         found = (products.T @ curvature.flatten(1)).view(self.columns, other.columns, p, p, t)
         return found.permute(4, 0, 2, 1, 3).reshape(t, self.columns * p, other.columns * p)
@@ -283,9 +283,9 @@ class RowsAt:
             some = ((first == blocks) == is_shared[0]) & ((second == blocks) == is_shared[1])
             one, other = (rows.shared if each else rows.varying for each in is_shared)
             parts = one.information(other, curvature[..., some])
-            for part, k, l in zip(parts, first[some].tolist(), second[some].tolist(), strict=True):
-                whole[places[k], places[l]] = part
-                whole[places[l], places[k]] = part.T
+            for part, k, j in zip(parts, first[some].tolist(), second[some].tolist(), strict=True):
+                whole[places[k], places[j]] = part
+                whole[places[j], places[k]] = part.T
         for i in range(r):
             by_block = self._mean_slope(found.crosses[i], shares, weights)  # (n, p, blocks + 1)
             for k, place in enumerate(places):

@@ -34,7 +34,7 @@ _MORE_CLIENTS = (2500, 16000)  # before all of them, because steps are cheaper w
 _CLIENTS_TO_TRY, _CLIENTS_OF_RANDOM_STARTS = 64, 100
 ROUGHLY = Effort(1e-5, 150, 0.1)
 _STEP, _LONG_STEP = 0.3, 1.0  # between copies that move apart: standardised columns have coefficients of order 1
-_CORNERS = 2  # to try
+_CORNERS, _AXES = 2, 2  # splits to try, and directions in each corner
 _START_OF_RESIDUAL = 0.5
 _NARROW_SHARE = 0.2  # of clients with well-known memberships, above which simplices of other sizes are tried
 _STRETCHES = (0.7, 0.85, 1.2, 1.5)  # of the distance of a canonical model from the middle of all
@@ -70,6 +70,11 @@ class Node(NamedTuple):
     tied: bool = False
 
 
+def final_name(node: Node) -> str:
+    """The task of the last steps for all clients, whose points an estimator can keep."""
+    return f"all {node.k} {node.residual}"
+
+
 class Fit(NamedTuple):
     layout: Layout
     solution: Solution
@@ -101,7 +106,7 @@ class Chain:
             if self.is_large and 2 * count < self.facts.clients:
                 task = self._task(node, "more", count / self.facts.clients)
                 vector = (yield from minimize(task, vector, ROUGHLY)).vector
-        task = self._task(node, "all", 1.0, roughly=self.effort.small_step > 0)
+        task = self._task(node, final_name(node), 1.0, roughly=self.effort.small_step > 0)
         solution = yield from minimize(task, vector, self.effort)
         for guard in self._guards(node, self._finished):
             solution = yield from self._guarded(task, solution, guard)
@@ -366,9 +371,10 @@ def _axes(layout: Layout, vector: Vector, found: LikelihoodSums, tied: tuple[int
     for corner in range(layout.k):
         place = np.array(free) + corner * size
         curvature, directions = np.linalg.eigh(found.splitting[np.ix_(place, place)])
-        axis = np.zeros(size)
-        axis[free] = directions[:, 0]
-        axes.append((curvature[0] / (1 + float(alpha[corner])), corner, axis))
+        for i in range(min(_AXES, len(free))):
+            axis = np.zeros(size)
+            axis[free] = directions[:, i]
+            axes.append((curvature[i] / (1 + float(alpha[corner])), corner, axis))
     return [(corner, axis) for _, corner, axis in sorted(axes, key=lambda each: each[0])]
 
 

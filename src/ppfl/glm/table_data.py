@@ -20,7 +20,8 @@ from ..errors import DataError, SettingError
 from .choose_k import CRITERIA
 from .columns import Array
 from .estimators import PopulationClassifier, PopulationRegressor
-from .families import REGRESSIONS, Family, GaussianFamily, classification_family, regression_family
+from .families import REGRESSIONS, GaussianFamily, classification_family, regression_family
+from .family import Family
 from .formula import INTERCEPT, FormulaDesign
 from .formula_text import EXAMPLE, check_expression, split_formula
 

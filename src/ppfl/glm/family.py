@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import SettingError
-
 TINY = 1e-300
 LOG_DISPERSION = "log dispersion"
 LARGEST_LOG = 30.0  # no real mean is as large as e^30; beyond it the exponential is replaced by its tangent
@@ -129,24 +127,18 @@ def _differentiate(
 
 
 class Family(ABC):
-    """A distribution with one of several links. The first of `links` is the default.
+    """A distribution of the target y, with the link from linear predictors to its mean.
 
-    `mean`, `variance`, `cdf` and `draw` are those of the target y. `nuisance` has the parameters (r,) named by the
+    `mean`, `variance` and `cdf` are those of y. `nuisance` has the parameters (r,) named by the
     attribute of the same name.
     """
 
     name: ClassVar[str]
-    links: ClassVar[tuple[str, ...]]
-    loss: ClassVar[str | None] = None  # the loss of ppfl.core that is this family with its default link, if any
+    link: ClassVar[str]
+    loss: ClassVar[str | None] = None  # the loss of ppfl.core that is this family if any
     nuisance: ClassVar[tuple[str, ...]] = ()  # parameters of the density besides the mean, such as a log dispersion
     positive_only: ClassVar[bool] = False  # whether y may not be negative
-    is_quasi: ClassVar[bool] = False  # whether the likelihood is divided by a dispersion that residuals determine
     outputs: int = 1
-
-    def __init__(self, link: str | None = None) -> None:
-        self.link = self.links[0] if link is None else link
-        if self.link not in self.links:
-            raise SettingError(f"family {self.name!r} has no link {link!r}; use one of {', '.join(self.links)}")
 
     def check(self, y: Tensor) -> None:  # noqa: B027
         """Raise a DataError for targets that the family cannot have."""
@@ -168,7 +160,7 @@ class Family(ABC):
         return self.log_density(self.mean_parameters(eta), y, nuisance)
 
     def derivatives(self, eta: Tensor, y: Tensor, nuisance: Tensor) -> Derivatives:
-        """Of the log density under predictors (n, G, p), for p = 1 by automatic differentiation; formulas are faster."""
+        """Of the log density under predictors (n, G, p), here for p = 1 by automatic differentiation."""
         n, g, _ = eta.shape
 
         def log_density(at: Tensor, each: Tensor) -> Tensor:
@@ -210,10 +202,6 @@ class Family(ABC):
         """P(Y < y), which differs from `cdf` for counts and classes."""
         return self.cdf(y, parameters, nuisance)
 
-    @abstractmethod
-    def draw(self, parameters: Tensor, nuisance: Tensor, random: np.random.Generator) -> Tensor:
-        """One simulated y for each of these mean parameters (..., p): (...,). Classes are their positions."""
-
     @property
     def has_dispersion(self) -> bool:
         """Whether the first nuisance parameter is a log dispersion, which falls without end if a model fits exactly."""
@@ -236,11 +224,10 @@ class PositiveFamily(Family):
     """Families with positive means, stored as logarithms."""
 
     positive_only = True
+    link = "log"
 
     def mean_parameters(self, eta: Tensor) -> Tensor:
-        if self.link == "log":
-            return eta
-        return 2 * eta.abs().clamp_min(1e-12).log()  # sqrt
+        return eta
 
     def mean(self, parameters: Tensor, nuisance: Tensor) -> Tensor:
         return safe_exp(parameters[..., 0])
