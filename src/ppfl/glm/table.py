@@ -32,7 +32,7 @@ from .table_data import FAMILIES, Encoding, PreparedTable, TableSettings, Target
 
 __all__ = [
     "CLEAR", "CRITERIA", "FAMILIES", "Candidate", "CoefficientRow", "CoefficientTable", "HeldOutScore", "OnStep",
-    "TableFit", "TableSettings", "file_contents", "fit_table",
+    "TableFit", "TableSettings", "file_contents", "fit_table", "prepare_table",
 ]  # fmt: skip
 POOLED, LOCAL, AVERAGE = "one model for all", "a model for each client", "an average row"
 MEMBERSHIPS, COEFFICIENTS, RESULT = "memberships.csv", "coefficients.csv", "result.json"
