@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from kit.files import dump, load
 from kit.refusals import DataError, PPFLError, SettingError, assert_refused
 from kit.tables import SMALL
 from ppfl.glm import PopulationClassifier, PopulationRegressor
 from ppfl.glm.formula import FormulaDesign
-from ppfl.io.codec import dump, load
 
 QUICK = {**SMALL, "tol": 1e-4}
 SITES = {"site[T.north]", "site[T.west]"}
@@ -139,7 +139,7 @@ def test_predictions_of_permuted_rows_are_permuted(order, count):
 
 
 def test_a_formula_survives_a_file_and_an_expression_of_a_file_is_checked():
-    file, found = BytesIO(), fitted()._formula
+    file, found = BytesIO(), fitted().formula_
     dump(found, file, "formula")
     again = load(file.getvalue(), "formula")
     assert again == found

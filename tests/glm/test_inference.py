@@ -9,10 +9,9 @@ import torch
 from scipy import stats
 
 from kit.refusals import SettingError, assert_refused
-from kit.tables import classifier, fitted, penalized, fitted_choice, make_client_table, make_estimator, regressor
+from kit.tables import classifier, fitted, fitted_choice, make_client_table, make_estimator, penalized, regressor
 from ppfl.glm import NEW
 from ppfl.glm.families import REGRESSIONS, regression_family
-from ppfl.glm.inference import covariance
 from ppfl.glm.intervals import deviations, draw_parameters, mixture_quantile
 from ppfl.glm.problem import find_posterior
 

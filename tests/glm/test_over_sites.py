@@ -6,7 +6,7 @@ import pytest
 from kit.refusals import DataError, SettingError, assert_refused
 from kit.tables import make_client_table, make_estimator
 from ppfl.glm import NEW, GLMSite, PopulationRegressor, fit_over_sites
-from ppfl.server.transports import InProcess
+from ppfl.server import InProcess
 
 TABLE = make_client_table()
 PARTS = {"north": TABLE.clients < 3, "west": (TABLE.clients >= 3) & (TABLE.clients < 8), "south": TABLE.clients >= 8}
@@ -79,7 +79,7 @@ def test_replies_hold_sums_and_no_rows():
     found = fit_over_sites(make_estimator(n_init=1), InProcess(*sites))
     assert len(seen) >= 3 * found.exchanges_
     assert all(not reply.rows.values for reply in seen)
-    assert max(value.numel() for reply in seen for value in reply.metrics.values()) <= found.fit_.layout.size ** 2
+    assert max(value.numel() for reply in seen for value in reply.metrics.values()) <= found.fit_.layout.size**2
 
 
 def test_what_cannot_be_fitted_over_sites_is_refused():

@@ -15,7 +15,7 @@ from kit.experiments import call_ppfl
 from kit.refusals import CheckpointError, PPFLError, SettingError, assert_refused
 from kit.sites import SITES, Sites
 from kit.tables import fitted, fitted_choice, make_choice_table, make_client_table, regressor
-from ppfl.glm import NEW, PopulationClassifier, PopulationRegressor, estimator_from_run, load
+from ppfl.glm import NEW, estimator_from_run, load
 from ppfl.runs import Experiment, load_experiment, run
 
 TABLE = make_client_table()
@@ -145,7 +145,10 @@ def test_a_run_in_one_process_prints_its_estimator_and_saves_it(tmp_path, capsys
     (tmp_path / "glm.toml").write_text(tomli_w.dumps(asked))
     done = call_ppfl(capsys, "run", tmp_path / "glm.toml", "--out", tmp_path / "out")
     assert "Coefficients of the canonical models" in done.out + done.err, done.err
-    here, (file,) = fit_in_one_process("regressor", frame, tmp_path), (tmp_path / "out").rglob("estimator-seed-4.safetensors")
+    here, (file,) = (
+        fit_in_one_process("regressor", frame, tmp_path),
+        (tmp_path / "out").rglob("estimator-seed-4.safetensors"),
+    )
     mine, new = frame[frame.client == "c3"], frame.assign(client="new")
     onboarded = [model.onboard(encoded(new), new["y"], new["client"]) for model in (load(file), here)]
     np.testing.assert_allclose(*onboarded, atol=1e-4)

@@ -407,7 +407,9 @@ class PopulationGLM(BaseEstimator):  # type: ignore[misc]
             raise DataError(f"client {client!r} is not known to the model; add it with onboard")
         return at
 
-    def onboard(self, X: Any, y: Any, clients: Any, sample_weight: Any = None, offset: Any = None) -> pd.DataFrame:
+    def onboard(
+        self, X: Any, y: Any = None, clients: Any = None, sample_weight: Any = None, offset: Any = None
+    ) -> pd.DataFrame:
         """Finds the memberships of clients that `fit` did not have. The canonical models stay as they are.
 
         Returns:

@@ -68,7 +68,7 @@ def anova(*models: PopulationGLM) -> pd.DataFrame:
 
 def _name(model: PopulationGLM) -> str:
     effect = "" if model.residual_ == "none" else f" + {model.residual_}"
-    formula = f": {model.formula_.text}" if model.formula_ is not None else ""
+    formula = f": {model.formula_.formula}" if model.formula_ is not None else ""
     return f"k = {model.k_}{effect}{formula}"
 
 

@@ -51,7 +51,7 @@ class FormulaDesign:
     [[0.0, 0.0], [0.69, 1.0]]
     """
 
-    text: str
+    formula: str
     response: str
     client: str
     terms: tuple[str, ...]
@@ -116,7 +116,7 @@ class FormulaDesign:
 
     def checked(self) -> FormulaDesign:
         """Itself, if its expressions are allowed; a file may hold any."""
-        if not all(isinstance(text, str) for text in (self.text, self.response, *self.terms, *self.offsets)):
+        if not all(isinstance(text, str) for text in (self.formula, self.response, *self.terms, *self.offsets)):
             raise DataError("the formula of the file is not text; save the model again")
         _columns_of(_terms(self.terms))
         for expression in (self.response, *self.offsets):
@@ -131,7 +131,7 @@ class FormulaDesign:
 
     def describe(self) -> list[str]:
         """Sentences for a summary: the formula, what it does besides, and which rows were left out."""
-        lines = [self.text, *self.notes]
+        lines = [self.formula, *self.notes]
         if self.dropped:
             counts = ", ".join(f"{'no client' if each is None else each}: {rows}" for each, rows in self.dropped[:8])
             more = f" and {len(self.dropped) - 8} more" if len(self.dropped) > 8 else ""
@@ -145,7 +145,7 @@ class FormulaDesign:
         """The design, the clients and the offset of a table; given clients or offsets replace those of the table."""
         frame = as_frame(data)
         needed = [*self.columns, *([self.client] if clients is None else [])]
-        check_columns(frame, needed, f"formula {self.text!r}")
+        check_columns(frame, needed, f"formula {self.formula!r}")
         used = frame[needed]
         if missing := [name for name in needed if bool(used[name].isna().any())]:
             row = used.index[used[missing[0]].isna()][0]

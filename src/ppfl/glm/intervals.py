@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 DRAWS = 200
 _MEMBERSHIP_DRAWS = 400
+_NEW_CLIENTS = 5  # that are drawn for each draw of the parameters
 _PARTS = 50  # draws that a new observation's distribution is a mixture of
 _ROWS_AT_ONCE, _CLIENTS_AT_ONCE = 5000, 2000
 _SEED = 0  # so that the same call gives the same interval
@@ -90,12 +91,12 @@ def predictions(model: PopulationGLM, table: Reading, X: Any, level: float) -> p
     ends = _levels(level)
     model._refuse_points("intervals for predictions")
     mean, draws = model._table_mean(table), draw_parameters(model)
-    parts = slice(None, None, max(1, len(draws) // _PARTS))
-    nuisance = torch.stack([at.nuisance for at in draws[parts]], 1)  # (r, S)
     ends_of_means, ends_of_new = np.zeros((2, len(mean))), np.zeros((2, len(mean)))
-    for some, parameters in _drawn(model, table, draws):
-        means = _means(model._family, parameters, draws).numpy()
+    for some, parameters, used in _drawn(model, table, draws):
+        means = _means(model._family, parameters, used).numpy()
         ends_of_means[:, some] = np.quantile(means, ends, axis=1)
+        parts = slice(None, None, max(1, len(used) // _PARTS))
+        nuisance = torch.stack([at.nuisance for at in used[parts]], 1)  # (r, S)
         quantiles = [mixture_quantile(model._family, at, parameters[:, parts], nuisance) for at in ends]
         ends_of_new[:, some] = torch.stack(quantiles).numpy()
     both = model._units.shift + model._units.scale * np.concatenate([ends_of_means, ends_of_new])
@@ -108,8 +109,8 @@ def probabilities(model: Any, table: Reading, X: Any, level: float) -> pd.DataFr
     model._refuse_points("intervals for predictions")
     mean, draws = model._table_mean(table), draw_parameters(model)
     found = np.zeros((2, *mean.shape))
-    for some, parameters in _drawn(model, table, draws):
-        found[:, some] = np.quantile(_means(model._family, parameters, draws).numpy(), ends, axis=1)
+    for some, parameters, used in _drawn(model, table, draws):
+        found[:, some] = np.quantile(_means(model._family, parameters, used).numpy(), ends, axis=1)
     columns = pd.MultiIndex.from_product([model.classes_, ["mean", "lower", "upper"]], names=["class", None])
     whole = np.concatenate([mean[None], found]).transpose(1, 2, 0)  # (n, classes, 3)
     return pd.DataFrame(whole.reshape(len(mean), -1), _index(X), columns)
@@ -140,6 +141,7 @@ def draw_parameters(model: PopulationGLM, count: int = DRAWS) -> list[Parameters
 class _Drawn(NamedTuple):
     rows: Array  # positions (n,)
     parameters: Tensor  # the family's mean parameters (n, S, p)
+    draws: list[Parameters]  # (S,)
 
 
 def _drawn(model: PopulationGLM, table: Reading, draws: list[Parameters]) -> Iterator[_Drawn]:
@@ -147,12 +149,13 @@ def _drawn(model: PopulationGLM, table: Reading, draws: list[Parameters]) -> Ite
     rows, random = model._rows(table), np.random.default_rng(_SEED + 1)
     position = model._positions(table.clients, len(table.x))
     for posterior, some, client in model._by_posterior(position):
-        here = [at._replace(residual=posterior.loadings(at)) for at in draws]
-        new = _new_clients(draws, random) if posterior is model.fit_.prior else None
+        is_new = posterior is model.fit_.prior
+        here = [at._replace(residual=posterior.loadings(at)) for at in draws * (_NEW_CLIENTS if is_new else 1)]
+        new = _new_clients(here, random) if is_new else None
         for at, own in zip(torch.split(some, _ROWS_AT_ONCE), torch.split(client, _ROWS_AT_ONCE), strict=True):
             which, place = torch.unique(own, return_inverse=True)
             shares = new if new is not None else posterior.sample(which, len(draws), random)
-            yield _Drawn(at.numpy(), _parameters(rows.take(at), here, shares[place]))
+            yield _Drawn(at.numpy(), _parameters(rows.take(at), here, shares[place]), here)
 
 
 def _parameters(rows: RowLikelihood, draws: list[Parameters], shares: Tensor) -> Tensor:

@@ -259,7 +259,7 @@ def fit_over_sites(model: Any, transport: Transport, classes: Sequence[Any] = ()
         The fitted model. `exchanges_` counts the messages to every site.
 
     Example:
-        >>> from ppfl.server.transports import InProcess
+        >>> from ppfl.server import InProcess
         >>> random = np.random.default_rng(0)
         >>> clients, x = np.repeat(np.arange(12), 10), random.normal(size=(120, 1))
         >>> y = np.where(clients % 2, 2.0, -2.0) * x[:, 0] + random.normal(size=120)

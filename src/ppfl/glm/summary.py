@@ -169,9 +169,10 @@ def _facts(model: PopulationGLM) -> SummaryTable:
         facts["formula"] = "; ".join(model.formula_.describe())
     try:
         facts["log-likelihood"] = f"{model.log_likelihood_:,.2f} ± {model.log_likelihood_error_:.1g} of integration"
+        by_rows = model.aic_ + model.n_parameters_ * (math.log(fit.n_samples) - 2)
         facts["AIC, BIC"] = (
             f"{model.aic_:,.1f}, {model.bic_:,.1f} with {model.n_parameters_} parameters; this BIC counts clients, "
-            f"that of lme4 rows ({model.bic_ + model.n_parameters_ * (math.log(fit.n_samples) - model._log_clients):,.1f})"
+            f"that of lme4 rows ({by_rows:,.1f})"
         )
     except SettingError as reason:
         facts["log-likelihood"] = f"not known: {reason}"

@@ -140,7 +140,8 @@ def _fit_prepared(table: PreparedTable, settings: TableSettings, on_step: OnStep
         raise DataError(f"column {quoted(table.features)} has one value; name other columns")
     rows, shared = _Rows.of(table, encoding), encoding.shared(settings.shared)
     comparison = _HeldOut.of(table, settings) if table.is_test.any() else None
-    parts = ["the canonical models", POOLED]
+    tried = settings.ks if isinstance(settings.ks, str) else ", ".join(map(str, sorted(settings.ks)))
+    parts = [f"k = {tried}", POOLED]
     parts += ["held-out rows"] if comparison else []
     parts += [LOCAL] if comparison and comparison.has_local else []
     steps = _announce(parts, on_step)
