@@ -33,7 +33,7 @@ _POWERS = 0.6 ** torch.arange(1, 29, dtype=torch.float64)  # to which weights ar
 _INFLATION = 1.3
 _TO_ADAPT = {1: 32, 2: 64, 3: 64}  # points to fit the proposals, by dimension
 _ADAPTING_SEED = 10
-_MANY_CLIENTS, _FEW_CLIENTS = 2000, 200
+_MANY_CLIENTS = 2000
 
 
 def points_each(dimensions: int, clients: int) -> int:
@@ -210,22 +210,25 @@ def adapt(
     """
 
     def log_joint(proposals: Proposals) -> tuple[Draw, Tensor]:
-        draw = proposals.draw(count, position, _ADAPTING_SEED)
+        draw = proposals.draw(few, position, _ADAPTING_SEED)
         return draw, log_likelihoods(LatentPoints.of(draw, breaking).shares) + draw.log_weight
 
-    count = max(_TO_ADAPT.get(dimensions, 128), count // 2 if len(position) <= _FEW_CLIENTS else 0)
+    few = _TO_ADAPT.get(dimensions, 128)
+    if count > 2 * few:
+        few = 1 << (count.bit_length() - 2)  # a power of 2, about half of them
     prior = Proposals.prior(len(position), dimensions)
-    proposals, passes = prior, 2  # with all points at full weight; the second because the first began far away
+    proposals, passes = prior, torch.full_like(position, 2)  # at full weight; the second as the first began far away
     if start is not None:
         fits = _effective_share(log_joint(start)[1]) >= _USABLE
         proposals = start.where(fits, prior)  # a narrow distribution cannot follow a client that has moved away
-        passes = 1 if bool(fits.all()) else 2
+        passes -= fits.long()
     for _ in range(_MAX_STEPS):
         draw, logs = log_joint(proposals)
         power = _largest_power(logs)
-        proposals = ScoreMoments.of(draw.scores, torch.softmax(power[:, None] * logs, 1)).proposals()
-        passes -= bool((power == 1).all())
-        if passes == 0:
+        found = ScoreMoments.of(draw.scores, torch.softmax(power[:, None] * logs, 1)).proposals()
+        proposals = found.where(passes > 0, proposals)  # what other clients still need makes no difference to a client
+        passes -= (power == 1).long()
+        if bool((passes <= 0).all()):
             break
     return proposals
 
