@@ -33,7 +33,7 @@ _POWERS = 0.6 ** torch.arange(1, 29, dtype=torch.float64)  # to which weights ar
 _INFLATION = 1.3
 _TO_ADAPT = {1: 32, 2: 64, 3: 64}  # points to fit the proposals, by dimension
 _ADAPTING_SEED = 10
-_MANY_CLIENTS, _MANY_POINTS = 2000, 128
+_MANY_CLIENTS = 2000
 
 
 def points_each(dimensions: int, clients: int) -> int:
@@ -210,14 +210,14 @@ def adapt(
     """
 
     def log_joint(proposals: Proposals) -> tuple[Draw, Tensor]:
-        draw = proposals.draw(count, position, _ADAPTING_SEED)
+        draw = proposals.draw(few, position, _ADAPTING_SEED)
         return draw, log_likelihoods(LatentPoints.of(draw, breaking).shares) + draw.log_weight
 
-    # what is done for a client depends on its own data alone, wherever the others are
-    half = 2 ** int(math.log2(count // 2)) if count >= _MANY_POINTS else 0
-    count = max(_TO_ADAPT.get(dimensions, 128), half)
+    few = _TO_ADAPT.get(dimensions, 128)
+    if count > 2 * few:
+        few = 1 << (count.bit_length() - 2)  # a power of 2, about half of them
     prior = Proposals.prior(len(position), dimensions)
-    proposals, passes = prior, torch.full((len(position),), 2)  # at full weight; the second as the first began far away
+    proposals, passes = prior, torch.full_like(position, 2)  # at full weight; the second as the first began far away
     if start is not None:
         fits = _effective_share(log_joint(start)[1]) >= _USABLE
         proposals = start.where(fits, prior)  # a narrow distribution cannot follow a client that has moved away
@@ -226,7 +226,7 @@ def adapt(
         draw, logs = log_joint(proposals)
         power = _largest_power(logs)
         found = ScoreMoments.of(draw.scores, torch.softmax(power[:, None] * logs, 1)).proposals()
-        proposals = found.where(passes > 0, proposals)
+        proposals = found.where(passes > 0, proposals)  # what other clients still need makes no difference to a client
         passes -= (power == 1).long()
         if bool((passes <= 0).all()):
             break

@@ -207,7 +207,8 @@ def population_fit(problem: Problem, fit: Fit, points: Marginal | None = None) -
     """
     facts, solution, layout = problem.facts, fit.solution, fit.layout
     count = points_each(facts.dimensions(layout), problem.rows.n_clients)
-    if points is None or problem.rows.n_clients <= _MANY_CLIENTS:  # from the beginning, so that equal clients get equal memberships
+    if points is None or problem.rows.n_clients <= _MANY_CLIENTS:
+        # from the beginning, so that equal clients get equal memberships
         points = Marginal.of(problem.data, layout, count).adapted(solution.vector)
     posterior = points.posterior(solution.vector)
     order = torch.argsort(posterior.mean.mean(0), descending=True, stable=True)

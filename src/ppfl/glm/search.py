@@ -179,7 +179,7 @@ class Chain:
         for smaller in self._contained(node):
             fit = self._found[smaller]
             if smaller.k < node.k:
-                starts.append((yield from self._split(node, fit)))
+                starts += yield from self._split(node, fit)
             elif smaller.residual == node.residual:
                 starts.append(embedded(fit.layout, fit.solution.vector, layout))
             else:
@@ -221,7 +221,10 @@ class Chain:
     # ------------------------------------------------------------------ starts
 
     def _split(self, node: Node, smaller: Fit) -> Asking:
-        """A start from the fit with one canonical model fewer: one of them becomes two, which move apart."""
+        """Starts from the fit with one canonical model fewer: one of them becomes two, which move apart.
+
+        From one canonical model there are two starts, because the first direction is not always the best.
+        """
         fewer = _CLIENTS_TO_TRY / self.facts.clients
         task = self._task(node, "split", min(self.share, fewer))
         layout, vector = smaller.layout, smaller.solution.vector
@@ -234,9 +237,13 @@ class Chain:
             found[layout.k * size : (layout.k + 1) * size] -= step * axis
             return found
 
-        tried = [start(corner, axis, step) for corner, axis in axes[:_CORNERS] for step in (_STEP, _LONG_STEP)]
-        best, _ = yield from self._best(task, tried)
-        return best
+        tried = [[start(corner, axis, step) for step in (_STEP, _LONG_STEP)] for corner, axis in axes[:_CORNERS]]
+        if node.k > 2:
+            tried = [[each for both in tried for each in both]]
+        found = []
+        for each in tried:
+            found.append((yield from self._best(task, each))[0])
+        return found
 
     def _rescaled(self, rough: Task, precise: Task, best: Vector, found: LikelihoodSums) -> Asking:
         """The best of fits that start from simplices of other sizes with memberships of the same covariance.
