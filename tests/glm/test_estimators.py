@@ -1,13 +1,17 @@
 """Fitted estimators: recovery of a known population, memberships, new clients, penalties, and choices."""
 
 import copy
+import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import special
+from sklearn.linear_model import GammaRegressor, LinearRegression, LogisticRegression, PoissonRegressor
 
 from kit.tables import (
+    FAMILIES,
     choice,
     draw_population,
     fitted_population,
@@ -174,3 +178,67 @@ def test_two_alternatives_are_a_logistic_regression_of_their_difference():
     logistic = make_estimator("bernoulli", fit_intercept=False, **exact).fit(drawn.x, drawn.y, clients=drawn.clients)
     found = choice(**exact).fit(x, y, **table)
     np.testing.assert_allclose(found.canonical_coef_, logistic.canonical_coef_, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_canonical_model_is_scikit_learns_pooled_glm(name):
+    drawn, exactly = draw_population(name, clients=20, rows=20), {"tol": 1e-10, "max_iter": 1000}
+    reference = {
+        "gaussian": LinearRegression(),
+        "poisson": PoissonRegressor(alpha=0, **exactly),
+        "gamma": GammaRegressor(alpha=0, **exactly),
+    }.get(name, LogisticRegression(C=np.inf, **exactly))
+    ours = make_estimator(name, k=1, ridge=0.0, tol=1e-8).fit(drawn.x, drawn.y, clients=drawn.clients)
+    predict = "predict_proba" if name in ("bernoulli", "multinomial") else "predict"
+    found, expected = (getattr(model, predict)(drawn.x) for model in (ours, reference.fit(drawn.x, drawn.y)))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "mix"), [("gaussian", "weights"), ("poisson", "predictions"), ("bernoulli", "weights")]
+)
+def test_a_fit_descends_and_converges(name, mix):
+    model = fitted_population(name, 12, 10, k=2, mix=mix)
+    assert model.converged_ and (np.diff(model.objective_path_) <= 1e-9).all()
+    memberships = np.asarray(model.memberships_)
+    assert (memberships >= 0).all() and np.allclose(memberships.sum(1), 1)
+
+
+def test_better_means_count_where_clients_have_few_rows():
+    """Six workers at three machines, three rows each: every worker has its own difference between machines."""
+    random = np.random.default_rng(4)
+    workers, machines = np.repeat(np.arange(6), 9), np.tile(np.repeat(np.arange(3), 3), 6)
+    y = random.normal(0, 5, (6, 3))[workers, machines] + random.normal(0, 1, 54)
+    x = (machines[:, None] == [1, 2]).astype(float)
+    model = make_estimator(k="auto", choose="prediction", n_init=1).fit(x, y, clients=workers)
+    assert model.k_ >= 3 or model.residual_ == "full"
+
+
+def test_constant_and_aliased_columns_are_said_and_not_counted():
+    drawn = draw_population("gaussian", clients=12, rows=10)
+    more = np.c_[drawn.x, np.full(len(drawn.y), 3.0), drawn.x @ [1.0, 2.0, 0.0]]
+    plain, model = (make_estimator(k=2).fit(x, drawn.y, drawn.clients) for x in (drawn.x, more))
+    assert model.n_parameters_ == plain.n_parameters_
+    assert "x3, x4: constant, or a sum of other columns" in str(model.summary())
+    shared = make_estimator(k=2, shared=["x4"]).fit(more, drawn.y, drawn.clients)
+    assert shared.n_parameters_ == plain.n_parameters_
+
+
+def test_weights_are_frequencies_and_the_summary_says_so():
+    drawn = draw_population("gaussian", clients=8, rows=8)
+    model = make_estimator(k=1).fit(drawn.x, drawn.y, drawn.clients, sample_weight=np.full(64, 2.5))
+    assert "frequencies that sum to 160" in str(model.summary())
+
+
+def test_pickling_computes_nothing():
+    drawn = draw_population("gaussian", clients=8, rows=8)
+    model = make_estimator(k=2).fit(drawn.x, drawn.y, drawn.clients)
+    pickle.dumps(model)
+    assert model._log_likelihood is None and model._covariance is None
+
+
+def test_an_ordered_target_is_said_to_be_taken_as_unordered():
+    drawn = draw_population("multinomial", clients=8, rows=8)
+    y = pd.Series(pd.Categorical.from_codes(drawn.y.astype(int), ["low", "mid", "top"], ordered=True))
+    with pytest.warns(UserWarning, match="low < mid < top.*unordered"):
+        make_estimator("multinomial", k=1).fit(drawn.x, y, drawn.clients)

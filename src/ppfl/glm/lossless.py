@@ -144,9 +144,9 @@ class GLMSite:
         return self._evaluator.problem
 
     def _describe(self, request: Describe) -> Reply:
-        x, y = self._given[0], np.asarray(self._given[1])
+        x = self._given[0]
         names = [str(name) for name in getattr(x, "columns", [f"x{i}" for i in range(np.asarray(x).shape[1])])]
-        facts = {"columns": names, "offset": self._given[4] is not None, "numbers": y.dtype.kind in "biuf"}
+        facts = {"columns": names, "offset": self._given[4] is not None, "named": hasattr(x, "columns")}
         return Reply(rows=Rows(tuple(map(str, self.ids)), {}), facts=facts)
 
     def _measure(self, request: Measure) -> Reply:
@@ -316,7 +316,9 @@ def _set_columns(model: Any, objective: SiteObjective, described: Reply, classes
     is_constant = deviation <= 8 * np.spacing(np.abs(mean) + deviation)
     scale = np.where(is_constant, np.inf, deviation)
     model._scaling = ColumnScaling.of_sums(names, mean[:d], scale[:d], model.shared, intercept=model.fit_intercept)
-    model.feature_names_in_, model.n_features_in_ = np.array(names, dtype=object), d
+    model.n_features_in_ = d
+    if described.facts["named"]:
+        model.feature_names_in_ = np.array(names, dtype=object)
     model._has_offset, model._has_clients, model.formula_ = bool(described.facts["offset"]), True, None
     model._set_family(classes)
     model._units = TargetUnits()
