@@ -149,7 +149,7 @@ def _settle(task: Task, vector: Vector, found: LikelihoodSums, effort: Effort, s
         path, left = [found.value], False
         while _largest(task, found) > effort.tol and len(path) <= effort.max_iter:
             step = newton_step(found, task.basis, _SHORT_STEP if task.dimensions else 2.0)
-            if step.gain <= max(_LAST_STEP, 1e-13 * abs(found.value)):
+            if step.gain <= max(_LAST_STEP, 0.01 * task.error, 1e-13 * abs(found.value)):
                 break
             left = how == "keep" and path[0] - found.value > SMALL_GAIN + task.error
             length = 0.0 if left else 1.0

@@ -22,7 +22,7 @@ from .point_sets import grid_points, grid_shifts, normal_points
 from .stick_breaking import StickBreaking
 
 _SHARE_OF_PRIOR = 8  # points of the fitted distributions for each point of the population
-_LOG_SHARES = (math.log(0.99), math.log(0.01))  # of the two densities behind a regular grid
+_LOG_SHARES = (math.log(0.999), math.log(0.001))  # of the two densities behind a regular grid
 _FEWEST = 5  # points on one side of the population's grid
 _FINE = 100  # points of a grid in two dimensions
 _FARTHEST, _NARROWEST, _WIDER = 4.0, 0.1, 0.15  # squared distances and variances, for proposals of variance 1
