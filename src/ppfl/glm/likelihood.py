@@ -222,6 +222,12 @@ class LikelihoodSums(NamedTuple):
     clients: float
     samples: float
     narrow: float  # clients that know their membership well
+    squared_error: float  # of the value, by the points: from the two halves of the points of every client
+
+    @property
+    def error(self) -> float:
+        """The standard error of the value."""
+        return math.sqrt(self.squared_error)
 
     def __add__(self, other: LikelihoodSums) -> LikelihoodSums:  # type: ignore[override]
         return LikelihoodSums(*(a + b for a, b in zip(self, other, strict=True)))

@@ -119,7 +119,7 @@ class Marginal:
         layout, at = self.layout, self.layout.unpack(vector)
         own, coefficients = layout.size - layout.n_alpha, layout.n_coefficients
         alpha, chain, bend = concentration_derivatives(at.log_alpha)
-        value, moments = 0.0, []
+        value, squared_error, moments = 0.0, 0.0, []
         gradient = torch.zeros(layout.size, dtype=torch.float64)
         hessian, splitting = torch.zeros(layout.size, layout.size).double(), torch.zeros(coefficients, coefficients)
         splitting = splitting.double()
@@ -128,6 +128,7 @@ class Marginal:
             likelihood = part.data.at(layout, at)
             weights, log_integrals = weigh(part, likelihood, alpha, derivatives=True)
             value -= float(log_integrals.sum())
+            squared_error += _squared_error(weights)
             moments.append(ScoreMoments.of(part.points.scores, weights))
             of_alpha = part.points.logs[:, : layout.n_alpha]
             if layout.n_alpha:
@@ -144,7 +145,7 @@ class Marginal:
                 hessian[own:, own:] += len(mean) * chain[:, None] * trigamma * chain - (slope * bend).diag()
         found = (gradient.numpy(), hessian.numpy(), splitting.numpy())
         clients, samples = float(self.data.n_clients), self.data.n_samples
-        return Evaluated(LikelihoodSums(value, *found, clients, samples, self._narrow()), moments)
+        return Evaluated(LikelihoodSums(value, *found, clients, samples, self._narrow(), squared_error), moments)
 
     def _narrow(self) -> float:
         """How many clients determine their membership well: far better than the population does."""
@@ -237,6 +238,14 @@ def weigh(
     relative = joint.sub_(top).exp_().clamp_(min=_NEGLIGIBLE)
     total = relative.sum(1, keepdim=True)
     return relative.div_(total), (top + total.log())[:, 0]
+
+
+def _squared_error(weights: Tensor) -> float:
+    """The sum over clients of the squared errors of their log integrals, from every other point."""
+    if weights.shape[1] == 1:
+        return 0.0
+    half = weights[:, ::2].sum(1).clamp(1e-3, 1 - 1e-3)
+    return float((0.5 * torch.log(half / (1 - half))).square().sum())
 
 
 def _proposals(part: Part) -> Proposals:

@@ -22,7 +22,6 @@ _SMALLEST_CURVATURE = 1e-10  # relative to the largest; along flatter directions
 _NARROW_SHARE = 0.2  # of clients with well-known memberships, above which points are adapted after every step
 _MAX_REJECTED, _PATIENCE = 5, 3  # steps in a row, and steps that gain no more than the points' own error
 _LITTLE = 0.02  # of the log-likelihood
-_PRECISION, _LOWEST_PRECISION = {0: 1e-9, 1: 0.002, 2: 0.005}, 0.04  # of one log integral, by dimension
 _SHORT_STEP = 0.3  # of any parameter: points stand for the integral only near where they were drawn
 _SHORTEST, _LAST_STEP = 2.0**-12, 1e-5
 _ROUNDS = 6
@@ -50,11 +49,6 @@ class Task(NamedTuple):
         return sums._replace(
             value=sums.value + value, gradient=sums.gradient + gradient, hessian=sums.hessian + hessian
         )
-
-    @property
-    def error(self) -> float:
-        """The standard error of the log-likelihood, from the points."""
-        return _PRECISION.get(self.dimensions, _LOWEST_PRECISION) * math.sqrt(self.clients)
 
 
 class Effort(NamedTuple):
@@ -110,21 +104,21 @@ def minimize(task: Task, start: Vector, effort: Effort) -> Asking:
     """
     vector = start
     found = yield from evaluate(task, vector, "fresh")
-    enough = max(effort.small_step, _LITTLE, task.error) if task.dimensions else max(effort.small_step, 1e-3)
     radius, rejected, stalled, best, steps, accept = 1.0, 0, 0, found.value, 0, True
     while _largest(task, found) > effort.tol and steps < effort.max_iter:
-        step = newton_step(found, task.basis, radius, max(SMALL_GAIN, task.error))
+        enough = max(effort.small_step, _LITTLE if task.dimensions else 1e-3, found.error)
+        step = newton_step(found, task.basis, radius, max(SMALL_GAIN, found.error))
         if step.gain <= enough or rejected == _MAX_REJECTED or stalled == _PATIENCE:
             break
         # points cannot follow memberships that are known much better than a step changes them
         is_narrow = found.narrow > _NARROW_SHARE * task.clients
         tried = yield from evaluate(task, vector + step.direction, "adapt" if is_narrow else "move", accept=accept)
-        accept = tried.value <= found.value + 2 * task.error or _is_closer(task, tried, step.gain)
+        accept = tried.value <= found.value + found.error + tried.error or _is_closer(task, tried, step.gain)
         if accept:
             rejected, steps, longest = 0, steps + 1, float(np.abs(step.direction).max())
             radius = 2 * radius if longest > 0.9 * radius else radius
             vector, found = vector + step.direction, tried
-            stalled = 0 if found.value < best - task.error else stalled + 1
+            stalled = 0 if found.value < best - found.error else stalled + 1
             best = min(best, found.value)
         else:
             rejected += 1
@@ -147,11 +141,12 @@ def _settle(task: Task, vector: Vector, found: LikelihoodSums, effort: Effort, s
         # points that stay cannot stand for memberships that are known much better than a step changes them
         how: Points = "adapt" if found.narrow > _NARROW_SHARE * task.clients else "keep"
         path, left = [found.value], False
+        least = max(_LAST_STEP, 0.01 * found.error if task.clients > _MANY_CLIENTS else 0.0)
         while _largest(task, found) > effort.tol and len(path) <= effort.max_iter:
             step = newton_step(found, task.basis, _SHORT_STEP if task.dimensions else 2.0)
-            if step.gain <= max(_LAST_STEP, 0.01 * task.error, 1e-13 * abs(found.value)):
+            if step.gain <= max(least, 1e-13 * abs(found.value)):
                 break
-            left = how == "keep" and path[0] - found.value > SMALL_GAIN + task.error
+            left = how == "keep" and path[0] - found.value > SMALL_GAIN + found.error
             length = 0.0 if left else 1.0
             while length > _SHORTEST:
                 tried = yield from evaluate(task, vector + length * step.direction, how, accept=accept)

@@ -118,7 +118,7 @@ class Chain:
         mine, theirs = yield from together(
             [evaluate(_named(task, f"compare {i}"), each, "fresh") for i, each in enumerate((solution.vector, guard))]
         )
-        if mine.value <= theirs.value + max(task.error, 1e-3):
+        if mine.value <= theirs.value + max(mine.error, 1e-3):
             return solution
         again = yield from minimize(task, guard, self.effort)
         return min(solution, again, key=lambda each: float(each.found.value))
