@@ -69,7 +69,7 @@ def ours(drawn: Drawn, theta: Array, alpha: Array) -> tuple[float, float]:
     """The log-likelihood of ppfl and its own estimate of the error."""
     from ppfl.glm.solvers.integral import marginal_log_likelihood as integral
 
-    family = classification_family(2) if drawn.family == "binomial" else regression_family(drawn.family, None)
+    family = classification_family(2) if drawn.family == "binomial" else regression_family(drawn.family)
     x, y = torch.from_numpy(drawn.x), torch.from_numpy(drawn.y)
     empty = DenseDesign(x.new_zeros(len(y), 0))
     client = torch.from_numpy(drawn.clients)
