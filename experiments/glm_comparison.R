@@ -123,9 +123,9 @@ fit_own <- function(train, test, new) {
   for (one in unique(test[[client]])) {
     own <- train[train[[client]] == one, ]
     both <- rbind(own, others)
-    both$weight <- rep(c(1, 1 / nrow(others)), c(nrow(own), nrow(others)))
+    both$weight_of_row <- rep(c(1, 1 / nrow(others)), c(nrow(own), nrow(others)))
     of_client <- test[[client]] == one
-    mean[of_client] <- predict(glm(fixed, quasi, both, weights = weight), test[of_client, ], type = "response")
+    mean[of_client] <- predict(glm(fixed, quasi, both, weights = weight_of_row), test[of_client, ], type = "response")
   }
   list(done = processor_seconds(), mean = mean)
 }
