@@ -8,16 +8,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-import warnings
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 from glm_oracle import marginal_log_likelihood
 from glm_page import heading, markdown
-from glm_simulate import FAMILIES, draw, spread_corners
-
-from ppfl.glm import PopulationClassifier, PopulationRegressor
+from glm_simulate import FAMILIES, draw, estimator, quietly, spread_corners
 
 HEAD = ["family", "K", "rows per client", "columns", "ours - oracle", "own error", "oracle's error"]
 NOTES = """\
@@ -33,12 +30,7 @@ def numbers(family: str, k: int, rows: int, columns: int, clients: int, seed: in
     """The difference of log-likelihoods and both errors, for 100 clients."""
     random = np.random.default_rng([seed, FAMILIES.index(family), k, rows, columns])
     drawn = draw(family, spread_corners(k, columns, 1.5, random), clients, rows, 0.4, random)
-    settings = {"residual": None, "fit_intercept": False, "random_state": 0}
-    is_binomial = family == "binomial"
-    model = PopulationClassifier(k, **settings) if is_binomial else PopulationRegressor(k, family=family, **settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model.fit(drawn.x, drawn.y, clients=drawn.clients)
+    model = quietly(estimator(family, k=k, fit_intercept=False).fit, drawn.x, drawn.y, clients=drawn.clients)
     dispersion = model.dispersion_ if family == "gaussian" else 1.0
     theta, alpha = np.asarray(model.canonical_coef_), np.asarray(model.concentration_)
     truth = marginal_log_likelihood(family, drawn.x, drawn.y, drawn.clients, theta, alpha, dispersion)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import tempfile
-import warnings
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,10 @@ import pandas as pd
 import scipy.stats
 from glm_comparison import HERE, load_table
 from glm_page import heading, markdown
+from glm_simulate import estimator, quietly
 from glm_tables import TABLES
 
-from ppfl.glm import NEW, PopulationClassifier, PopulationRegressor, as_mixed_model
+from ppfl.glm import NEW, as_mixed_model
 
 SAME = ("sleepstudy", "Orthodont", "Machines", "dietox", "Oxboys", "bacteria", "respiratory")
 CLIENTS, ROWS, EFFECT = 24, 8, 0.5
@@ -42,10 +42,7 @@ def lme4(data: pd.DataFrame, family: str, formula: str, *, reml: bool) -> pd.Dat
 
 
 def fit(data: pd.DataFrame, family: str, formula: str, **settings: Any) -> Any:
-    kind = PopulationClassifier if family == "binomial" else PopulationRegressor
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return kind.from_formula(formula, data, random_state=0, **settings)
+    return quietly(type(estimator(family)).from_formula, formula, data, random_state=0, **settings)
 
 
 # ---------------------------------------------------------------------- the same model

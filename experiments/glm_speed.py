@@ -13,16 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from glm_comparison import HERE
 from glm_page import heading, markdown
-from glm_simulate import draw, spread_corners
-
-from ppfl.glm import PopulationClassifier, PopulationRegressor
+from glm_simulate import draw, estimator, quietly, spread_corners
 
 ROWS, COLUMNS = 10, 3
 KS = {"gaussian": [2, 3, 4, "auto"], "binomial": [3]}
@@ -39,11 +36,8 @@ def simulated(family: str, clients: int) -> pd.DataFrame:
 
 
 def ours(data: pd.DataFrame, family: str, k: int | str) -> str:
-    kind = PopulationClassifier if family == "binomial" else PopulationRegressor
     start = time.thread_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = kind.from_formula(FORMULA, data, k=k, random_state=0)
+    model = quietly(type(estimator(family)).from_formula, FORMULA, data, k=k, random_state=0)
     seconds = f"{time.thread_time() - start:.2g}"
     return seconds if k != "auto" else f"{seconds} (K = {np.shape(model.memberships_)[1]})"
 
