@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def tables(fitted: TableFit) -> list[Table]:
 def candidate_table(fitted: TableFit) -> Table:
     """One row per number of canonical models."""
     scored = all(candidate.held_out is not None for candidate in fitted.candidates)
-    columns = [Column("K", show="{:.0f}".format), Column("log-likelihood", show="{:,.1f}".format)]
+    columns = [Column("K", text=True), Column("log-likelihood", show="{:,.1f}".format)]
     columns += [Column(name, show="{:,.1f}".format) for name in ("BIC", "AIC")]
     if scored:
         about = "mean over rows held out within clients"
@@ -60,7 +61,7 @@ def candidate_table(fitted: TableFit) -> Table:
     columns.append(Column("used", text=True))
     rows = []
     for one in fitted.candidates:
-        cells: list[Cell] = [one.k, one.log_likelihood, one.bic, one.aic]
+        cells: list[Cell] = [one.name, one.log_likelihood, one.bic, one.aic]
         cells += [one.held_out, one.held_out_error or 0.0] if scored else []
         rows.append((*cells, "used" if one is fitted.best else ""))
     note = _explain_choice(fitted, scored=scored)
@@ -68,11 +69,11 @@ def candidate_table(fitted: TableFit) -> Table:
 
 
 def _explain_choice(fitted: TableFit, *, scored: bool) -> str:
-    k, candidates = fitted.best.k, fitted.candidates
-    lowest = min(candidates, key=lambda candidate: candidate.bic).k
+    k, candidates = fitted.best.name, fitted.candidates
+    lowest = min(candidates, key=lambda candidate: candidate.bic).name
     if fitted.settings.choose == "bic" or not scored:
         return f"K = {k} has the lowest BIC and is used."
-    best = max(candidates, key=lambda candidate: candidate.held_out or 0.0).k
+    best = max(candidates, key=lambda candidate: -math.inf if candidate.held_out is None else candidate.held_out).name
     note = f"K = {k} predicts held-out rows best and is used"
     if best != k:
         note = f"K = {k} is used, the smallest that predicts held-out rows about as well as K = {best}"
@@ -194,7 +195,7 @@ def notes(fitted: TableFit) -> list[str]:
 
 def _notes_on_k(fitted: TableFit) -> list[str]:
     found = []
-    if unfinished := [str(candidate.k) for candidate in fitted.candidates if not candidate.converged]:
+    if unfinished := [candidate.name for candidate in fitted.candidates if not candidate.converged]:
         found.append(
             f"the fit with K = {', '.join(unfinished)} did not converge; a larger ridge, fewer columns or a smaller "
             f"-k helps"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..core.losses import SCORES
+from ..core.simplex import CLEAR as CLEAR
 
 NOTHING = "–"  # where there is no value
-CLEAR = 0.8  # a client with at least this share of one canonical model is clear, any other client is mixed
 MB = 1e6
 
 # Colours that people with any colour vision can tell apart (Okabe and Ito, 2008); they belong to canonical models.
