@@ -218,7 +218,7 @@ class Fitted(Trained):
         """A chart of the test score of every client."""
         return self._comparison().plot_clients()
 
-    def report(self, folder: str | Path, title: str | None = None) -> Path:
+    def report(self, folder: str | Path = "report", title: str | None = None) -> Path:
         """Writes one page with all charts and tables, which needs no network, and returns its path."""
         return self._comparison().report(folder, title or f"Population fitted by {self.method.title}")
 
@@ -233,13 +233,15 @@ class Fitted(Trained):
         method = {**self.method.model_dump(mode="json"), "name": self.method.name}
         experiment = {"name": self.method.title, "method": method, "population": population, "data": {"name": "data"},
                       "rounds": self.state.round, "seeds": [self.problem.seed]}  # fmt: skip
-        last = next(
-            (row for row in reversed(self.history) if metric_name(row) and row["round"] <= self.state.round), {}
-        )
+        new = [None] * (len(self.ids) - len(self.problem.roster.ids))  # came later, and have no score in the history
+        history = [
+            {**row, "per_client": [*row["per_client"], *new]} if row.get("per_client") else row for row in self.history
+        ]
+        measured = (row for row in reversed(history) if metric_name(row) and row["round"] <= self.state.round)
         return RunRecord(
             folder=Path(), experiment=experiment, versions=describe_environment(), ids=tuple(self.ids), truth=truth,
-            metrics=list(self.history), memberships=self.memberships if self.personal.are_mixtures else None,
-            memberships_by_round=dict(self.memberships_by_round), scores=last, finished=True,
+            metrics=history, memberships=self.memberships if self.personal.are_mixtures else None,
+            memberships_by_round=dict(self.memberships_by_round), scores=next(measured, {}), finished=True,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ one client's model, to take away

@@ -42,6 +42,13 @@ def test_charts_and_the_page_are_those_of_the_fit(fitted, tmp_path):
     assert [*fitted.memberships_by_round] == [2, 4, 6]
 
 
+def test_clients_that_came_later_are_shown_without_a_score(fitted, tmp_path):
+    more = fitted.onboard(make_federation((14, 16), test_fraction=0.3).rename(["later-0", "later-1"]))
+    scores = more.score_frame()
+    assert {*scores.index} == {*more.ids} and scores.iloc[:, -1].isna().sum() == 2
+    assert "later-1" in more.report(tmp_path).read_text()
+
+
 def test_methods_are_compared_on_the_same_data_seed_by_seed(tmp_path):
     population, seeds = Population(make_net(), k=2), (0, 1)
     found = compare(population, FEDERATION, {"ours": PPFL(lr=0.3), "one": FedAvg(lr=0.3)}, rounds=2, seeds=seeds)

@@ -116,7 +116,7 @@ class Comparison:
         found = _first(self.memberships)
         return charts.simplex(found.memberships.numpy(), found.ids, names=found.names)
 
-    def report(self, folder: str | Path, title: str = "Methods compared") -> Path:
+    def report(self, folder: str | Path = "report", title: str = "Methods compared") -> Path:
         """Writes one page with everything into a folder, and returns its path."""
         from .page import write_report
 

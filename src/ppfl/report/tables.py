@@ -86,8 +86,10 @@ class Table(NamedTuple):
         """Rows and columns of the best values: all that look as good, and none where all look alike."""
         found = set()
         for at, column in enumerate(self.columns):
+            if column.higher_is_better is None:
+                continue
             values = {i: value for i, row in enumerate(self.rows) if (value := number(row[at])) is not None}
-            if column.higher_is_better is None or len({column.show(value) for value in values.values()}) < 2:
+            if len({column.show(value) for value in values.values()}) < 2:
                 continue
             best = (max if column.higher_is_better else min)(values.values())
             found |= {(i, at) for i, value in values.items() if column.show(value) == column.show(best)}
