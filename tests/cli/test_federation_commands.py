@@ -9,6 +9,7 @@ pytest.importorskip("flwr", reason="flwr is not installed; pip install ppfl[flow
 pytest.importorskip("cryptography", reason="cryptography is not installed; pip install ppfl[flower]")
 
 from kit.clinics import CLINICS, run_over_folders
+
 from kit.sites import VISITS, write_visits
 
 

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from ..algorithms.contract import Method, Plan, Problem, Roster, Rows
+from ..algorithms.contract import Method, Plan, Problem, Roster
 from ..core.affinity import Affinity, nothing
 from ..core.draws import uniform
 from ..core.ids import ClientIds
@@ -196,12 +196,11 @@ class Training:
         return self
 
     def resume(self, saved: Checkpoint) -> Self:
-        """From a checkpoint of the same training on. Sites whose transport is durable have their clients' states."""
+        """From a checkpoint of the same training on."""
         self.method.check(self.problem)
-        if not self.transport.durable:
-            setup_sites(self.method, self.problem, self.transport, dropout=self.dropout)
-            now = Restore(MAIN, saved.state.exchange, saved.clients)
-            self.transport.ask([now, Restore(MAIN, saved.state.exchange, saved.kept_clients, "kept")])
+        setup_sites(self.method, self.problem, self.transport, dropout=self.dropout)
+        now = Restore(MAIN, saved.state.exchange, saved.clients)
+        self.transport.ask([now, Restore(MAIN, saved.state.exchange, saved.kept_clients, "kept")])
         self.state, self.kept = saved.state, saved.kept
         return self
 
@@ -268,11 +267,9 @@ class Training:
 
     def checkpoint(self, end: RoundEnd) -> Checkpoint:
         """From which training can be resumed after this round. Work of a later round is undone at the sites."""
-        clients = kept_clients = SavedStates(Rows((), {}))
-        if not self.transport.durable:
-            clients = kept_clients = client_states(self.transport, end.state)
-            if end.kept.state.round != end.state.round:
-                kept_clients = client_states(self.transport, end.state, "kept")
+        clients = kept_clients = client_states(self.transport, end.state)
+        if end.kept.state.round != end.state.round:
+            kept_clients = client_states(self.transport, end.state, "kept")
         return Checkpoint(end.state, clients, end.kept, kept_clients)
 
     def finish(self) -> Measurement:
