@@ -10,7 +10,7 @@ from kit.training import assert_same
 from ppfl.data import SampleSpec
 from ppfl.federation.exchange import Delivery
 from ppfl.federation.messages import Answer, Call, Join, Packed, pack, unpack, unpack_answer
-from ppfl.federation.policy import experiment_hash
+from ppfl.federation.policy import experiment_hash, over_sites
 from ppfl.federation.run import run_over_sites
 from ppfl.federation.secure_sums import new_key, public_key
 from ppfl.federation.service import SiteService
@@ -190,7 +190,7 @@ class Talk:
     """A server's side of a conversation with one site."""
 
     def __init__(self, service: SiteService, experiment, run="run"):
-        self.service, self.experiment, self.run, self.number = service, experiment, run, 0
+        self.service, self.experiment, self.run, self.number = service, over_sites(experiment), run, 0
 
     def send(self, requests, **changes) -> Answer:
         """The answer; `changes` are those of the call."""
@@ -216,11 +216,9 @@ class Talk:
 
     def training(self, exchange=1, round=None, **changes):
         """A request to train all clients, after the server has merged all exchanges before."""
-        task = self.experiment.method.possible_tasks(0, self.experiment.rounds, 0)[-1]
-        made = Train(
-            "main", exchange - 1 if round is None else round, exchange, exchange - 1, None, task, self.start, {}
-        )
-        return made._replace(**changes)
+        round = exchange - 1 if round is None else round
+        task = self.experiment.method.possible_tasks(round, self.experiment.rounds, 0)[-1]
+        return Train("main", round, exchange, exchange - 1, None, task, self.start, {})._replace(**changes)
 
     def states(self):
         return self.service._open(self.run).site.saved_states("main").rows.values

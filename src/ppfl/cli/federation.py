@@ -206,7 +206,8 @@ def _show_site(file: Path) -> None:
     table = _table("run", "rounds", "last sent", "MB to server", "refused", "last reason", "MB stored", "models")
     for run, (rounds, stored) in runs.items():
         known = found.get(run, Traffic())
-        table.add_row(run, str(rounds), *_cells(known), known.reason, f"{stored / MB:.3g}", "yes" if run in with_models else "no")
+        models = "yes" if run in with_models else "no"
+        table.add_row(run, str(rounds), *_cells(known), known.reason, f"{stored / MB:.3g}", models)
     make_console(wide=WIDE).print(table)
     say(f"the ledger has {lines} lines, and none was changed")
     if forgotten:
