@@ -118,7 +118,8 @@ def test_an_absent_site_is_named_in_every_figure_that_lacks_it(tmp_path):
     sites.faults["c"] = at_answers({3}, gone)
     record = sites.run(timeouts=Timeouts(deadline=60))
     assert "c" in record.metrics[-1]["absent"]
-    assert "c" in record.scores["absent"]
+    assert "c" in record.scores["unscored"]
+    assert ["c" in row.get("unscored", ()) for row in record.metrics] == [False, True, True]
     here = sum(not math.isnan(value) for value in record.per_client().values())
     assert here == len(record.per_client()) < len(record.ids)
     assert record.metrics[-1]["lost"] == len(record.ids) - here

@@ -146,7 +146,7 @@ def _show(records: list[RunRecord], place: Path, name: str, *, quiet: bool) -> N
         seeds = [str(record.seed) for record in records]
         make_console().print(result_table(records, "seed", seeds, summarise=True))
         for record in records:
-            if absent := record.scores.get("absent"):
+            if absent := record.scores.get("unscored"):
                 say(f"the scores of seed {record.seed} leave out {', '.join(absent)}, which did not answer")
         say(_time_split(records[0].metrics))
         say(f"runs are in {place}, the report is {page}")

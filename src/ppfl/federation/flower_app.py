@@ -20,15 +20,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
-
 from ..core.registry import Imports
 from ..errors import PPFLError
-from ..io.files import make_folder, read_json, write_json, write_text, write_toml
+from ..io.files import make_folder, read_json, toml_text, write_json, write_text, write_toml
 from ..runs.experiment import Experiment
 from .exchange import Delivery, Timeouts, printable
 from .messages import CODES, FederationError, Packed
-from .policy import over_sites
+from .policy import as_settings
 from .run import run_over_sites
 
 if TYPE_CHECKING:
@@ -212,7 +210,7 @@ def run_app(
     out.chmod(0o700)
     app, flower = out / "app", Flower(superlink, environment)
     write_app(app)
-    text = tomli_w.dumps(json.loads(over_sites(experiment).model_dump_json(exclude_none=True)))
+    text = toml_text(as_settings(experiment))
     write_toml(out / "run.toml", {
         "experiment": text, "base": str(base.resolve()), "out": str(out.resolve()), "sites": sites,
         "deadline": float(timeouts.deadline), "at-least": timeouts.at_least or 0, "secure-sums": secure,

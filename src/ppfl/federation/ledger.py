@@ -55,7 +55,7 @@ class Ledger:
 def verify(file: Path) -> int:
     """How many lines a ledger has; CheckpointError where one of them was changed, or is missing."""
     before, count = sha256(b"").hexdigest(), 0
-    for line in file.read_bytes().splitlines(keepends=True):
+    for line in file.read_bytes().splitlines(keepends=True) if file.is_file() else ():
         if not line.endswith(b"\n"):
             break
         try:

@@ -81,9 +81,9 @@ class Approved(NamedTuple):
 
 def over_sites(experiment: Experiment) -> Experiment:
     """The experiment as it runs over sites, where less is seen of single clients unless it says so: scores of clients
-    are not reported, and a start is found from sums."""
+    are not reported, and a start is found from sums. An estimator is made of what single clients show."""
     watch, method = experiment.watch, experiment.method
-    if "report_clients" not in watch.model_fields_set:
+    if "report_clients" not in watch.model_fields_set and experiment.estimator is None:
         watch = watch.model_copy(update={"report_clients": False})
     if isinstance(method, PPFL) and "start" not in method.model_fields_set:
         method = method.model_copy(update={"start": "sums"})
@@ -94,6 +94,13 @@ def experiment_hash(experiment: Experiment) -> str:
     """Of all settings but [data], as they are over sites."""
     settings = over_sites(experiment).model_dump(mode="json", exclude={"data"})
     return sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def as_settings(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as it runs over sites, for a file: `load_experiment` reads the same."""
+    settings = over_sites(experiment).model_dump(mode="json")
+    filled = () if experiment.estimator is None else ("model", "population", "method", "affinity")
+    return {name: table for name, table in settings.items() if name not in filled}
 
 
 def load_approved(folder: Path, base: Path | None = None) -> dict[str, Approved]:

@@ -129,7 +129,10 @@ class ClientsAtSites:
         self, experiment: Experiment, transport: SiteTransport, folder: RunFolder, sites: int, base: Path | None
     ) -> None:
         self.experiment, self.transport, self.base = experiment, transport, base
+        folder.finish_change()
         there = read_json(folder.clients_file) if folder.started else None
+        self._changes: list[Any] = [] if there is None else list(there["changes"])
+        self._round = 0  # that is done
         transport.connect(sites, None if there is None else _read_sites(there))
         self._data = _digest_of_data(transport) if there is None else str(there["data"])
         transport.importance = transport.described_total("importance") if there is None else there["importance"]
@@ -151,6 +154,7 @@ class ClientsAtSites:
         return {
             "ids": list(self.transport.roster.ids), "samples": samples, "truth": None, "data": self._data,
             "spec": self.spec.model_dump(mode="json"), "importance": self.transport.importance,
+            "changes": self._changes,
             "sites": [[name, _to_json(site.described)] for name, site in sites.items()],
         }  # fmt: skip
 
@@ -165,20 +169,26 @@ class ClientsAtSites:
         return self.experiment.build_affinity(asked, self.base) or nothing(roster.ids)
 
     def notes(self) -> Record:
-        """Where the seconds of the round went, and which sites it lacks."""
-        return self._clock.lap()
+        """Where the seconds of the round went, and which sites it and its scores lack."""
+        unscored = self.transport.unscored
+        return self._clock.lap() | ({"unscored": unscored} if unscored else {})
 
     def safe(self, state: ServerState) -> None:
         """Sites need no states before this one any more."""
-        self.transport.saved[MAIN] = state.exchange
+        self.transport.saved[MAIN], self._round = state.exchange, state.round
 
     def changed(self) -> bool:
-        return self.transport.join_again()
+        """Whether sites have other clients now. Those that left are named nowhere any more."""
+        before = self.transport.roster
+        if not self.transport.join_again():
+            return False
+        stayed = [before.position[client] for client in self.transport.roster.ids]
+        self._changes.append([self._round, stayed])
+        return True
 
     def last_scores(self, training: Training) -> Record:
         """The sites that the scores leave out."""
-        absent = self.transport.noted[1]
-        return {"absent": absent} if absent else {}
+        return {"unscored": self.transport.unscored} if self.transport.unscored else {}
 
 
 class _AskedFederation:

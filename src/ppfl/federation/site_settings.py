@@ -21,7 +21,7 @@ from ..data import DataByName, DataTable, Federation, Samples
 from ..data.column_sums import Center, ColumnPlan
 from ..data.ids import RowGroups
 from ..data.load import TableSettings, load_data, require_table
-from ..data.preparation import Preparation, PreparationSettings
+from ..data.preparation import GAP, OTHER, Preparation, PreparationSettings
 from ..data.sample_spec import SampleSpec
 from ..data.summaries import number_classes
 from ..data.table_sums import describe_columns, sum_rows
@@ -260,8 +260,8 @@ class SiteData:
             if name in sums:
                 sums[name][numbers] = 0
         if "levels" in sums:
-            texts = {name: table.features[name].to_numpy()[train] for name in plan.levels}
-            rare = [few(texts[name] == level) for name, levels in plan.levels.items() for level in levels]
+            cells = {name: (found.table.features[name].iloc[train], levels) for name, levels in plan.levels.items()}
+            rare = [few(_has_level(texts, level, levels)) for texts, levels in cells.values() for level in levels]
             sums["levels"][rare] = 0
         return sums
 
@@ -306,6 +306,14 @@ class SiteData:
                 raise DataError("all clients of the site are forgotten; it has nobody who could take part")
             self._table = key, _SiteTable(table, table.rows(data, asked.missing), asked)
         return self._table[1]
+
+
+def _has_level(texts: Any, level: str, levels: Sequence[str]) -> Any:
+    """The rows (n,) of a column of text that are counted as this one of its levels."""
+    if level == GAP:
+        return texts.isna().to_numpy()
+    other = texts.notna() & ~texts.isin(levels) if level == OTHER else False
+    return ((texts == level) | other).to_numpy()
 
 
 class ClientNames:

@@ -27,7 +27,7 @@ from ..server.step_size import FIRST
 from ..sites import PersonalModels, Setup
 from ..sites.messages import decode
 from ..sites.totals import Spread
-from .policy import experiment_hash, load_approved, over_sites, refuse_unsupported, rows_shown, what_leaves
+from .policy import as_settings, experiment_hash, load_approved, over_sites, refuse_unsupported, rows_shown, what_leaves
 from .service import open_store
 from .site_settings import ClientNames, SiteData, SiteSettings
 from .store import StateStore, forget_client
@@ -89,7 +89,7 @@ def approve(settings: SiteSettings, base: Path, experiment: Experiment) -> Path:
     make_folder(folder)
     before = load_approved(folder, base).get(hash)
     file = folder / f"{experiment.name}-{hash[:12]}-{1 if before is None else before.times + 1}.toml"
-    write_toml(file, over_sites(experiment).model_dump(mode="json"))
+    write_toml(file, as_settings(experiment))
     if load_approved(folder, base).get(hash) is None:
         file.unlink()
         raise DataError(f"{experiment.name} cannot be written as it is read; leave out what is the default")

@@ -71,6 +71,7 @@ class SiteTransport:
         self.importance: float | None = None  # of all clients when the run began; None: of those there are now
         self.stale: set[str] = set()  # sites whose clients have changed
         self.saved: dict[str, int] = {}  # of each session, the exchange of the last checkpoint
+        self.unscored: dict[str, str] = {}  # sites that the last scores lack, and why
         self._norms = SiteNorms()
         self._prepared: list[Any] = []  # how tables are prepared, once that is known
         self._queued: list[Any] = []  # requests that travel with the next ones, as a call costs seconds
@@ -236,6 +237,8 @@ class SiteTransport:
         to_send = {name: [self._routed(request, name) for request in together] for name in self.sites}
         found = self.exchange.ask(to_send, self._check, self._opening, self._are_enough)
         self._read_codes()
+        if any(isinstance(request, Evaluate) for request in requests):
+            self.unscored = dict(self.exchange.absent)
         found = {name: replies[len(together) - len(requests) :] for name, replies in found.items()}
         if self.secure:
             combined = self._reveal_all(requests, found)
@@ -285,6 +288,7 @@ class SiteTransport:
                 for name, reason in self._norms.compare(request, ones, facts).items():
                     self.exchange.refuse(name, reason)
                     del found[name]
+                    self.unscored |= {name: reason} if len(requests) > 1 else {}
 
     def at_least(self, sites: int) -> int:
         """How many of so many sites must answer."""

@@ -253,7 +253,8 @@ class SeedRun:
                     on_round_end(self.seed, end)
                 if end.state.round < training.problem.rounds and self.clients.changed():
                     training.take_in()
-                    self.folder.write_clients(self.clients.describe())
+                    self.folder.change_clients(self.clients.describe(), training.checkpoint(training.end))
+                    self.clients.safe(training.state)
             if recorded is not None:
                 self._save(recorded)
                 recorded = None

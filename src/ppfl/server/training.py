@@ -164,6 +164,7 @@ class Training:
     """
 
     state: ServerState  # after the last round
+    end: RoundEnd  # of the last round
 
     def __init__(
         self,
@@ -248,10 +249,11 @@ class Training:
                 self.transport.ask([Keep(MAIN)])
             self.state, self.kept, self.measured = state, kept, measured
             self.history.append(record)
-            yield RoundEnd(state, kept, record, measured)
+            self.end = RoundEnd(state, kept, record, measured)
+            yield self.end
 
     def take_in(self) -> None:
-        """Go on with the clients of sites that have joined: they begin as every client does."""
+        """Go on with the clients that the transport has now; new ones begin as every client does."""
         before, after = self.problem.roster, self.transport.roster
         affinity = (self._find_affinity() or nothing(after.ids)).check(after.ids).to(self.problem.device)
         self.problem = self.problem._replace(roster=after, affinity=affinity)
@@ -262,6 +264,7 @@ class Training:
         self.state = moved(self.state)
         if self.kept is not None:
             self.kept = self.kept._replace(state=moved(self.kept.state))
+            self.end = self.end._replace(state=self.state, kept=self.kept)
 
     # ------------------------------------------------------------------ what is left of it
 
