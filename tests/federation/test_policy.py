@@ -3,23 +3,33 @@
 import pytest
 import torch
 
-from kit.sites import PPFL, TABLE, Sites, Talk, ledger_of, make_services
+from kit.sites import (
+    PPFL,
+    TABLE,
+    ColumnPlan,
+    InProcess,
+    NumberedIds,
+    SampleSpec,
+    Sites,
+    Spread,
+    Talk,
+    begin,
+    hashed,
+    ledger_of,
+    make_problem,
+    make_services,
+    name_keys,
+    train,
+)
 from ppfl.algorithms import METHODS as ALL_METHODS
 from ppfl.algorithms import FedAvg
-from ppfl.core.draws import hashed, name_keys
-from ppfl.core.ids import NumberedIds
-from ppfl.data.column_sums import ColumnPlan
-from ppfl.data.sample_spec import SampleSpec
 from ppfl.federation.messages import Call, ClientTable, Join, Prepare, SumColumns, pack, unpack_answer
 from ppfl.federation.policy import Policy, experiment_hash, over_sites, rows_shown, what_leaves
 from ppfl.federation.service import SiteService
 from ppfl.federation.site_settings import ClientNames, SiteSettings
 from ppfl.federation.site_tools import approve, check_site
 from ppfl.runs import Experiment
-from ppfl.server.loop import begin, make_problem, train
-from ppfl.server.transports import InProcess
 from ppfl.sites import Close, Evaluate, Keep, Restore, Save, SavedStates, Site, Stacked
-from ppfl.sites.totals import Spread
 
 STRICT = {}  # the defaults
 GROUPS = {"name": "synthetic_groups", "n_clients": 12, "groups": 2, "dim": 3, "samples": 9, "test_points": 4}

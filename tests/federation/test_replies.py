@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from kit.refusals import assert_refused
-from kit.sites import Sites, at_answers, make_experiment
-from ppfl.algorithms.contract import Rows, Total
-from ppfl.core.ids import NumberedIds
-from ppfl.core.trees import tree_map
+from kit.sites import NumberedIds, Rows, Sites, Total, at_answers, make_experiment, tree_map
 from ppfl.federation.exchange import Timeouts, printable
 from ppfl.federation.messages import FederationError, pack_answer, unpack_answer
 from ppfl.sites import Refusal, Reply

@@ -119,7 +119,7 @@ def test_an_absent_site_is_named_in_every_figure_that_lacks_it(tmp_path):
     record = sites.run(timeouts=Timeouts(deadline=60))
     assert "c" in record.metrics[-1]["absent"]
     assert "c" in record.scores["unscored"]
-    assert ["c" in row.get("unscored", ()) for row in record.metrics] == [False, True, True]
+    assert all("c" in row["unscored"] for row in record.metrics)  # those of the first round came with the second
     here = sum(not math.isnan(value) for value in record.per_client().values())
     assert here == len(record.per_client()) < len(record.ids)
     assert record.metrics[-1]["lost"] == len(record.ids) - here

@@ -8,14 +8,13 @@ import torch
 
 from kit.experiments import call_ppfl
 from kit.refusals import assert_refused
-from kit.sites import OPEN, PPFL, SITES, TABLE, Sites, make_experiment, make_services, models_of
+from kit.sites import OPEN, PPFL, SITES, TABLE, Sites, make_experiment, make_services, models_of, read_json, write_toml
 from ppfl.errors import CheckpointError, DataError, SettingError
 from ppfl.federation.secure_sums import SiteMasks, public_key
 from ppfl.federation.service import SiteService
 from ppfl.federation.site_settings import SiteSettings, init_site, load_site
 from ppfl.federation.site_tools import approve, forget_in_store
 from ppfl.federation.store import forget_run
-from ppfl.io.files import read_json, write_toml
 from ppfl.runs import Experiment, RunFolder
 
 VISITS = {"name": "visits", "rounds": 3, "data": TABLE, **PPFL, "watch": {"report_clients": True},

@@ -7,7 +7,14 @@ import torch
 
 from kit.experiments import tensors_of
 from kit.training import assert_same
-from ppfl.data import SampleSpec
+from ppfl.algorithms.contract import Rows as Rows
+from ppfl.algorithms.contract import Total as Total
+from ppfl.core.draws import hashed as hashed
+from ppfl.core.draws import name_keys as name_keys
+from ppfl.core.ids import NumberedIds as NumberedIds
+from ppfl.core.trees import tree_map as tree_map
+from ppfl.data import SampleSpec as SampleSpec
+from ppfl.data.column_sums import ColumnPlan as ColumnPlan
 from ppfl.federation.exchange import Delivery
 from ppfl.federation.messages import Answer, Call, Join, Packed, pack, unpack, unpack_answer
 from ppfl.federation.policy import experiment_hash, over_sites
@@ -16,9 +23,15 @@ from ppfl.federation.secure_sums import new_key, public_key
 from ppfl.federation.service import SiteService
 from ppfl.federation.site_settings import SiteSettings
 from ppfl.federation.site_tools import approve, load_site_models
-from ppfl.io.files import write_toml
+from ppfl.io.files import read_json as read_json
+from ppfl.io.files import write_toml as write_toml
 from ppfl.runs import Experiment, RunFolder, RunRecord
+from ppfl.server.loop import begin as begin
+from ppfl.server.loop import make_problem as make_problem
+from ppfl.server.loop import train as train
+from ppfl.server.transports import InProcess as InProcess
 from ppfl.sites import Setup, Train
+from ppfl.sites.totals import Spread as Spread
 
 SITES = ("a", "b", "c")
 METHODS = {  # with the number of canonical models and how they are mixed
