@@ -165,7 +165,7 @@ def test_kills_of_site_supernode_and_server_leave_the_same_run(tmp_path, alone):
     experiment = make_experiment("ditto", rounds=8)
     here = run(experiment, tmp_path / "here")[0]
     with trial(tmp_path / "trial", experiment, tmp_path, 3, lambda line: None) as running:
-        killed = []
+        killed, timers = [], []
 
         def kill_after(line):
             if "round 2:" in line and "app" not in killed:
@@ -178,12 +178,15 @@ def test_kills_of_site_supernode_and_server_leave_the_same_run(tmp_path, alone):
             elif "round 5:" in line and "node" not in killed:
                 killed.append("node")
                 kill(running, "site-3-node")
-                threading.Timer(60, start_supernode, (running, "site-3")).start()
+                timers.append(threading.Timer(60, start_supernode, (running, "site-3")))
+                timers[-1].start()
 
         run_app(
             experiment, tmp_path / "out", SUPERLINK, 3, base=tmp_path, timeouts=Timeouts(deadline=400), say=kill_after,
             environment=running.flower.environment,
         )  # fmt: skip
+        for timer in timers:
+            timer.join()
     assert killed == ["app", "site", "node"]
     assert_same_run(here, load_run(tmp_path / "out" / "seed-0"), experiment)
 

@@ -116,13 +116,28 @@ def test_an_absent_site_is_named_in_every_figure_that_lacks_it(tmp_path):
         return "the SuperNode is gone"
 
     sites.faults["c"] = at_answers({3}, gone)
-    record = sites.run(timeouts=Timeouts(deadline=60))
+    record = sites.run(timeouts=Timeouts(deadline=600))
+    assert sites.time < 300  # it is waited for once, and then the run goes on without it
     assert "c" in record.metrics[-1]["absent"]
     assert "c" in record.scores["unscored"]
     assert all("c" in row["unscored"] for row in record.metrics)  # those of the first round came with the second
     here = sum(not math.isnan(value) for value in record.per_client().values())
     assert here == len(record.per_client()) < len(record.ids)
     assert record.metrics[-1]["lost"] == len(record.ids) - here
+
+
+def test_a_site_that_is_away_for_rounds_comes_back_as_it_was(tmp_path):
+    experiment = make_experiment("ditto", rounds=8)
+    sites = Sites(experiment, tmp_path)
+
+    def leave_and_return(round, end):
+        sites.since["c"] = "" if 2 <= end.state.round < 5 else "later"
+
+    record = sites.run(on_round_end=leave_and_return)
+    without = [row["round"] for row in record.metrics if "c" in row.get("absent", ())]
+    assert 3 <= len(without) <= 4
+    assert record.finished
+    assert not record.scores.get("unscored")
 
 
 def test_fewer_than_a_majority_stop_the_run_which_can_be_resumed(untouched, tmp_path):

@@ -61,6 +61,7 @@ class Timeouts(Settings):
     deadline: Seconds = 600.0  # for one exchange
     at_least: Count | None = None  # sites that must answer, or the run stops; None: more than half
     resend: Seconds = 30.0  # after a call was not delivered
+    away: Seconds = 180.0  # in which a site that goes away in an exchange is waited for
     poll: Seconds = 0.5  # at most between looks at what came back
     look_around: Seconds = 3.0  # between looks at who is online
 
@@ -84,6 +85,7 @@ class _Pending:
     not_before: float = 0.0  # when it may be sent again
     sent: int = 0
     last: str = ""  # what was wrong last
+    gone: float | None = None  # since when the site is offline
     older: set[str] = field(default_factory=set)  # messages that were given up for a newer one
 
 
@@ -149,7 +151,7 @@ class Exchange:
                 except PPFLError as error:
                     self.refuse(name, str(error))
             left = to_send.keys() - found.keys() - self.absent.keys()
-            if not left & online.keys() and found and required(found):
+            if found and required(found) and not any(self._is_awaited(pending[name], name in online) for name in left):
                 break  # the others are not there
             if left:  # seldom after a long time, and where a look takes long, as looks keep others from their work
                 pause = max(FIRST_POLL + (self.now() - began) / 10, 2 * (self.now() - looked))
@@ -161,6 +163,11 @@ class Exchange:
         self._late |= {m: name for name, one in pending.items() for m in {one.message, *one.older} if m is not None}
         self.times = Times(self.times.waiting + self.now() - began, self.times.work + work)
         return {name: found[name] for name in to_send if name in found}
+
+    def _is_awaited(self, one: _Pending, is_online: bool) -> bool:
+        """Whether to wait for a site: not for one that was away all the time, and for one that went away a while."""
+        one.gone = None if is_online else one.gone or self.now()
+        return one.gone is None or (one.sent > 0 and self.now() - one.gone < self.timeouts.away)
 
     def refuse(self, name: str, reason: str) -> None:
         """Count and log an answer that is not taken."""

@@ -53,17 +53,17 @@ def require_flower() -> None:
 def main(grid: Grid, context: Context) -> None:
     """One run, or what is left of it. What it says is in a log in its folder, and so is how it ended."""
     os.umask(0o077)
-    asked = dict(context.run_config)
+    asked: dict[str, Any] = dict(context.run_config)
     out, base = Path(str(asked["out"])), Path(str(asked["base"]))
     make_folder(out)
     with _logging_to(out / LOG):
         try:
             settings = tomllib.loads(str(asked["experiment"]))
             experiment = Experiment.model_validate(settings, context=Imports(base))
-            at_least = int(asked["at-least"]) or None  # type: ignore[call-overload]
-            timeouts = Timeouts(deadline=float(asked["deadline"]), at_least=at_least)  # type: ignore[arg-type]
+            at_least = int(asked["at-least"]) or None
+            timeouts = Timeouts(deadline=float(asked["deadline"]), at_least=at_least)
             run_over_sites(
-                experiment, out, GridChannel(grid, out / NODES, timeouts.deadline), int(asked["sites"]),  # type: ignore[call-overload]
+                experiment, out, GridChannel(grid, out / NODES, timeouts.deadline), int(asked["sites"]),
                 timeouts=timeouts, base=base, secure=bool(asked["secure-sums"]), on_round_end=_log_round,
             )  # fmt: skip
         except PPFLError as error:
@@ -150,7 +150,8 @@ class GridChannel:
                 found.append(Delivery(about, None, f"Flower's error {reply.error.code}"))
                 continue
             try:
-                data = bytes(reply.content["ppfl"]["answer"].data)
+                records: Any = reply.content["ppfl"]
+                data = bytes(records["answer"].data)
             except Exception:  # whatever another app answers
                 data = b""
             found.append(Delivery(about, data or None, "" if data else CODES["no-answer"]))
@@ -216,12 +217,18 @@ def run_app(
         "deadline": float(timeouts.deadline), "at-least": timeouts.at_least or 0, "secure-sums": secure,
     })  # fmt: skip
     lines = _NewLines(out / LOG)
+
+    def look() -> None:
+        for line in lines.read():
+            say(line)
+        check()
+
     for start in range(STARTS):
         (out / OUTCOME).unlink(missing_ok=True)
         run = flower.run(app, out / "run.toml")
         say(f"{'started' if start == 0 else 'started again'} as run {run} of SuperLink {superlink!r}")
         try:
-            status = flower.wait(run, lambda: (*map(say, lines.read()), check()))
+            status = flower.wait(run, look)
         except KeyboardInterrupt:
             flower.stop(run)
             raise

@@ -83,7 +83,9 @@ def over_sites(experiment: Experiment) -> Experiment:
     """The experiment as it runs over sites, where less is seen of single clients unless it says so: scores of clients
     are not reported, and a start is found from sums. An estimator is made of what single clients show."""
     watch, method = experiment.watch, experiment.method
-    if "report_clients" not in watch.model_fields_set and experiment.estimator is None:
+    if experiment.estimator is not None:
+        return experiment
+    if "report_clients" not in watch.model_fields_set:
         watch = watch.model_copy(update={"report_clients": False})
     if isinstance(method, PPFL) and "start" not in method.model_fields_set:
         method = method.model_copy(update={"start": "sums"})

@@ -81,7 +81,7 @@ def check_description(reply: Any) -> None:
     sound = isinstance(facts, dict) and isinstance(ids, tuple) and 0 < len(ids) == len(set(ids)) <= MOST_CLIENTS
     if not sound or float(numbers.get("importance", torch.zeros(()))) <= 0 or numbers.keys() != reply.metrics.keys():
         raise FederationError("it does not describe its data")
-    if not facts.get("weighted") and float(numbers["importance"]) != float(numbers.get("samples.train", -1)):
+    if not (facts or {}).get("weighted") and float(numbers["importance"]) != float(numbers.get("samples.train", -1)):
         raise FederationError("the importance of its clients is not their number of training samples")
     if odd := [name for name in ids or () if not isinstance(name, str) or len(name) > 500 or not name.isprintable()]:
         raise FederationError(f"a client is called {odd[0]!r:.80}")

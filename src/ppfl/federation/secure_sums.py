@@ -61,7 +61,8 @@ def public_key(file: Path) -> str:
     """Of the private key in a file: what the other sites have under peers."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    return _private_key(file).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+    raw: bytes = _private_key(file).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    return raw.hex()
 
 
 # ---------------------------------------------------------------------- at a site
@@ -169,7 +170,7 @@ def to_integers(sums: Mapping[str, Tensor], sites: int, *purpose: int | str) -> 
         if not bool((steps.abs() < 2.0 ** (_BITS - sites.bit_length())).all()):  # nor where one is not a number
             raise Refused("out-of-range", f"a number in {part} is too large for secure sums, or not a number")
         below = steps.floor()
-        draws = uniform("rounding", part, *purpose, torch.arange(len(values)))  # type: ignore[arg-type]
+        draws = uniform("rounding", part, *purpose, torch.arange(len(values)))
         found[part] = (below + (draws < steps - below)).to(torch.int64).numpy().view(np.uint64)
     return found
 

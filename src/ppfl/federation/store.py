@@ -237,7 +237,7 @@ class StateStore:
             "SELECT purpose, nonce, sums FROM kept WHERE (run, start, number, digest) = (?, ?, ?, ?)",
             run, *order, digest,
         )  # fmt: skip
-        return None if row is None else KeptSums(*row[:2], load(row[2], _KIND))
+        return None if row is None else KeptSums(row[0], row[1], load(row[2], _KIND))
 
     def reveal(self, run: str, purpose: str, sites: Sequence[str]) -> None:
         """Note the set of sites for which sums were revealed."""

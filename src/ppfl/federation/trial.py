@@ -23,7 +23,7 @@ from .exchange import Timeouts
 from .flower_app import QUIET, Flower, program, require_flower, run_app
 from .messages import FederationError
 from .policy import experiment_hash, load_approved, over_sites, rows_shown
-from .site_settings import SiteSettings, load_site
+from .site_settings import load_site
 from .site_tools import approve
 
 LOOPBACK = "127.0.0.1"
@@ -210,10 +210,10 @@ def _sites(folder: Path, experiment: Experiment, base: Path, sites: int | Sequen
         make_folder(place)
         # all sites are this machine's: a policy would protect nobody, and clients are called as in one process
         policy = {"min_clients": 1, "rows": list(rows_shown(over_sites(experiment))), "client_names": "plain"}
-        settings = {"name": name, "data": data, "part": {"number": number, "of": sites}, "policy": policy}
-        write_toml(place / "site.toml", settings)
+        own = {"name": name, "data": data, "part": {"number": number, "of": sites}, "policy": policy}
+        write_toml(place / "site.toml", own)
         if experiment_hash(experiment) not in load_approved(place / "approved", base):
-            approve(SiteSettings.model_validate(load_site(place / "site.toml")), place, experiment)
+            approve(load_site(place / "site.toml"), place, experiment)
         found[name] = (place / "site.toml").resolve()
     return found
 

@@ -6,6 +6,7 @@ An exception would be sent to the server with its text, so that anything that go
 
 import os
 from multiprocessing.connection import Client
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -17,7 +18,7 @@ app = ClientApp()
 def relay(message: Message, context: Context) -> Message:
     """One call to the site, and the answer."""
     try:
-        parts = message.content["ppfl"]
+        parts: Any = message.content["ppfl"]
         path = context.node_config.get("ppfl-socket") or os.environ["PPFL_SOCKET"]
         with Client(str(path), "AF_UNIX") as site:
             for name in ("shared", "own"):
