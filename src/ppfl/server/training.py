@@ -252,7 +252,7 @@ class Training:
             self.end = RoundEnd(state, kept, record, measured)
             yield self.end
 
-    def take_in(self) -> None:
+    def add_clients(self) -> None:
         """Go on with the clients that the transport has now; new ones begin as every client does."""
         before, after = self.problem.roster, self.transport.roster
         affinity = (self._find_affinity() or nothing(after.ids)).check(after.ids).to(self.problem.device)
@@ -266,7 +266,7 @@ class Training:
             self.kept = self.kept._replace(state=moved(self.kept.state))
             self.end = self.end._replace(state=self.state, kept=self.kept)
 
-    # ------------------------------------------------------------------ what is left of it
+    # ------------------------------------------------------------------ its result
 
     def checkpoint(self, end: RoundEnd) -> Checkpoint:
         """From which training can be resumed after this round. Work of a later round is undone at the sites."""
@@ -285,7 +285,7 @@ class Training:
         return self.measured
 
     def trained(self, spec: SampleSpec, engine: Engine) -> Trained:
-        """What is left: the state to return, and the states of all clients. spec: what a sample is."""
+        """The result: the state to return, and the states of all clients. spec: what a sample is."""
         returned = self.state if self.kept is None else self.kept.state
         snapshot: Literal["now", "kept"] = "now" if returned.round == self.state.round else "kept"
         clients, ids = client_states(self.transport, self.state, snapshot), self.problem.roster.ids
