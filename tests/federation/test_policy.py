@@ -211,10 +211,11 @@ def test_one_client_that_outweighs_the_others_is_no_sum(tmp_path):
     assert any("equal ones" in problem and "min_clients = 5" in problem for problem in found.problems)
 
 
-@pytest.mark.parametrize("collapse", [True, False], ids=["in rows of a sum", "side by side in one row"])
-def test_a_canonical_model_with_one_clear_member_does_not_expose_it(collapse, tmp_path):
-    method = {"name": "ppfl", "lr": 0.1, "share_memberships": False, "collapse": collapse, "warmup": 0, "momentum": 0.0}
-    experiment = strict_experiment(population={"k": 2, "mix": "weights"}, method=method)
+@pytest.mark.parametrize(("mix", "rows"), [("weights", 2), ("predictions", 1)])
+def test_a_canonical_model_with_one_clear_member_does_not_expose_it(mix, rows, tmp_path):
+    """Whether each model is a row of the sum, or all of them are side by side in one row."""
+    method = {"name": "ppfl", "lr": 0.1, "share_memberships": False, "warmup": 0, "momentum": 0.0}
+    experiment = strict_experiment(population={"k": 2, "mix": mix}, method=method)
     service = make_services(tmp_path, ("a",), experiment, policy=STRICT)["a"]
     talk = Talk(service, experiment)
     talk.begin()
@@ -230,7 +231,8 @@ def test_a_canonical_model_with_one_clear_member_does_not_expose_it(collapse, tm
     reply = site.train(talk.training(task=task, shared=shared))
     moves = reply.totals["moves"]
     for leaf in moves.value.values():
-        of_models = leaf if collapse else leaf[0]
+        assert len(leaf) == rows
+        of_models = leaf if rows == 2 else leaf[0]
         assert of_models[0].any()
         assert not of_models[1].any()
     assert float(reply.totals["left"].weight[1]) == 0
