@@ -130,7 +130,7 @@ def alone(tmp_path, tmp_path_factory):
     with FileLock((base.parent if base.name.startswith("popen-") else base) / "flower.lock"):
         yield
     end = time.monotonic() + 30  # Flower's own children end a little later
-    while (left := [file for file in Path("/proc").glob("[0-9]*/cmdline") if is_of(file, tmp_path)]):
+    while left := [file for file in Path("/proc").glob("[0-9]*/cmdline") if is_of(file, tmp_path)]:
         assert time.monotonic() < end, left
         time.sleep(0.5)
 

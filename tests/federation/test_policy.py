@@ -20,6 +20,7 @@ from kit.sites import (
     make_services,
     name_keys,
     train,
+    tree_leaves,
 )
 from ppfl.algorithms import METHODS as ALL_METHODS
 from ppfl.algorithms import FedAvg
@@ -420,3 +421,45 @@ def test_work_that_takes_too_long_is_undone(tmp_path):
     talk = Talk(make_services(tmp_path, ("a",), experiment, policy={"max_seconds": 1e-3})["a"], experiment)
     assert talk.ask(Join(experiment_hash(experiment), 0)) == "out-of-time"
     assert talk.service.store.joined("run") is None
+
+
+# ---------------------------------------------------------------------- a server that reads all it gets
+
+
+def numbers_sent(folder, order, method, k):
+    """All numbers that two sites send in a run, where the rows of client i are those of order[i]."""
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 8, 2, generator=random)
+    y = (x[..., 0] * torch.tensor([1.0, -1.0] * 6)[:, None] > 0).long()
+    services = {}
+    experiment = None
+    for site in ("a", "b"):
+        place = folder / site
+        place.mkdir(parents=True)
+        rows = [f"c{client:02d},{x[of, at, 0]},{x[of, at, 1]},{y[of, at]}" for client, of in enumerate(order)
+                for at in range(8)]  # fmt: skip
+        (place / "visits.csv").write_text("\n".join(["patient,p,q,outcome", *rows]) + "\n")
+        table = TABLE | {"file": str(place / "visits.csv"), "classes": ["0", "1"], "test_fraction": 0.0}
+        experiment = strict_experiment(data=table, method=method, population={"k": k, "mix": "weights"}, rounds=3)
+        services |= make_services(folder, (site,), experiment, policy=STRICT, part=None)
+    sites = Sites(experiment, folder, services)
+    sent = []
+    for name in services:
+        sites.faults[name] = lambda answer: sent.extend(unpack_answer(answer).replies) or answer
+    sites.run()
+    leaves = [leaf for reply in sent for leaf in tree_leaves([reply.totals, reply.metrics])]
+    assert not any(reply.rows.values for reply in sent)
+    return torch.cat([leaf.double().flatten() for leaf in leaves])
+
+
+@pytest.mark.parametrize(("method", "k"), [
+    ({"name": "fedavg", "lr": 0.1, "batch_size": 1000}, 1),
+    ({"name": "ppfl", "lr": 0.1, "batch_size": 1000, "share_memberships": False}, 2),
+])  # fmt: skip
+def test_what_a_server_reads_does_not_tell_whose_rows_are_whose(method, k, tmp_path):
+    """Whatever a server makes of what it reads, it names the client that has some rows no better than by chance: with
+    the rows of all clients exchanged it reads the same numbers."""
+    one = numbers_sent(tmp_path / "one", range(12), method, k)
+    other = numbers_sent(tmp_path / "other", torch.randperm(12, generator=torch.Generator().manual_seed(1)).tolist(),
+                         method, k)  # fmt: skip
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

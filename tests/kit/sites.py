@@ -12,6 +12,7 @@ from ppfl.algorithms.contract import Total as Total
 from ppfl.core.draws import hashed as hashed
 from ppfl.core.draws import name_keys as name_keys
 from ppfl.core.ids import NumberedIds as NumberedIds
+from ppfl.core.trees import tree_leaves as tree_leaves
 from ppfl.core.trees import tree_map as tree_map
 from ppfl.data import SampleSpec as SampleSpec
 from ppfl.data.column_sums import ColumnPlan as ColumnPlan
