@@ -11,10 +11,11 @@ import typer
 from .. import __version__
 from ..errors import PPFLError, RankError
 from .experiments import check_command, compare_command, demo_command, init_command, run_command, tune_command
-from .federation_commands import federation_app
+from .federation import federation_app
 from .glm import glm_command
 from .reproduce import reproduce_command
 from .results import export_command, predict_command, report_command, show_command
+from .site import site_app
 from .terminal import PlainGroup, safe_output, say
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 for _name, _command in _COMMANDS.items():
     app.command(_name)(_command)
 app.add_typer(federation_app, name="federation")
+app.add_typer(site_app, name="site")
 
 
 def run_command_line(arguments: Sequence[str] | None) -> None:

@@ -107,11 +107,8 @@ def _models(path: Path, run: str | None) -> tuple[PersonalModels, FindName | Non
         from ..fitted import load
 
         return load(path).personal, None, "client"
-    from ..federation.flower_processes import require_flower
-
-    require_flower()
-    from ..federation.site_models import load_site_models
     from ..federation.site_settings import load_site
+    from ..federation.site_tools import load_site_models
 
     settings = load_site(path)
     found = load_site_models(settings, path.parent.resolve(), run)
