@@ -195,12 +195,13 @@ def _map(c: Array, ids: Sequence[str], names: list[str], width: Any) -> Chart:
     )
     ends = [{"x": short(a), "y": short(b), "model": name, "label": f"{name} {share:.0%}"}
             for (a, b), name, share in zip(places.tolist(), names, c.mean(0), strict=True)]  # fmt: skip
-    labels = (
-        of_rows(ends)
-        .mark_text(fontSize=15, fontWeight=600, dy=-14)
-        .encode(x, y, colour_of_models(names, legend=False), text="label:N")
-    )
-    layers = [_grid(places, x, y), dots, labels]
+    above, below = ([end for end in ends if (end["y"] >= 0) == wanted] for wanted in (True, False))
+    labels = [
+        of_rows(own).mark_text(fontSize=15, fontWeight=600, dy=dy).encode(x, y, dots.encoding.color, text="label:N")
+        for own, dy in ((above, -14), (below, 18))
+        if own
+    ]
+    layers = [_grid(places, x, y), dots, *labels]
     layers.append(chosen_client().mark_point(size=260, strokeWidth=2.5, color=GREY).encode(x, y))
     return finished(alt.layer(*layers), width, 380, "simplex")
 
