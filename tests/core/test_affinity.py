@@ -122,7 +122,9 @@ def test_nearest_connects_clients_if_either_is_a_neighbour_of_the_other(seed, m,
     x = random(seed, m, 3)
     distance = torch.cdist(x, x).fill_diagonal_(torch.inf)
     near = torch.zeros(m, m).double().scatter(1, distance.argsort(1)[:, :k], 1.0)
-    W = written_out(affinity.nearest(x, names(m), k, block=block))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(affinity, "BLOCK", block)
+        W = written_out(affinity.nearest(x, names(m), k))
     assert torch.equal(W, torch.maximum(near, near.T))
 
 

@@ -106,12 +106,12 @@ def rounds_until_stop(values, **settings):
 
 def test_early_stopping_waits_for_evaluations_without_improvement():
     falls = [5.0, 4.0, 3.0, 3.0, 3.1, 3.2, 2.0]
-    assert rounds_until_stop(falls, patience=3, metric="loss") == 6
-    assert rounds_until_stop(falls, patience=4, metric="loss") == 0
-    assert rounds_until_stop([-v for v in falls], patience=3, metric="validation_accuracy") == 6
+    assert rounds_until_stop(falls, patience=3, mode="min") == 6
+    assert rounds_until_stop(falls, patience=4, mode="min") == 0
+    assert rounds_until_stop([-v for v in falls], patience=3, mode="max") == 6
     # small steps add up: they are compared with the best, and not with the round before
-    assert rounds_until_stop([1.0, 0.9, 0.8, 0.7, 0.6], patience=2, min_delta=0.15) == 0
-    assert rounds_until_stop([1.0, math.nan, math.nan], patience=2) == 3
+    assert rounds_until_stop([1.0, 0.9, 0.8, 0.7, 0.6], patience=2, min_delta=0.15, mode="min") == 0
+    assert rounds_until_stop([1.0, math.nan, math.nan], patience=2, mode="min") == 3
     stopping = EarlyStopping(patience=1, metric="accuracy", min_delta=1)
     fitted = train(stopping, rounds=20, watch=Watch(every=3))
     assert (stopping.best_round, fitted.state.round) == (3, 6), "rounds that were not evaluated do not count"

@@ -7,12 +7,14 @@ import shlex
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kit.experiments import TEXT, call_ppfl, small_experiment, write_experiment
 from kit.refusals import SettingError, assert_refused
+from ppfl import load
 from ppfl.algorithms import PPFL, FedAvg
 from ppfl.runs import load_experiment
 from ppfl.runs.comparison import load_comparison, refuse_twice, run_tasks, tasks_of
@@ -135,6 +137,22 @@ def work_until_ctrl_c() -> None:
 
 
 @pytest.mark.processes
+def test_every_command_reads_the_data_anew(tmp_path, monkeypatch):
+    """In one process, commands in other folders may name other files by the same relative path."""
+    for folder, width in (("a", 2), ("b", 3)):
+        (tmp_path / folder).mkdir()
+        random = np.random.default_rng(0)
+        x, y, clients = random.normal(size=(40, width)), np.arange(40) % 2, np.arange(40) // 10
+        np.savez(tmp_path / folder / "rows.npz", x=x, y=y, client=clients)
+        monkeypatch.chdir(tmp_path / folder)
+        changes = {"data": {"name": "npz", "file": "rows.npz"}, "rounds": 1}
+        experiments = {"ppfl": small_experiment(**changes)}
+        tune(experiments, None, budget=1)
+        records = run_tasks(tasks_of(experiments, Path("out"), None), jobs=1)
+        assert load(records["ppfl"][0].folder).spec.shape == (width,)
+        tune(experiments, None, budget=1)
+
+
 def test_a_lost_worker_is_an_error_of_its_task_alone_and_all_end_with_their_block(capfd):
     with pytest.raises(KeyboardInterrupt):
         work_until_ctrl_c()

@@ -74,8 +74,9 @@ def test_affinities_are_those_of_the_core_and_what_does_not_fit_into_memory_is_r
     assert affinity_by("none") is None
     # the usual one is by labels where there are labels, and a penalty to pull memberships together
     assert affinity_by("auto", LABELS, PPFL(penalty=1e-5)).degree.equal(affinity_by("labels").degree)
-    for federation, method in ((NUMBERS, PPFL(penalty=1e-5)), (LABELS, PPFL(penalty=0)), (LABELS, FedAvg())):
+    for federation, method in ((NUMBERS, PPFL(penalty=0)), (LABELS, PPFL(penalty=0)), (LABELS, FedAvg())):
         assert affinity_by("auto", federation, method) is None
+    assert_refused(lambda: affinity_by("auto", NUMBERS, PPFL(penalty=1e-5)), SettingError, "[affinity]", "penalty = 0")
     with memory_limit(500):
         assert_refused(lambda: affinity_by("features"), AffinityError, "12 clients take 576 bytes")
 

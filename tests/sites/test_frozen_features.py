@@ -93,7 +93,8 @@ def drawn(samples: int) -> torch.Tensor:
     return torch.rand(samples, 3, generator=torch.Generator().manual_seed(0))
 
 
-def test_features_are_kept_in_files_that_other_runs_use_and_damaged_ones_are_made_again(tmp_path):
+def test_features_are_kept_in_files_that_other_runs_use_and_damaged_ones_are_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("PPFL_CACHE", str(tmp_path))
     layers, x, CountedLinear.seen, done = nn.Sequential(CountedLinear(3, 2)), drawn(700), 0, []
     expected = (x @ layers[0].weight.T + layers[0].bias).detach()
     for damaged in ("", "*.npy", "*.keys"):
@@ -102,7 +103,7 @@ def test_features_are_kept_in_files_that_other_runs_use_and_damaged_ones_are_mad
             file.write_bytes(file.read_bytes()[:100])
         for _ in range(2):
             with watch_frozen_layers(lambda *samples: done.append(samples)):
-                (found,) = FeatureStore(tmp_path).features(layers, [x])
+                (found,) = FeatureStore().features(layers, [x])
             torch.testing.assert_close(found[:700], expected)
         assert damaged or CountedLinear.seen == 700
         assert done == sorted({*done}) and done[-1] == (700, 700)
@@ -110,11 +111,12 @@ def test_features_are_kept_in_files_that_other_runs_use_and_damaged_ones_are_mad
 
 
 @pytest.mark.parametrize("in_files", [False, True])
-def test_samples_are_found_again_in_any_order_and_split(tmp_path, in_files: bool):
+def test_samples_are_found_again_in_any_order_and_split(tmp_path, monkeypatch, in_files: bool):
+    monkeypatch.setenv("PPFL_CACHE", str(tmp_path) if in_files else "")
     layers, x = nn.Sequential(CountedLinear(3, 2)), drawn(90)
-    store = FeatureStore(tmp_path if in_files else None)
+    store = FeatureStore()
     store.features(layers, [x[:50], x[50:60]])
-    store = FeatureStore(tmp_path) if in_files else store
+    store = FeatureStore() if in_files else store  # as another run has it
     order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
     known = [x[order]], [x[order[:20]], x[order[20:40]].repeat(2, 1)], [x[:0], x[:7]]
     for parts, new in (*((parts, 0) for parts in known), ([x.flip(0)[:50]], 30)):  # at last 20 known ones, 30 new ones

@@ -263,4 +263,4 @@ def test_what_cannot_be_measured_is_refused():
     assert_refused(lambda: evaluated_by([MulticlassF1Score]), SettingError, "the class MulticlassF1Score")
     assert_refused(lambda: Watch(metrics=[f1, f1]), SettingError, "'f1'", "name of its own")
     assert_refused(lambda: fit(population, POOL, FedAvg(), rounds=1, watch=taken), SettingError, "'accuracy'")
-    assert_refused(lambda: evaluated_by({"broken": lambda p, y: p @ y}), ModelError, "'broken'", "return nan")
+    assert_refused(lambda: evaluated_by({"broken": lambda p, y: p @ y}), ModelError, "'broken'", "or nan")

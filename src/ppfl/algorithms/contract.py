@@ -242,10 +242,10 @@ def common_network(method: Method, problem: Problem, server: Any) -> Params | No
     """The one network that all clients use; None where clients have models of their own."""
     if method.local.several_models:
         return None
-    shared, own = method.send(problem, server, (), None)
-    nobody = tree_map(lambda leaf: leaf.new_empty(0, *leaf.shape), method.init_client(problem.population))
-    no_backend: Any = None  # what is the same for all clients takes no computing
-    models = method.model(no_backend, shared, own, nobody)
+    shared, own = method.send(problem, server, (), None)  # asked for the models of no clients, which takes no computing
+    states = tree_map(lambda leaf: leaf.new_empty(0, *leaf.shape), method.init_client(problem.population))
+    no_backend: Any = None
+    models = method.model(no_backend, shared, own, states)
     return models.values if isinstance(models, OneNetwork) else None
 
 

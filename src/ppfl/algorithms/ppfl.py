@@ -85,6 +85,8 @@ class MembershipTask(NamedTuple):
 class PPFL(Averaging):
     """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default).
 
+    docs/settings.md says what each setting does, under `[method]`.
+
     >>> from torch import nn
     >>> from ppfl import Population, fit
     >>> from ppfl.data import digits_federation
@@ -110,7 +112,6 @@ class PPFL(Averaging):
     warmup: RepeatsOrZero = 5  # rounds (a tenth at most) in which lr rises and memberships wait
     start: Literal["gradients", "uniform"] = "gradients"  # "uniform" is the paper's: c_i = 1/K, theta_k all drawn
     share_memberships: bool = True  # False: they stay with the clients; only without a penalty between neighbours
-    collapse: bool = True  # short cut 1 for mixed weights; False runs all K models, for checking
 
     @property
     def uses_affinity(self) -> bool:

@@ -198,7 +198,7 @@ class FederatedRun:
             if self.spec.preparation is not None:
                 for name in names:
                     refuse_other_columns(self.spec.preparation, name, self.transport.sites[name].described)
-            self.training.take_in()
+            self.training.add_clients()
         except PPFLError as error:
             for name in names:
                 self.transport.turn_away(name, str(error))

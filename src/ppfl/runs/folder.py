@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..algorithms.contract import Method
+from ..core.settings import shown
 from ..core.trees import Params, Tree
 from ..data.federation import Federation
 from ..data.sample_spec import SampleSpec
@@ -38,9 +39,8 @@ from .provenance import describe_environment, package_version
 from .round_log import Record, RoundLog, finite
 from .states import check_values, pack, pack_clients, pack_server, unpack
 
-_LONGEST = 60  # characters of a value in a message
 
-
+@message
 class StartNetwork(NamedTuple):
     """The network that a run began with, and of which run it is."""
 
@@ -299,5 +299,4 @@ def _difference(there: Any, here: Any, key: str = "") -> str:
             return f"{key} has {len(there):,} entries there and {len(here):,} here"
         at = next(at for at, pair in enumerate(zip(there, here, strict=True)) if pair[0] != pair[1])
         return _difference(there[at], here[at], f"{key}[{at}]")
-    shown = [text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for text in map(repr, (there, here))]
-    return f"{key} is {shown[0]} there and {shown[1]} here"
+    return f"{key} is {shown(there)} there and {shown(here)} here"

@@ -10,8 +10,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from ..algorithms.contract import Method
 from ..data.federation import Federation
 from ..data.sample_spec import SampleSpec
@@ -33,7 +31,7 @@ from .experiment import Experiment
 from .folder import Result, RunFolder, describe_clients, method_that_ran
 from .provenance import describe_environment
 from .record import RunRecord, load_run
-from .start import load_start, start_on_every_rank
+from .start import load_start, start_population_from
 from .states import pack, unpack
 
 CHECKPOINT_SECONDS = 10.0
@@ -92,7 +90,7 @@ def run(
     out, ranks = Path(out), launched_ranks(experiment.device)
     folders = {seed: RunFolder(out / f"seed-{seed}") for seed in experiment.seeds}
     with _usable(out), ExitStack() as locks:
-        todo = ranks.decide_on_first(partial(_claim, experiment, folders, locks, resume=resume))
+        todo = ranks.from_first(partial(_claim, experiment, folders, locks, resume=resume))
         if todo:
             federation = read(experiment, base).to(experiment.device)
         for seed in todo:
@@ -115,10 +113,9 @@ def _usable(out: Path) -> Iterator[None]:
 def _claim(experiment: Experiment, folders: dict[int, RunFolder], locks: ExitStack, *, resume: bool) -> list[int]:
     """The seeds that are not finished, each locked against other processes."""
     for seed, folder in folders.items():
-        with _usable(folder.path):
-            if not folder.finished:
-                locks.enter_context(locked(folder.path))
-            folder.claim(experiment.for_seed(seed), resume=resume)
+        if not folder.finished:
+            locks.enter_context(locked(folder.path))
+        folder.claim(experiment.for_seed(seed), resume=resume)
     return [seed for seed, folder in folders.items() if not folder.finished]
 
 
@@ -136,14 +133,16 @@ class SeedRun:
     ) -> None:
         self.experiment, self.folder, self.ranks = experiment, folder, ranks
         (self.seed,) = experiment.seeds
-        self.fingerprint = ranks.decide_on_first(lambda: federation.fingerprint)
+        self.fingerprint = ranks.from_first(lambda: federation.fingerprint)
         self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
-        self.resumes = ranks.decide_on_first(lambda: folder.started)
+        self.resumes = ranks.from_first(lambda: folder.started)
         self.population = experiment.build_population(SampleSpec.of(self.federation), self.seed, base)
         self.start = None
         if experiment.start is not None:
             find = folder.read_start if self.resumes else partial(load_start, experiment, base, start_method)
-            self.start = start_on_every_rank(self.population, find, ranks)
+            self.start = ranks.from_first(find)
+            assert self.start is not None, "the experiment has a start"
+            start_population_from(self.population, self.start)
         watch = experiment.watch.with_functions(base)
         self.training = Training(
             connect(
@@ -160,7 +159,7 @@ class SeedRun:
         """As the experiment has it; a run that is resumed has chosen what was left to it."""
         if not self.resumes:
             return self.experiment.method
-        return method_that_ran(self.experiment, self.ranks.decide_on_first(lambda: self.folder.about))
+        return method_that_ran(self.experiment, self.ranks.from_first(lambda: self.folder.about))
 
     def go(self, checkpoint_every: int | None, on_round_end: OnRoundEnd | None) -> None:
         """Train to the end, from the start or from the checkpoint."""
@@ -171,7 +170,7 @@ class SeedRun:
             for end in training.rounds():
                 self._record(end, environment)
                 recorded = end
-                if self.ranks.decide_on_first(partial(self._is_due, timer, end.state.round)):
+                if self.ranks.from_first(partial(self._is_due, timer, end.state.round)):
                     self._save(end)
                     timer.restart()
                 if on_round_end is not None:
@@ -200,19 +199,16 @@ class SeedRun:
     def _checkpoint(self) -> Checkpoint | None:
         """As the first process has it."""
         states, ids = self.training.first_states, self.federation.ids
-        found: list[Checkpoint] = []
-
-        def read() -> bool:
-            checkpoint = self.folder.resume(*states, describe_clients(self.federation, self.fingerprint))
-            found.extend([] if checkpoint is None else [checkpoint])
-            return checkpoint is not None
-
-        if not self.ranks.decide_on_first(read):
-            return None
+        resume = partial(self.folder.resume, *states, describe_clients(self.federation, self.fingerprint))
         if self.ranks.size == 1:
-            return found[0]
-        packed = self.ranks.value_from_first(pack(found[0], len(ids)) if found else None)
-        return unpack(self.folder.checkpoint_file, packed, *states, ids)
+            return resume()
+
+        def packed() -> Checkpoint | None:
+            found = resume()
+            return None if found is None else pack(found, len(ids))
+
+        heard = self.ranks.from_first(packed)
+        return None if heard is None else unpack(self.folder.checkpoint_file, heard, *states, ids)
 
     def _record(self, end: RoundEnd, environment: dict[str, str]) -> None:
         if self.ranks.first:
@@ -242,14 +238,11 @@ class SeedRun:
     def _scores_of_newcomers(self, state: ServerState) -> dict[str, float]:
         if self.newcomers is None or self.newcomers.test is None:
             return {}
-        loss, training = self.population.loss, self.training
+        training = self.training
         transport = connect(self.newcomers, self.population, self.experiment.build_engine())
         found = score_newcomers(training.method, training.problem, state.server, transport)
         scores = {"newcomers_before": found.before, "newcomers": found.after}
-        return {
-            f"{name}_{loss.metric_name}": float(loss.metric(torch.tensor(score.pooled)))
-            for name, score in scores.items()
-        }
+        return {f"{name}_{self.population.loss.metric_name}": score.pooled for name, score in scores.items()}
 
 
 class _Timer:

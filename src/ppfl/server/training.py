@@ -251,7 +251,7 @@ class Training:
             self.history.append(record)
             yield RoundEnd(state, kept, record, measured)
 
-    def take_in(self) -> None:
+    def add_clients(self) -> None:
         """Go on with the clients of sites that have joined: they begin as every client does."""
         before, after = self.problem.roster, self.transport.roster
         affinity = (self._find_affinity() or nothing(after.ids)).check(after.ids).to(self.problem.device)
@@ -264,7 +264,7 @@ class Training:
         if self.kept is not None:
             self.kept = self.kept._replace(state=moved(self.kept.state))
 
-    # ------------------------------------------------------------------ what is left of it
+    # ------------------------------------------------------------------ its result
 
     def checkpoint(self, end: RoundEnd) -> Checkpoint:
         """From which training can be resumed after this round. Work of a later round is undone at the sites."""
@@ -285,7 +285,7 @@ class Training:
         return self.measured
 
     def trained(self, spec: SampleSpec, engine: Engine) -> Trained:
-        """What is left: the state to return, and the states of all clients. spec: what a sample is."""
+        """The result: the state to return, and the states of all clients. spec: what a sample is."""
         returned = self.state if self.kept is None else self.kept.state
         snapshot: Literal["now", "kept"] = "now" if returned.round == self.state.round else "kept"
         clients, ids = client_states(self.transport, self.state, snapshot), self.problem.roster.ids

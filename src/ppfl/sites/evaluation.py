@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithms.local.batches import LocalData, similar_sizes
+from ..algorithms.local.batches import LocalData
 from ..core.backends import Backend
 from ..core.losses import IGNORED, SCORES, Loss
 from ..core.population import Models
 from ..data import Samples
+from ..data.samples import similar_sizes
 from ..errors import ModelError, SettingError
 
 BLOCK_BYTES = 16 * 2**20
@@ -214,7 +215,8 @@ def _value(name: str, metric: PredictionMetric, pair: Any, client: str) -> float
     except Exception as error:  # code of the user: whatever it raises
         raise ModelError(
             f"metric {name!r} failed on predictions {tuple(pair[0].shape)} and targets {tuple(pair[1].shape)} of "
-            f"{client!r}: {(str(error) or type(error).__name__).splitlines()[0]}; return nan where it is not defined"
+            f"{client!r}: {(str(error) or type(error).__name__).splitlines()[0]}; expected a function "
+            f"(prediction, target) -> one number, or nan where it is not defined"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,11 +106,13 @@ def export_onnx(module: nn.Module, path: str | Path, example: Tensor) -> Path:
         raise SettingError(f"export to ONNX needs the package {missing[0]}; install it: pip install 'ppfl[export]'")
     if not path.parent.is_dir():
         raise WriteError(f"there is no folder {path.parent}; make it first, or choose another place")
-    was_training = module.training
+    was_training, log = module.training, logging.getLogger("torch.onnx")
+    level = log.level
     batch = example if len(example) > 1 else example.repeat(2, *(1 for _ in example.shape[1:]))  # 1 is never dynamic
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of the exporter's own parts
+            log.setLevel(logging.ERROR)  # it warns where torchvision is missing, which no network here needs
             program = torch.onnx.export(
                 module.eval(), (batch,), dynamo=True, input_names=["x"], output_names=["output"], verbose=False,
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -119,6 +122,7 @@ def export_onnx(module: nn.Module, path: str | Path, example: Tensor) -> Path:
         raise ModelError(f"the network cannot be written as ONNX ({reason}); save its state_dict() instead") from error
     finally:
         module.train(was_training)
+        log.setLevel(level)
     assert program is not None
     partial = path.with_name(f"{path.name}.partial")
     try:
