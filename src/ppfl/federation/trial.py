@@ -22,8 +22,8 @@ from ..runs.record import RunRecord, load_run
 from .exchange import Timeouts
 from .flower_app import QUIET, Flower, program, require_flower, run_app
 from .messages import FederationError
-from .run import are_finished
 from .policy import experiment_hash, load_approved, over_sites, rows_shown
+from .run import are_finished
 from .site_settings import load_site
 from .site_tools import approve
 
