@@ -209,6 +209,16 @@ class Method(Settings):
         if k != 1 and not self.several_models:
             raise SettingError(f"{self.name} trains one model, the population has k = {k}; set k = 1")
 
+    def possible_tasks(self, round: int, rounds: int, seed: int) -> tuple[Any, ...]:
+        """The tasks that a server which runs this method may send in a round (from 0) of so many.
+
+        A site that does not trust its server refuses any other. It knows nothing of the server's state.
+        """
+        raise SettingError(
+            f"{self.name} does not say which tasks a server may send; write its `possible_tasks`, or let it derive "
+            f"from LocalTraining, whose tasks are step sizes"
+        )
+
     def newcomer_plans(self, problem: Problem, server: Any) -> list[Plan]:
         """The exchanges in which clients that come after training find their place, by default a few rounds like the
         last ones of training. Nothing of theirs is merged."""

@@ -135,7 +135,15 @@ class FineTune(Wrapper):
     def plan(self, problem: Problem, server: Any, round: int) -> Plan:
         if round < problem.rounds - 1:
             return super().plan(problem, server, round)
-        return Plan(None, LastRound(self.local.step_size(0, problem.rounds) if self.lr == "auto" else self.lr))
+        return Plan(None, self._last_task(problem.rounds))
+
+    def possible_tasks(self, round: int, rounds: int, seed: int) -> tuple[Any, ...]:
+        if round < rounds - 1:
+            return self.method.possible_tasks(round, rounds - 1, seed)
+        return (self._last_task(rounds),)
+
+    def _last_task(self, rounds: int) -> LastRound:
+        return LastRound(self.local.step_size(0, rounds) if self.lr == "auto" else self.lr)
 
     def send(
         self, problem: Problem, server: Any, ids: tuple[str, ...] | None, task: Any

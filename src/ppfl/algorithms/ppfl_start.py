@@ -45,6 +45,7 @@ MOST_POINTS = 20_000  # clients among whom corners are looked for, enough for K 
 RUNS = 20  # of k-means, of which the best one counts
 RESTARTS = 64  # k-means runs side by side, where each step is a message
 STEPS = 8  # of k-means: with one message before them and one after them that makes ten
+PRIVATE_STAGES = "moments", "assign", "place"  # of the survey, where sketches stay with the clients
 
 
 def gradient_sketch(models: Params, data: LocalData) -> tuple[Tensor, Tensor]:
@@ -269,7 +270,7 @@ def surveyed_clients(problem: Problem, participation: float, round: int) -> Who:
 
 def plan_survey(method: PPFL, problem: Problem, server: PPFLServer, round: int) -> Plan:
     """The next message of the survey."""
-    if method.share_memberships:
+    if method.share_memberships and method.start == "gradients":
         stage = "sketch"
     elif not server.survey:
         stage = "moments"

@@ -51,11 +51,9 @@ class Imports(NamedTuple):
     """Lets modules be imported for names in settings: `Experiment.model_validate(found, context=Imports(folder))`.
 
     folder: whose modules come before all others; None: the working directory.
-    allow: names that may be imported; None: all.
     """
 
     folder: Path | None = None
-    allow: tuple[str, ...] | None = None
 
 
 class Registry(Mapping[str, T]):
@@ -98,9 +96,6 @@ class Registry(Mapping[str, T]):
                 f"there is no {self.what} {name!r:.200}; {did_you_mean(name, self)}use one of "
                 f'{", ".join(map(repr, self))}, or "{self._own_name}" for one of your own'
             )
-        if imports is not None and imports.allow is not None and name not in imports.allow:
-            allowed = ", ".join(imports.allow) or "nothing"
-            raise SettingError(f"{name!r:.200} may not be imported here; `allow` in site.toml has {allowed}")
         return self._find_own(name, imports)
 
     _own_name: ClassVar[str] = "module:Class"

@@ -32,12 +32,10 @@ Location = Sequence[int | str]
 Variants = list[type[BaseModel]]
 
 
-def load_experiment(
-    path: str | Path, overrides: Iterable[str] = (), allow: tuple[str, ...] | None = None
-) -> Experiment:
+def load_experiment(path: str | Path, overrides: Iterable[str] = (), base: Path | None = None) -> Experiment:
     """The experiment of a TOML file; each override is "key.sub=value". Without a name, the file's is taken.
 
-    allow: "module:Class" of the methods that may be imported; None: all.
+    base: the folder in which modules are looked for first; None: that of the file.
     """
     path = Path(path)
     settings = load_settings(path, overrides)
@@ -46,7 +44,7 @@ def load_experiment(
     if settings.get("estimator") is not None and (both := [t for t in _INSTEAD_OF_ESTIMATOR if t in settings]):
         raise SettingError(f"the file has [estimator] and [{both[0]}], and one stands for the other; keep one of them")
     try:
-        return Experiment.model_validate(settings, context=Imports(path.parent, allow))
+        return Experiment.model_validate(settings, context=Imports(path.parent if base is None else base))
     except ValidationError as error:
         raise SettingError(f"{path}: {explain(error, settings)}") from None
 

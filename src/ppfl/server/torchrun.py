@@ -119,8 +119,6 @@ class TorchRanks(Ranks):
 class TorchRun:
     """One site per process."""
 
-    durable = False
-
     def __init__(self, site: Site, ranks: TorchRanks, order: Sequence[str] | None = None) -> None:
         """order: of the clients in the roster; by default site after site."""
         self.site, self.ranks = site, ranks

@@ -26,6 +26,7 @@ from ..core.population import Models
 from ..data import Samples
 from ..data.samples import similar_sizes
 from ..errors import ModelError, SettingError
+from .totals import Spread
 
 BLOCK_BYTES = 16 * 2**20
 BINS = 512
@@ -81,10 +82,11 @@ class SplitScores(NamedTuple):
     samples: Tensor  # (N,), how many each client has
     pooled: dict[str, float]  # of each metric, on the samples of all these clients together
 
-    def sums(self, importance: Tensor, loss: Loss) -> dict[str, Tensor]:
+    def sums(self, importance: Tensor, loss: Loss, fewest: float = 0) -> dict[str, Tensor]:
         """What is reported of all clients together; a client whose value is not finite is only counted.
 
-        `shown` is what a record shows: the root of a squared error, and otherwise the value as it is.
+        `shown` is what a record shows: the root of a squared error, and otherwise the value as it is. Sums over
+        effectively fewer clients than `fewest` are 0, and bins of the histogram with fewer are joined.
         """
         found: dict[str, Tensor] = {}
         for name, all_values in self.values.items():
@@ -105,8 +107,10 @@ class SplitScores(NamedTuple):
                 "weighted": (p * values).sum(),
                 "importance": p.sum(),
                 "not_finite": ((self.samples > 0) & ~finite).sum().double(),
-                "histogram": histogram(values),
+                "histogram": joined_bins(histogram(values), fewest) if fewest else histogram(values),
             }
+            if fewest and not min(_spread(n), _spread(p)) >= fewest:
+                sums = {field: torch.zeros_like(value) for field, value in sums.items()}
             found |= {f"{name}.{field}": value for field, value in sums.items()}
         return found
 
@@ -190,6 +194,29 @@ def histogram(scores: Tensor) -> Tensor:
     bins = bin_of(scores)
     counts = torch.bincount(bins, minlength=BINS).double()
     return torch.stack([counts, torch.bincount(bins, weights=scores, minlength=BINS).double()])
+
+
+def joined_bins(bins: Tensor, fewest: float) -> Tensor:
+    """A histogram (2, BINS) in which every bin that is not empty has so many clients: bins next to each other share
+    the first one's place."""
+    joined = torch.zeros_like(bins)
+    at: int | None = None  # the bin that is being filled
+    before = 0
+    for bin in bins[0].nonzero()[:, 0].tolist():
+        at = bin if at is None else at
+        joined[:, at] += bins[:, bin]
+        if joined[0, at] >= fewest:
+            before, at = at, None
+    if at is not None and at != before:  # too few are left for a bin of their own
+        left = joined[:, at].clone()
+        joined[:, at] = 0
+        joined[:, before] += left
+    return joined
+
+
+def _spread(weights: Tensor) -> float:
+    """The effective number of clients with these weights (C,)."""
+    return float(Spread.of(weights[:, None]).clients)
 
 
 def bin_of(scores: Tensor) -> Tensor:

@@ -50,16 +50,20 @@ class PersonalModels:
     def models(self, clients: Sequence[str], *, hard: bool = False) -> Models:
         """The models of these clients. hard: every client is wholly in its largest membership."""
         ids = tuple(clients)
-        if unknown := [client for client in ids if client not in self._known]:
-            raise DataError(
-                f"there is no client {unknown[0]!r} among the {len(self.ids)} that have models; ids look like "
-                f"{self.ids[0]!r}"
-            )
+        self.refuse_unknown(ids)
         shared, own = self.send(ids)
         states = states_of(self.method.init_client(self.population), self.states, ids)
         placed = tree_map(lambda leaf: leaf.to(self.device), states)
         models = self.method.model(self.backend, shared, own, placed)
         return models.hardened() if hard else models
+
+    def refuse_unknown(self, clients: Sequence[str]) -> None:
+        """Raise a DataError where one of these clients has no model."""
+        if unknown := [client for client in clients if client not in self._known]:
+            raise DataError(
+                f"there is no client {unknown[0]!r} among the {len(self.ids)} that have models; ids look like "
+                f"{self.ids[0]!r}"
+            )
 
     @cached_property
     def _known(self) -> Mapping[str, int]:
