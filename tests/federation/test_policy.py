@@ -305,6 +305,18 @@ def test_columns_are_summed_by_the_plan_of_the_experiment_alone(attack, tmp_path
     assert talk.ask(SumColumns(honest | PLANS[attack])) == "not-in-experiment"
 
 
+def test_rows_are_prepared_in_one_way_alone(tmp_path):
+    service, experiment = visits_service(tmp_path)
+    talk = Talk(service, experiment)
+    talk.ask(Join(experiment_hash(experiment), 0))
+    agreed = service.data.prepared(experiment.preparation, {}).preparation.model_dump(mode="json")
+    assert len(talk.ask(Prepare(agreed))) == len(talk.ask(Prepare(agreed))) == 1
+    other = {**agreed, "columns": [{**agreed["columns"][0], "scale": [1e-9]}, *agreed["columns"][1:]]}
+    assert talk.ask(Prepare(other)) == "not-in-experiment"
+    names = {**agreed, "columns": [*agreed["columns"][:1], {**agreed["columns"][1], "levels": ["p0", "p1"]}]}
+    assert talk.ask(Prepare(names)) == "not-in-experiment"
+
+
 def test_no_value_of_text_leaves_a_table(tmp_path):
     service, experiment = visits_service(tmp_path, preparation={})
     assert Talk(service, experiment).ask(Join(experiment_hash(experiment), 0)) == "failed"

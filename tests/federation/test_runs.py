@@ -45,6 +45,12 @@ def test_three_sites_are_one_process(case, tmp_path):
     assert_same_run(here, there, experiment)
 
 
+def test_eight_sites_are_one_process_too(tmp_path):
+    experiment = make_experiment("fedavg", rounds=3)
+    there = Sites(experiment, tmp_path, names=tuple("abcdefgh")).run()
+    assert_same_run(run(experiment, tmp_path / "here")[0], there, experiment)
+
+
 def test_lr_is_found_as_in_one_process(tmp_path):
     experiment = make_experiment("fedavg", method={"name": "fedavg", "lr": "auto"})
     assert_same_run(run(experiment, tmp_path / "here")[0], Sites(experiment, tmp_path).run(), experiment)

@@ -1,7 +1,10 @@
 """What the owner of a site does: tables are prepared alike, clients are forgotten, a config is made and checked."""
 
 import os
+import runpy
+import shutil
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +16,9 @@ from ppfl.errors import CheckpointError, DataError, SettingError
 from ppfl.federation.secure_sums import SiteMasks, public_key
 from ppfl.federation.service import SiteService
 from ppfl.federation.site_settings import SiteSettings, init_site, load_site
-from ppfl.federation.site_tools import approve, forget_in_store
+from ppfl.federation.site_tools import approve, check_site, forget_in_store
 from ppfl.federation.store import forget_run
-from ppfl.runs import Experiment, RunFolder
+from ppfl.runs import Experiment, RunFolder, load_experiment, run
 
 VISITS = {"name": "visits", "rounds": 3, "data": TABLE, **PPFL, "watch": {"report_clients": True},
           "preparation": {"missing": "fill", "levels": {"ward": ["medicine", "surgery", "other"]}},
@@ -236,3 +239,24 @@ def test_a_population_glm_runs_over_sites_as_in_one_process(tmp_path):
     policy = OPEN | {"rows": ("memberships", "sketches", "scores")}
     record = Sites(experiment, tmp_path, visits_services(tmp_path, experiment, policy=policy)).run()
     assert record.memberships.shape == (18, 2)
+
+
+def test_the_clinics_of_the_guide_score_as_well_under_the_strict_policy(tmp_path):
+    """The example under examples/clinics, with the default policy at each clinic, and in one process."""
+    folder = Path(__file__).parents[2] / "examples" / "clinics"
+    copy = tmp_path / "clinics"
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("tables"))
+    runpy.run_path(str(copy / "make_tables.py"), run_name="__main__")
+    experiment = load_experiment(copy / "clinics.toml")
+    services = {}
+    for site in ("north", "south", "east"):
+        place = copy / "tables" / site
+        init_site(place, site)
+        settings = load_site(place / "site.toml")
+        assert not check_site(settings, place, experiment).problems
+        approve(settings, place, experiment)
+        services[site] = SiteService(settings, place)
+    strict = Sites(experiment, tmp_path, services).run()
+    together = run(experiment, tmp_path / "together", base=copy)[0]
+    assert strict.scores["accuracy"] > 0.7
+    assert strict.scores["accuracy"] == pytest.approx(together.scores["accuracy"], abs=0.03)

@@ -103,16 +103,13 @@ def status_command(
 
 
 def _experiment(file: Path, settings: list[str] | None, out: Path | None) -> tuple[Experiment, Path]:
-    """The experiment and its folder, which must not have another one's run."""
+    """The experiment and its folder."""
     from ..federation.flower_app import require_flower
-    from ..federation.run import check_folders
     from ..runs import load_experiment
 
     require_flower()
     experiment = load_experiment(file, settings or ())
-    place = Path("runs") / experiment.name if out is None else out
-    check_folders(experiment, place)
-    return experiment, place
+    return experiment, Path("runs") / experiment.name if out is None else out
 
 
 def _timeouts(deadline: float, at_least: int | None) -> Timeouts:

@@ -27,7 +27,7 @@ from ..runs.experiment import Experiment
 from .exchange import Delivery, Timeouts, printable
 from .messages import CODES, FederationError, Packed
 from .policy import as_settings
-from .run import run_over_sites
+from .run import are_finished, run_over_sites
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -207,6 +207,8 @@ def run_app(
         say: Called with each new line of the log.
         check: Called now and then; may raise.
     """
+    if are_finished(experiment, out):
+        return
     make_folder(out)
     out.chmod(0o700)
     app, flower = out / "app", Flower(superlink, environment)

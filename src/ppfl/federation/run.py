@@ -102,11 +102,14 @@ def run_over_sites(
     return [load_run(folder.path) for folder in folders.values()]
 
 
-def check_folders(experiment: Experiment, out: Path) -> None:
-    """Refuse what cannot be run, and folders with another experiment, before anything is started."""
+def are_finished(experiment: Experiment, out: Path) -> bool:
+    """Whether all seeds are done. What cannot be run, and a folder with another experiment, is refused before anything
+    is started."""
     refuse_unsupported(experiment)
-    for seed in experiment.seeds:
-        RunFolder(out / f"seed-{seed}").claim(over_sites(experiment).for_seed(seed), resume=True)
+    folders = {seed: RunFolder(out / f"seed-{seed}") for seed in experiment.seeds}
+    for seed, folder in folders.items():
+        folder.claim(over_sites(experiment).for_seed(seed), resume=True)
+    return all(folder.finished for folder in folders.values())
 
 
 class RunNotes:

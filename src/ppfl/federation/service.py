@@ -228,8 +228,13 @@ class SiteService:
         return Reply(metrics=self.data.sums(settings, plan, center, self.settings.fewest))
 
     def _prepare(self, call: Call, request: Prepare) -> Reply:
-        self.store.prepare(call.run, json.dumps(Preparation.read(request.preparation).model_dump(mode="json")))
-        self._opened = None
+        joined = self._open(call.run).joined
+        preparation = json.dumps(Preparation.read(request.preparation).model_dump(mode="json"))
+        if joined.preparation not in ("", preparation):
+            raise Refused("not-in-experiment", "the rows are to be prepared in another way than before")
+        if not joined.preparation:
+            self.store.prepare(call.run, preparation)
+            self._opened = None
         return Reply()
 
     def _table(self, call: Call, request: ClientTable) -> Reply:

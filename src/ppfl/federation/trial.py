@@ -23,6 +23,7 @@ from .exchange import Timeouts
 from .flower_app import QUIET, Flower, program, require_flower, run_app
 from .messages import FederationError
 from .policy import experiment_hash, load_approved, over_sites, rows_shown
+from .run import are_finished
 from .site_settings import load_site
 from .site_tools import approve
 
@@ -103,11 +104,13 @@ def run_trial(
         timeouts: How long an exchange may take, and how many sites must answer.
         say: Called with each line of what happens.
     """
-    with trial(out / "federation", experiment, base, sites, say) as running:
-        run_app(
-            experiment, out, SUPERLINK, len(running.sites), base=base, say=say, check=running.processes.refuse_dead,
-            timeouts=Timeouts() if timeouts is None else timeouts, environment=running.flower.environment,
-        )  # fmt: skip
+    if not are_finished(experiment, out):
+        with trial(out / "federation", experiment, base, sites, say) as running:
+            run_app(
+                experiment, out, SUPERLINK, len(running.sites), base=base, say=say,
+                check=running.processes.refuse_dead, environment=running.flower.environment,
+                timeouts=Timeouts() if timeouts is None else timeouts,
+            )  # fmt: skip
     return [load_run(out / f"seed-{seed}") for seed in experiment.seeds]
 
 
