@@ -195,7 +195,7 @@ def _map(c: Array, ids: Sequence[str], names: list[str], width: Any) -> Chart:
     )
     ends = [{"x": short(a), "y": short(b), "model": name, "label": f"{name} {share:.0%}"}
             for (a, b), name, share in zip(places.tolist(), names, c.mean(0), strict=True)]  # fmt: skip
-    above, below = ([end for end in ends if (end["y"] >= 0) == wanted] for wanted in (True, False))
+    above, below = ([ends[k] for k in range(len(ends)) if (places[k, 1] >= 0) == wanted] for wanted in (True, False))
     labels = [
         of_rows(own).mark_text(fontSize=15, fontWeight=600, dy=dy).encode(x, y, dots.encoding.color, text="label:N")
         for own, dy in ((above, -14), (below, 18))
