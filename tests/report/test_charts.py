@@ -9,7 +9,8 @@ import torch
 from scipy.special import ndtri
 
 from kit.reports import fake_run
-from ppfl.report import Comparison, charts
+from kit.tables import make_client_table, regressor
+from ppfl.report import Comparison, charts, plot_coefficients
 from ppfl.report.memberships import sort_memberships
 from ppfl.report.method_runs import MethodRuns
 from ppfl.report.theme import metric, model_colour
@@ -158,3 +159,15 @@ def test_a_comparison_draws_what_it_has_and_refuses_what_it_lacks():
         assert chart.to_dict()["config"]["background"] == "transparent"
     with pytest.raises(Exception, match="no memberships to draw"):
         Comparison.of([fake_run("fedavg", k=1)]).plot_memberships()
+
+
+def test_coefficients_are_drawn_with_their_intervals_by_the_names_of_reports():
+    table = make_client_table()
+    model = regressor(k=2).fit(table.x, table.y, clients=table.clients)
+    rows = data_of(plot_coefficients(model), "value")
+    shares = np.asarray(model.memberships_).mean(0)
+    largest = model.canonical_coef_[shares.argmax()]
+    drawn = {row["term"]: row for row in rows if row["model"] == "A" and row["term"] != "intercept"}
+    assert [row["value"] for row in drawn.values()] == pytest.approx(largest.tolist(), rel=1e-3)
+    assert all(row["low"] < row["value"] < row["high"] for row in rows)
+    assert {row["model"] for row in rows} == {"A", "B", "population"}

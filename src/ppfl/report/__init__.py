@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..lazy import exported
 
 if TYPE_CHECKING:
-    from .charts import plot_residuals
+    from .charts import plot_coefficients, plot_residuals
     from .page import export, write_report
     from .results import Comparison
     from .tables import Column, Spread, Table
@@ -23,9 +23,10 @@ _HOMES = {
     "Spread": "tables",
     "Table": "tables",
     "export": "page",
+    "plot_coefficients": "charts",
     "plot_residuals": "charts",
     "write_report": "page",
 }
 __getattr__ = exported(__name__, _HOMES)
 
-__all__ = ["Column", "Comparison", "Spread", "Table", "export", "plot_residuals", "write_report"]
+__all__ = ["Column", "Comparison", "Spread", "Table", "export", "plot_coefficients", "plot_residuals", "write_report"]

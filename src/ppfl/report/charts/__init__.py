@@ -6,7 +6,7 @@ chosen; `usermeta` says how ("bars", "simplex", "scores" or "pairs").
 
 from .clients import MAX_BARS, MAX_STEPS, corners, membership_history, memberships, of_sorted, shares, simplex
 from .methods import client_scores, gains, history
-from .models import coefficients, held_out_scores, plot_residuals, residuals
+from .models import coefficients, held_out_scores, plot_coefficients, plot_residuals, residuals
 from .parts import MAX_DOTS, Chart
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "membership_history",
     "memberships",
     "of_sorted",
+    "plot_coefficients",
     "plot_residuals",
     "residuals",
     "shares",

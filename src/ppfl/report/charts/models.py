@@ -8,11 +8,14 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from ..theme import GREY, Metric, chart_config, evenly, model_colour
+from ..theme import GREY, Metric, chart_config, evenly, model_colour, model_names
 from .parts import MAX_DOTS, WIDTH, Array, Chart, Row, finished, of_rows, short
 
 
-def coefficients(rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, width: Any = WIDTH) -> Chart:
+def coefficients(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], *,
+    title: str = "change of the predictor per standard deviation of the column", width: Any = WIDTH,
+) -> Chart:  # fmt: skip
     """Coefficients by term: rows have term, model, value and, where they are known, low and high; a model that is not
     among the names, such as one model for all, is grey."""
     terms = list(dict.fromkeys(row["term"] for row in rows))
@@ -21,7 +24,6 @@ def coefficients(rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, wid
     colour = alt.Color("model:N", sort=models, title=None, scale=alt.Scale(domain=models, range=colours))
     y = alt.Y("term:N", title=None, sort=terms, axis=alt.Axis(grid=False))
     offset = alt.YOffset("model:N", sort=models)
-    title = "change of the predictor per standard deviation of the column"
     x = alt.X("value:Q", title=title)
     plain = [{key: short(value) if isinstance(value, float) else value for key, value in row.items()} for row in rows]
     base = of_rows(plain).encode(y, colour, offset)
@@ -32,6 +34,25 @@ def coefficients(rows: Sequence[Mapping[str, Any]], names: Sequence[str], *, wid
     if any("low" in row for row in rows):
         layers.insert(1, base.mark_rule(strokeWidth=2).encode(alt.X("low:Q", title=title), alt.X2("high:Q")))
     return finished(alt.layer(*layers), width, len(terms) * max(26, 11 * len(models)))
+
+
+def plot_coefficients(model: Any, level: float = 0.95) -> Chart:
+    """The coefficients of a fitted population GLM with their intervals, in the units of the table: of every canonical
+    model, and in grey their mean over the population. Models are named by share, as in reports."""
+    table, shares = model.conf_int(level).reset_index(), np.asarray(model.memberships_).mean(0)
+    names = model_names(len(shares))
+    place = {str(k): name for name, k in zip(names, np.argsort(-shares, kind="stable"), strict=True)}
+    table["model"] = table["model"].astype(str)
+    own = table[table["model"].isin([*place])]
+    terms = [term for term in dict.fromkeys(own["term"]) if term not in ("concentration", "dispersion")]
+    table = table[table["term"].isin(terms)]
+    rows = [
+        {"term": str(row.term), "model": place.get(row.model, row.model), "value": float(row.estimate),
+         "low": float(row.lower), "high": float(row.upper)}
+        for row in table.itertuples()
+    ]  # fmt: skip
+    rows.sort(key=lambda row: (terms.index(row["term"]), row["model"]))
+    return coefficients(rows, names, title=f"coefficient, with {level:.0%} intervals")
 
 
 def held_out_scores(scores: Mapping[str, float], metric: Metric, *, width: Any = WIDTH) -> Chart:
