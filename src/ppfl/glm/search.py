@@ -136,7 +136,7 @@ class Chain:
         best = ends[0]
         if node != Node(1):
             guards = self._guards(node, self._found)
-            precise = self._task(node, "compare", self.share, roughly=False)
+            precise = self._task(node, "compare", self.share, roughly=self.is_large)
             vector, found = yield from self._best(precise, [*(end.vector for end in ends), *guards])
             if node.k > 1 and self.fold < 0:
                 vector, found = yield from self._rescaled(task, precise, vector, found)
