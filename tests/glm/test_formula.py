@@ -170,6 +170,7 @@ BAD_FORMULAS = {
     "reaction ~ days + (1 | who)": ("'who'", "'subject'"),
     "site ~ days + (1 | subject)": ("'site'", "PopulationClassifier"),
     "reaction ~ log(days) + (1 | subject)": ("log(days)", "nan in row"),
+    "reaction ~ log(days * 0) + (1 | subject)": ("-inf in row",),
     "reaction ~ sinus(days) + (1 | subject)": ("'sinus'", "sin, "),
     "reaction ~ bs(site, df=4) + (1 | subject)": ("cannot be computed",),
 }

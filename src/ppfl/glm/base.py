@@ -199,6 +199,11 @@ class PopulationGLM(BaseEstimator):  # type: ignore[misc]
             self._log_likelihood = found.log_likelihood
             return self
         residual = "none" if self.residual is None or not has_clients else self.residual
+        if residual not in ("auto", "none") and not problem.has_residual:
+            raise SettingError(
+                f"residual is {residual!r}, and this model has no place for it: three or more classes have several "
+                f"predictors, and some column or the intercept has to vary between clients; use residual = None"
+            )
         candidates = automatic(problem, ks, "none" if residual == "auto" and len(ks) == 1 else residual)
         search = Search(self.n_init, self.tol, self.max_iter, seed, self.choose)
         fit, table = choose_model(problem, candidates, search)

@@ -271,7 +271,10 @@ def _shared_columns(matrix: Any, own: Any) -> tuple[int | str, ...]:
     A column varies if it lies in the span of the columns of the bar part: on its own `0 + colour` has a column for
     every level, so beside an intercept the intercept varies too.
     """
-    x, basis = matrix.to_numpy(), own.to_numpy()
+    finite = np.isfinite(matrix.to_numpy()).all(1) & np.isfinite(own.to_numpy()).all(1)
+    if not finite.any():
+        return ()  # reading the rows says which numbers are wrong
+    x, basis = matrix.to_numpy()[finite], own.to_numpy()[finite]
     basis = basis / np.maximum(np.abs(basis).max(0), 1e-300)
     rest = x - basis @ np.linalg.lstsq(basis, x, rcond=None)[0]
     shared = np.linalg.norm(rest, axis=0) > _SPAN * np.linalg.norm(x, axis=0)
