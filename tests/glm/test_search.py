@@ -12,11 +12,11 @@ from ppfl.glm.choose_k import Candidate, Search, automatic, choose, choose_model
 from ppfl.glm.families import regression_family
 from ppfl.glm.likelihood import Subset, SumOfObjectives
 from ppfl.glm.marginal import Marginal
+from ppfl.glm.nested import embedded
 from ppfl.glm.newton import SMALL_GAIN, Task, newton_step
 from ppfl.glm.population_fit import PopulationFit
 from ppfl.glm.problem import Evaluator, Problem, precise_log_likelihood
 from ppfl.glm.rows import DenseDesign, RowLikelihood
-from ppfl.glm.search import embedded
 
 
 def standardised_problem(x, y, clients, ridge=1.0, family="gaussian") -> Problem:

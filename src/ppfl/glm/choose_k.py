@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -70,6 +71,24 @@ def choose_model(
     The columns of the table are k, residual, log_likelihood, n_parameters, aic, bic, held_out, held_out_error,
     converged. With one candidate nothing is held out, and `held_out` is NaN.
     """
+    with one_thread():
+        return _choose_model(problem, candidates, search)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Chunks that fit in the cache gain nothing from a second thread, and wait for it on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _choose_model(
+    problem: Problem, candidates: Sequence[Candidate], search: Search
+) -> tuple[PopulationFit, pd.DataFrame]:  # fmt: skip
     random = np.random.default_rng(search.seed)
     folds = number_of_folds(len(problem.rows.y)) if len(candidates) > 1 else 0
     if folds and search.criterion != "bic":
