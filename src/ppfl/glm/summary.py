@@ -266,7 +266,9 @@ def _mixed_model(model: PopulationGLM, rows: pd.DataFrame) -> list[SummaryTable]
     noise = _noise(model)
     notes = ["Mean of the clients' own coefficients with its standard error, their standard deviation between clients, "
              "and which share of their variance the canonical models explain."]  # fmt: skip
-    notes.append(f"The canonical models explain {inference.explained(model):.0%} of the differences between clients.")
+    share = inference.explained(model)
+    explained = f"The canonical models explain {share:.0%} of the differences between clients."
+    notes.append("All variances between clients are 0." if math.isnan(share) else explained)
     if noise is not None:
         lines["residual"] = ("", "", number(math.sqrt(noise)), "")
         if INTERCEPT in own.index:
