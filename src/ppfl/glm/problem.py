@@ -30,7 +30,7 @@ from .marginal import (
     prior_of,
     weigh,
 )
-from .moments import MomentLikelihood, fastest_form
+from .moments import fastest_form, has_moments
 from .points import points_each
 from .population_fit import PopulationFit
 from .posterior import Posterior
@@ -76,9 +76,9 @@ class Problem:
         penalty = family.nuisance_penalty if family.nuisance else None
         regularization = Regularization(ridge, slopes, shared_slopes, samples, penalty)
         tied = tuple(i for i in tied if i != intercept)
-        closed = isinstance(fastest_form(rows.subset(torch.zeros(1).long())), MomentLikelihood)
         facts = Facts(
-            layout, regularization, rows.n_clients, rows.n_samples, _first_nuisance(rows, layout), closed, tied
+            layout, regularization, rows.n_clients, rows.n_samples, _first_nuisance(rows, layout),
+            has_moments(rows), tied,
         )  # fmt: skip
         return cls(rows, facts)
 

@@ -93,7 +93,10 @@ class Chain:
         """The best fit to all clients: it is no worse than the fits of smaller models that are known."""
         if node in self._finished:
             return self._finished[node]
-        vector = (yield from self.search(node)).solution.vector
+        small = yield from self.search(node)
+        if self.effort.small_step and not self.is_large:
+            return small
+        vector = small.solution.vector
         for count in _MORE_CLIENTS:
             if self.is_large and 2 * count < self.facts.clients:
                 task = self._task(node, "more", count / self.facts.clients)
@@ -203,7 +206,8 @@ class Chain:
         layout = facts.layout_of(node.k, node.residual)
         clients, d = share * facts.clients, facts.dimensions(layout)
         fine = points_each(d, round(clients))
-        few = min(fine, 256 if clients <= 25 else 128 if clients <= 75 else 64)  # with few clients points are cheap
+        many = 256 if clients <= 25 else 128 if clients <= 75 else 64  # with few clients points are cheap
+        few = min(fine, many if self.fold < 0 else 64)
         return Task(
             f"fold {self.fold} {name}", layout, Subset(self.fold, share), few if roughly else fine, d,
             facts.regularization.scaled(share * self.fraction), share * self.fraction * facts.samples, clients,
