@@ -85,7 +85,8 @@ def coefficients(model: PopulationGLM, at: Parameters, *, shifted: bool = True) 
 
 def population_mean(model: PopulationGLM, at: Parameters) -> Tensor:
     """The mean of the clients' own coefficients in the population (d + 1, m)."""
-    return torch.tensordot(membership_mean(model, at), coefficients(model, at), 1)
+    found: Tensor = torch.tensordot(membership_mean(model, at), coefficients(model, at), 1)
+    return found
 
 
 def membership_mean(model: PopulationGLM, at: Parameters) -> Tensor:
@@ -165,13 +166,13 @@ def jacobian(function: Callable[[Parameters], Tensor], model: PopulationGLM) -> 
         return function(layout.unpack(vector))
 
     with torch.enable_grad():
-        return torch.func.jacrev(of_vector)(torch.from_numpy(model.fit_.vector)).numpy()
+        return np.asarray(torch.func.jacrev(of_vector)(torch.from_numpy(model.fit_.vector)).numpy())
 
 
 def errors(model: PopulationGLM, slopes: Array) -> Array:
     """Standard errors of quantities with these derivatives (..., P)."""
     variance = np.einsum("...p,pq,...q->...", slopes, covariance(model).matrix, slopes)
-    return np.sqrt(np.maximum(variance, 0.0))
+    return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
 # ---------------------------------------------------------------------- the table of all parameters
@@ -203,10 +204,12 @@ def coefficient_rows(model: PopulationGLM, level: float, *, errors_known: bool =
         return torch.cat([coefficients(model, where), population_mean(model, where)[None]])
 
     estimates = every(at).numpy()
+    if estimates.shape[2] > 1:  # of differences from the mean of all classes
+        estimates = estimates - estimates.mean(2, keepdims=True)
     found = np.full(estimates.shape, np.nan)
     if errors_known:
         slopes = jacobian(every, model)
-        if slopes.shape[2] > 1:  # the same number added to all classes changes nothing, so errors are of differences
+        if slopes.shape[2] > 1:  # the same number added to all classes changes nothing
             slopes = slopes - slopes.mean(2, keepdims=True)
         found = errors(model, slopes)
         found[:, :-1][:, ~np.isfinite(model._scaling.scale)] = np.nan  # constant columns have no coefficient

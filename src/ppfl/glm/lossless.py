@@ -208,6 +208,11 @@ class GLMSite:
 # ---------------------------------------------------------------------- at the server
 
 
+def _with(ask: Any, **tensors: Any) -> Any:
+    """The same with tensors instead of arrays, as messages hold them."""
+    return ask._replace(**tensors)
+
+
 class SiteObjective:
     """Minus the log marginal likelihood of the clients of all sites: an `Objective` over a transport."""
 
@@ -222,16 +227,16 @@ class SiteObjective:
 
     def evaluate(self, asks: Sequence[Ask]) -> list[LikelihoodSums]:
         """The sums over all sites, of all asks in one exchange."""
-        sent: list[Any] = [ask._replace(vector=torch.from_numpy(np.array(ask.vector))) for ask in asks]
+        sent: list[Any] = [_with(ask, vector=torch.from_numpy(np.array(ask.vector))) for ask in asks]
         metrics, found = self.ask(Sums(sent)).metrics, []
         for i in range(len(asks)):
-            parts = (metrics[f"{i} {name}"].numpy() for name in LikelihoodSums._fields)
+            parts: Any = (metrics[f"{i} {name}"].numpy() for name in LikelihoodSums._fields)
             found.append(LikelihoodSums(*(part if part.ndim else float(part) for part in parts)))
         return found
 
     def held_out(self, asks: Sequence[HeldOutAsk]) -> HeldOutSums:
         """Held-out log-likelihoods of all candidates in one exchange."""
-        sent: list[Any] = [ask._replace(vectors=[torch.from_numpy(np.array(v)) for v in ask.vectors]) for ask in asks]
+        sent: list[Any] = [_with(ask, vectors=[torch.from_numpy(np.array(v)) for v in ask.vectors]) for ask in asks]
         metrics = self.ask(HeldOut(sent)).metrics
         return HeldOutSums(metrics["total"].numpy(), metrics["products"].numpy(), float(metrics["clients"]))
 
@@ -343,7 +348,8 @@ def _prepare(model: Any, objective: SiteObjective, rows: int, folds: int, seed: 
                     centres=scaling.centres(), intercept=at)  # fmt: skip
     samples = float(sums["samples"])
     penalty = family.nuisance_penalty if family.nuisance else None
-    regularization = Regularization(float(model.ridge), *scaling.slopes(), samples * family.has_dispersion, penalty)
+    slopes, shared = scaling.slopes()
+    regularization = Regularization(float(model.ridge), slopes, shared, samples * family.has_dispersion, penalty)
     nuisance = np.log((sums["nuisance"] / rows).numpy())
     closed = bool(reply.facts["closed_form"])
     return Facts(layout, regularization, float(sums["clients"]), samples, nuisance, closed, tied)

@@ -210,7 +210,7 @@ def _coefficients(model: PopulationGLM, rows: pd.DataFrame, level: float, note: 
     rows = rows.assign(label=labels)
     notes = [f"Estimate (standard error), and below it the {level:.0%} interval."]
     if (rows["output"] != "").any():
-        notes.append("Standard errors are of differences from the mean of all classes.")
+        notes.append("Coefficients are differences from the mean of all classes.")
     notes += [note[:1].upper() + note[1:]] if note else []
     share = inference.shares(model).tolist()
     columns: dict[str, list[str]] = {}

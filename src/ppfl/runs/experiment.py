@@ -70,7 +70,8 @@ class EstimatorSettings(Settings):
     """`[estimator]`: a population GLM, in the place of a network, a population and a method.
 
     The paper's rounds, as `PopulationRegressor` and `PopulationClassifier` run them for penalty > 0, in one process and
-    over sites. Settings have the names that they have there; `rounds` is max_iter and `seeds` are random states. `ppfl.glm.estimator_from_run` makes the fitted estimator of a run.
+    over sites. Settings have the names that they have there; `rounds` is max_iter and `seeds` are random states.
+    `ppfl.glm.estimator_from_run` makes the fitted estimator of a run.
 
     >>> EstimatorSettings(kind="classifier", k=2).as_experiment({})["population"]["canonical"]
     'varying'
