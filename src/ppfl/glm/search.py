@@ -111,7 +111,10 @@ class Chain:
     def _guarded(self, task: Task, solution: Solution, guard: Vector) -> Asking:
         """A solution that is no worse than a guard, both with fresh points."""
         mine, theirs = yield from together(
-            [evaluate(_named(task, f"compare {i}"), each, "fresh") for i, each in enumerate((solution.vector, guard))]
+            [
+                evaluate(_named(task, f"compare {i}"), each, "fresh", once=True)
+                for i, each in enumerate((solution.vector, guard))
+            ]
         )
         if mine.value <= theirs.value + max(mine.error, 1e-3):
             return solution
@@ -194,9 +197,9 @@ class Chain:
     def _best(self, task: Task, vectors: Sequence[Vector]) -> Asking:
         """The vector with the lowest objective, with the points that each of them needs."""
         if len(vectors) == 1:
-            found = yield from evaluate(task, vectors[0], "fresh")
+            found = yield from evaluate(task, vectors[0], "fresh", once=True)
             return vectors[0], found
-        asked = [evaluate(_named(task, f"compare {i}"), vector, "fresh") for i, vector in enumerate(vectors)]
+        asked = [evaluate(_named(task, f"compare {i}"), vector, "fresh", once=True) for i, vector in enumerate(vectors)]
         found = yield from together(asked)
         best = min(range(len(vectors)), key=lambda i: float(found[i].value))
         return vectors[best], found[best]
