@@ -257,6 +257,7 @@ class Ask(NamedTuple):
     vector: Vector
     points: Points  # "fresh": from the population, "adapt": from those in use, "move": in one step, "keep": the same
     accept: bool = True  # whether the points of the last answer come into use first
+    once: bool = False  # whether no other ask follows, so that no points have to be kept
 
 
 class HeldOutAsk(NamedTuple):

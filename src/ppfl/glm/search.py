@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .likelihood import Layout, LikelihoodSums, Residual, Subset, Vector, log_concentration
+from .likelihood import Layout, Residual, Subset, Vector, log_concentration
 from .nested import embedded, embedded_many, is_diagonal, root_of_differences, splitting_axes, tied_basis
 from .newton import Asking, Effort, Solution, Task, evaluate, minimize, together
 from .points import points_each
@@ -31,6 +31,7 @@ _START_OF_RESIDUAL = 0.5
 _NARROW_SHARE = 0.2  # of clients with well-known memberships, above which simplices of other sizes are tried
 _STRETCHES = (0.7, 0.85, 1.2, 1.5)  # of the distance of a canonical model from the middle of all
 _STEPS_OF_RANDOM_STARTS = 5
+_SAME, _CLOSE = 0.3, 10.0  # nats between ends in the same minimum, and between those of which each may be the best
 
 
 class Facts(NamedTuple):
@@ -88,12 +89,20 @@ class Chain:
         self.share = _CLIENTS_TO_COMPARE / facts.clients if self.is_large else 1.0
         self._found: dict[Node, Fit] = {}
         self._finished: dict[Node, Fit] = {}
+        self._others: dict[Node, list[Vector]] = {}  # where other starts ended
 
     def fit(self, node: Node) -> Asking:
         """The best fit to all clients: it is no worse than the fits of smaller models that are known."""
         if node in self._finished:
             return self._finished[node]
-        vector = (yield from self.search(node)).solution.vector
+        small = yield from self.search(node)
+        if self.effort.small_step and not self.is_large:
+            return small
+        vector = small.solution.vector
+        if self.is_large:  # what is best for a part may not be best for more
+            more = self._task(node, "more", _MORE_CLIENTS[0] / self.facts.clients)
+            if self._others[node]:
+                vector, _ = yield from self._best(more, [vector, *self._others[node]])
         for count in _MORE_CLIENTS:
             if self.is_large and 2 * count < self.facts.clients:
                 task = self._task(node, "more", count / self.facts.clients)
@@ -108,7 +117,10 @@ class Chain:
     def _guarded(self, task: Task, solution: Solution, guard: Vector) -> Asking:
         """A solution that is no worse than a guard, both with fresh points."""
         mine, theirs = yield from together(
-            [evaluate(_named(task, f"compare {i}"), each, "fresh") for i, each in enumerate((solution.vector, guard))]
+            [
+                evaluate(_named(task, f"compare {i}"), each, "fresh", once=True)
+                for i, each in enumerate((solution.vector, guard))
+            ]
         )
         if mine.value <= theirs.value + max(mine.error, 1e-3):
             return solution
@@ -131,11 +143,15 @@ class Chain:
             precise = self._task(node, "compare", self.share, roughly=self.is_large)
             vector, found = yield from self._best(precise, [*(end.vector for end in ends), *guards])
             if node.k > 1 and self.fold < 0:
-                vector, found = yield from self._rescaled(task, precise, vector, found)
+                more = yield from self._rescaled(task, vector)
+                vector, found = yield from self._best(precise, [vector, *(end.vector for end in more)])
+                ends = [*ends, *more]
             if found.narrow > _NARROW_SHARE * task.clients and node.k > 1:
                 vector = yield from self._stretched(precise, vector)
             known = [end for end in ends if end.vector is vector]
             best = known[0] if known else (yield from minimize(task, vector, ROUGHLY))
+        apart = [(abs(end.found.value - best.found.value), end.vector) for end in ends]
+        self._others[node] = [vector for gap, vector in apart if _SAME < gap < _CLOSE]
         self._found[node] = Fit(task.layout, best)
         return self._found[node]
 
@@ -191,9 +207,9 @@ class Chain:
     def _best(self, task: Task, vectors: Sequence[Vector]) -> Asking:
         """The vector with the lowest objective, with the points that each of them needs."""
         if len(vectors) == 1:
-            found = yield from evaluate(task, vectors[0], "fresh")
+            found = yield from evaluate(task, vectors[0], "fresh", once=True)
             return vectors[0], found
-        asked = [evaluate(_named(task, f"compare {i}"), vector, "fresh") for i, vector in enumerate(vectors)]
+        asked = [evaluate(_named(task, f"compare {i}"), vector, "fresh", once=True) for i, vector in enumerate(vectors)]
         found = yield from together(asked)
         best = min(range(len(vectors)), key=lambda i: float(found[i].value))
         return vectors[best], found[best]
@@ -203,7 +219,8 @@ class Chain:
         layout = facts.layout_of(node.k, node.residual)
         clients, d = share * facts.clients, facts.dimensions(layout)
         fine = points_each(d, round(clients))
-        few = min(fine, 256 if clients <= 25 else 128 if clients <= 75 else 64)  # with few clients points are cheap
+        many = 256 if clients <= 25 else 128 if clients <= 75 else 64  # with few clients points are cheap
+        few = min(fine, many if self.fold < 0 else 64)
         return Task(
             f"fold {self.fold} {name}", layout, Subset(self.fold, share), few if roughly else fine, d,
             facts.regularization.scaled(share * self.fraction), share * self.fraction * facts.samples, clients,
@@ -237,8 +254,8 @@ class Chain:
             found.append((yield from self._best(task, each))[0])
         return found
 
-    def _rescaled(self, rough: Task, precise: Task, best: Vector, found: LikelihoodSums) -> Asking:
-        """The best of fits that start from simplices of other sizes with memberships of the same covariance.
+    def _rescaled(self, rough: Task, best: Vector) -> Asking:
+        """Fits that start from simplices of other sizes with memberships of the same covariance.
 
         Clients between distant canonical models differ as much as those near the corners of a small simplex, if
         sum(alpha) + 1 is larger by the square of the size. The data tell these by the shape of the differences alone,
@@ -255,12 +272,8 @@ class Chain:
                 moved = at._replace(canonical=middle + stretch * (at.canonical - middle))
                 starts.append(rough.layout.pack(moved._replace(log_alpha=log_concentration(alpha.clamp(max=9.0)))))
         tasks = [_named(rough, f"size {i}") for i in range(len(starts))]
-        ends = yield from together([minimize(task, start, ROUGHLY) for task, start in zip(tasks, starts, strict=True)])
-        vectors = [end.vector for end in ends]
-        if not vectors:
-            return best, found
-        other_best, other_found = yield from self._best(precise, vectors)
-        return (other_best, other_found) if other_found.value < found.value else (best, found)
+        searches = [minimize(task, start, ROUGHLY) for task, start in zip(tasks, starts, strict=True)]
+        return (yield from together(searches))
 
     def _stretched(self, task: Task, best: Vector) -> Asking:
         """The same fit with other sizes of its simplex.
