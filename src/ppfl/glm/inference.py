@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 POPULATION = "population"  # the mean of the clients' own coefficients
 KINDS = ("deviance", "pearson", "quantile")
 _SINGULAR = 1e-9  # curvatures below this share of the largest are rounding errors
+_NO_VARIANCE = 1e-6  # between clients, of standardised targets
 _STEP = 1e-4  # for derivatives of a few simple functions
 _EDGE = 1e-15  # probabilities are kept this far from 0 and 1, so that residuals stay within about 8
 _NUMBERS_AT_ONCE = 1 << 18
@@ -146,7 +147,7 @@ def explained(model: PopulationGLM) -> float:
     place[:-1, :-1] = np.diag(np.where(some, scale, 0.0))
     place[-1, :-1] = mean
     parts = [float(np.trace(place @ part @ place.T)) for part in (models, residual)]
-    return parts[0] / sum(parts) if sum(parts) > 0 else math.nan
+    return parts[0] / sum(parts) if sum(parts) > _NO_VARIANCE * model._units.scale**2 else math.nan
 
 
 def natural_parameters(model: PopulationGLM, nuisance: Tensor | None = None) -> dict[str, float]:
