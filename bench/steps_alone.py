@@ -13,7 +13,7 @@ from workloads import Workload
 
 from ppfl import Population
 from ppfl.core.backends import Backend, Batch, make_backend
-from ppfl.core.simplex import inside, mirror_step
+from ppfl.core.simplex import mirror_step, raise_to_floor
 from ppfl.core.trees import Params
 
 
@@ -90,5 +90,5 @@ def moved_memberships(
         loss_at = backend.membership_loss(backend.outputs(models, batch.x), batch.y, batch.share)
     for _ in range(steps):
         slopes, _ = backend.membership_gradients(models, c, batch) if loss_at is None else loss_at(c)
-        c = inside(mirror_step(c, slopes, membership_lr))
+        c = raise_to_floor(mirror_step(c, slopes, membership_lr))
     return c

@@ -93,7 +93,7 @@ for n in (1, 2, 4, 8, 16, 32):
 # Known machines keep their states, and the new ones are onboarded first.
 
 later = fit(fitted.population, everyone, rounds=20, start=fitted)
-before, after = (model.evaluate(everyone).pooled ** 0.5 for model in (fitted, later))
+before, after = (model.evaluate(everyone).pooled for model in (fitted, later))
 print(f"\nerror of all {MACHINES} machines: {before:.3f}, and after 20 more rounds with all of them: {after:.3f}")
 
 # %% The error of new machines by their number of samples

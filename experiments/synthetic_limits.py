@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from ppfl.core.simplex import inside, mirror_step, total_variation, uniform
+from ppfl.core.simplex import mirror_step, raise_to_floor, total_variation, uniform
 from ppfl.data import Federation, Samples, synthetic_classification
 from ppfl.errors import DataError
 
@@ -48,7 +48,7 @@ def maximum_likelihood_memberships(federation: Federation) -> torch.Tensor:
     for first, last in zip(federation.train.offsets[:-1], federation.train.offsets[1:], strict=True):
         own, c = likelihood[first:last], uniform(1, likelihood.shape[1])[0]
         for _ in range(1000):
-            c = inside(mirror_step(c, -(own / (own @ c)[:, None]).mean(0), 0.5))
+            c = raise_to_floor(mirror_step(c, -(own / (own @ c)[:, None]).mean(0), 0.5))
         rows.append(c)
     return torch.stack(rows)
 

@@ -1,4 +1,4 @@
-"""What a fit tells while it runs: callbacks, a progress bar, and Python's logging.
+"""What a fit reports while it runs: callbacks, a progress bar, and Python's logging.
 
 A callback is anything that can be called with the record of a round, a dict such as `{"round": 3, "loss": 0.41,
 "accuracy": 0.88, ...}`; scores are in it where the round was evaluated. To end the training there, return True.
@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from .algorithms.contract import Method, Problem
-from .core.losses import SCORES
 from .errors import SettingError
 from .server import Record, RoundEnd, Watch
-from .server.evaluation import FIGURES, figures_of_split
+from .server.evaluation import figures_of_split
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -36,8 +35,6 @@ OnRound = Callback | Sequence[Callback] | None
 
 # No handler is added to it: what becomes of the messages is for the program to say, as with logging.basicConfig.
 logger = logging.getLogger("ppfl")
-
-_BETTER = SCORES | {"loss": False, "objective": False, "stationarity": False}  # whether higher is better, by name
 
 
 class FitSetting(NamedTuple):
@@ -103,7 +100,8 @@ class EarlyStopping:
             "accuracy_worst_tenth", or a metric of your own in `Watch(metrics=...)`, by its name.
         min_delta: What counts as an improvement: a change by more than this.
         mode: "min" if the figure should fall, "max" if it should rise. By default it is known by name for losses,
-            accuracy, rmse, mae and deviance, and for metrics with an attribute `higher_is_better`.
+            accuracy, rmse, mae and deviance, and for metrics with an attribute `higher_is_better`. Without a fit it
+            must be given.
 
     Attributes:
         best: The best value so far.
@@ -113,7 +111,7 @@ class EarlyStopping:
         SettingError: When a fit begins that will not measure the figure, or if its direction is not known.
 
     Example:
-        >>> stopping = EarlyStopping(patience=2, metric="accuracy")
+        >>> stopping = EarlyStopping(patience=2, metric="accuracy", mode="max")
         >>> [stopping({"round": t + 1, "accuracy": a}) for t, a in enumerate([0.5, 0.7, 0.6, 0.7])]
         [False, False, False, True]
         >>> stopping.best_round, stopping.best
@@ -134,7 +132,7 @@ class EarlyStopping:
         if mode not in ("min", "max", None):
             raise SettingError(f'mode is {mode!r}; use "max" if {metric!r} should rise, "min" if it should fall')
         self.patience, self.metric, self.min_delta, self.mode = patience, metric, min_delta, mode
-        self._higher_is_better = _better_by_name(metric) if mode is None else mode == "max"
+        self._higher_is_better = None if mode is None else mode == "max"
         self._reset()
 
     def _reset(self) -> None:
@@ -181,16 +179,6 @@ class EarlyStopping:
                 f'pass mode="max" or mode="min"'
             )
         return self._higher_is_better
-
-
-def _better_by_name(figure: str) -> bool | None:
-    """Whether higher is better, for the figures that are always reported."""
-    score = figure.removeprefix("validation_").removeprefix("test_")
-    if score.endswith("_sd"):
-        return False
-    for end in FIGURES:
-        score = score.removesuffix(end)
-    return _BETTER.get(score)
 
 
 class TensorBoard:
@@ -290,7 +278,9 @@ def running(on_round: OnRound, progress: bool | None, setting: FitSetting) -> It
 
 
 def _as_list(on_round: OnRound) -> list[Callback]:
-    callbacks = list(on_round) if isinstance(on_round, Sequence) else [] if on_round is None else [on_round]
+    if on_round is None:
+        return []
+    callbacks = list(on_round) if isinstance(on_round, Sequence) and not isinstance(on_round, str) else [on_round]
     for callback in callbacks:
         if not callable(callback):
             raise SettingError(

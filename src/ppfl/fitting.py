@@ -20,6 +20,7 @@ from .data import Federation
 from .data.sample_spec import SampleSpec
 from .errors import AffinityError, DataError, ModelError, PPFLError, SettingError
 from .fitted import Fitted
+from .networks import refuse_text_as_numbers
 from .server import Training, Watch, connect, warn_if_diverged
 from .server.newcomers import refuse_other_data
 from .sites import Engine, engine_by_name
@@ -85,10 +86,11 @@ def fit(
         start = None
     if start is not None:
         method = _method_to_continue(start.method, asked)
-        _refuse_other_start(start, population, federation, method, affinity, watch)
+        _refuse_other_start(start, population, federation, watch)
         population = start.population
     else:
         method = PPFL() if asked is None else asked
+    _refuse_penalty_without_affinity(method, affinity)
     with show_frozen_layers(progress):
         transport = connect(federation, population, engine, metrics=watch.metrics)
     training = Training(transport, population, method, rounds=rounds, seed=seed, affinity=affinity, watch=watch)
@@ -156,16 +158,16 @@ def _check_arguments(
         raise SettingError(f"rounds is {rounds!r}; train for at least one round: give a whole number")
     if not isinstance(seed, Integral):
         raise SettingError(f"seed is {seed!r}; give a whole number, such as seed=0")
-    _refuse_text_as_numbers(population, federation)
+    refuse_text_as_numbers(population.loss, federation.classes)
 
 
-def _refuse_text_as_numbers(population: Population, federation: Federation) -> None:
-    """Text in y becomes numbered classes, and to predict these numbers would mean nothing."""
-    named = [name for name in federation.classes or () if not name.lstrip("-").isdigit()]
-    if named and population.loss.name in ("squared", "poisson"):
-        raise ModelError(
-            f"y has the classes {', '.join(map(repr, (federation.classes or ())[:3]))}, and the loss is "
-            f"{population.loss.name!r}, which is for numbers; use loss='cross_entropy', or numbers in y"
+def _refuse_penalty_without_affinity(method: Method, affinity: Affinity | None) -> None:
+    """A penalty between clients that nothing relates would be left out without a word."""
+    if method.uses_affinity and affinity is None:
+        raise SettingError(
+            "method has a penalty, by which clients that resemble each other pull at each other, but affinity is None; "
+            "pass affinity=..., such as ppfl.affinity.from_labels(federation.label_counts(), federation.ids), or a "
+            "method with penalty=0"
         )
 
 
@@ -190,23 +192,11 @@ def _network_to_start_from(start: Fitted, asked: Method) -> Params:
     return network
 
 
-def _refuse_other_start(
-    start: Fitted,
-    population: Population,
-    federation: Federation,
-    method: Method,
-    affinity: Affinity | None,
-    watch: Watch,
-) -> None:
-    """Refuse to go on with another population, other data, or without what the method needs."""
+def _refuse_other_start(start: Fitted, population: Population, federation: Federation, watch: Watch) -> None:
+    """Refuse to go on with another population or other data."""
     if _parts(start.population) != _parts(population):
         raise ModelError("population is another one than start was trained with; pass start.population")
     refuse_other_data(start.spec, federation)
-    if method.uses_affinity and affinity is None:
-        raise SettingError(
-            "clients with a penalty pull at each other, but there is no affinity between them now; pass affinity=..., "
-            "or a method with penalty=0"
-        )
     if watch.output == "random":
         raise SettingError("output is 'random', which draws among all rounds of a run; go on with 'last' or 'best'")
 

@@ -12,7 +12,7 @@ import ppfl
 from kit.problems import make_federation, make_linear, make_net, with_seed
 from kit.training import at_start, losses_of_clients, run
 from kit.twins.plain import weights_of
-from ppfl.algorithms.server_optimizers import Adagrad, Adam, Momentum, Yogi
+from ppfl.algorithms.server_optimizers import Adagrad, Adam, Momentum, ServerOptimizer, Yogi
 from ppfl.core import lora, with_adapters
 
 FEDERATION = make_federation(dtype=torch.float64)
@@ -29,12 +29,15 @@ MIXES = ["outputs", "predictions", "weights"]
 
 
 def side(method, *, net=NET, federation=FEDERATION, rounds=4, engine="stacked", dropout=0.0, affinity=None, **more):
-    """A run, once. alike: canonical models start alike; memberships: where clients start; the rest: the population."""
+    """A run, once. alike: canonical models start alike; memberships: where clients start; collapse: whether a client's
+    run may be that of one model; the rest: the population."""
     settings, alike, at = {"rounds": rounds, "affinity": affinity}, more.pop("alike", 0), more.pop("memberships", None)
+    collapse = more.pop("collapse", True)
 
     @cache
     def trained():
         of, start = ppfl.Population(net, **{"k": 1, **more}), None
+        of.collapses &= collapse
         if alike:
             start = at_start(method, of, federation, models=of.initial_models(0), memberships=at, **settings)
         return run(method, of, federation, engine=engine, dropout=dropout, resume=start, **settings)
@@ -62,6 +65,16 @@ def losses(found, at=-1):
 def server(found, at=-1):
     """The models that the server holds."""
     return found.states[at].server.shared
+
+
+class AddChange(ServerOptimizer):
+    """An optimizer of one's own."""
+
+    def start(self, shared):
+        return {}
+
+    def step(self, shared, change, state):
+        return {name: leaf + change[name] for name, leaf in shared.items()}, state
 
 
 class EveryKind(nn.Module):
@@ -125,10 +138,13 @@ def limits():
     ):
         setting = {**SMALL, "server_optimizer": optimizer}
         theirs = side(kind(**setting))
-        yield f"fedavg with {optimizer.name} is {kind.name}", side(ppfl.FedAvg(**setting)), theirs
-        yield f"ppfl over members with {optimizer.name}", side(ppfl.PPFL(**setting, warmup=0)), theirs
-        everyone = ppfl.PPFL(**setting, warmup=0, averaging="everyone", collapse=False)
-        yield f"ppfl over everyone with {optimizer.name}", side(everyone), theirs
+        yield f"fedavg with {type(optimizer).__name__} is {kind.name}", side(ppfl.FedAvg(**setting)), theirs
+        yield f"ppfl over members with {type(optimizer).__name__}", side(ppfl.PPFL(**setting, warmup=0)), theirs
+        everyone = ppfl.PPFL(**setting, warmup=0, averaging="everyone")
+        yield f"ppfl over everyone with {type(optimizer).__name__}", side(everyone, collapse=False), theirs
+
+    plain = ppfl.FedAvg(**SMALL, server_optimizer=AddChange())
+    yield "fedavg with an optimizer that adds the change is fedavg", side(plain), FEDAVG
 
     # clusters
     yield "ifca with one model is fedavg", side(ppfl.IFCA(**SMALL, momentum=0.9)), FEDAVG, used
@@ -167,7 +183,7 @@ def limits():
         ("predictions", "2", True), ("weights", "all", False), ("weights", "2", True),
     ):  # fmt: skip
         # over several local steps: each client's network moves as fast as it would alone
-        equal = side(ppfl.PPFL(**HARD, **FIXED, collapse=collapse), k=3, mix=mix, canonical=part, alike=True)
+        equal = side(ppfl.PPFL(**HARD, **FIXED), k=3, mix=mix, canonical=part, alike=True, collapse=collapse)
         yield f"equal memberships of equal models are fedavg, {mix} of {part}", equal, alone
     for mix in MIXES:
         one = side(ppfl.PPFL(**SMALL, start="uniform"), mix=mix)
@@ -194,10 +210,9 @@ def limits():
         *((mix, of, "members") for mix in ("outputs", "weights") for of in ADAPTERS.values()),
         *((mix, ADAPTERS["every layer"], "everyone") for mix in ("outputs", "weights")),
     ):  # fmt: skip
-        both = {**HARD, "penalty": 0.05, "start": "uniform", "averaging": averaging}
-        fast, slow = ppfl.PPFL(**both), ppfl.PPFL(**both, collapse=False)
+        method = ppfl.PPFL(**HARD, penalty=0.05, start="uniform", averaging=averaging)
         name = f"the collapse is exact, {mix} of {of['canonical']}, {averaging}, {type(of.get('net')).__name__}"
-        yield name, *(side(one, k=4, mix=mix, affinity=W, **of) for one in (fast, slow))
+        yield name, *(side(method, k=4, mix=mix, affinity=W, collapse=collapse, **of) for collapse in (True, False))
     for name, of in ADAPTERS.items():
         for start in ("uniform", "gradients"):
             method = ppfl.PPFL(**HARD, membership_steps=3, start=start, warmup=0)

@@ -23,6 +23,7 @@ REFUSED = {  # the call, and words of the answer: what was found, and the remedy
         for name in sorted(METHODS.keys() - {"ppfl", "ifca", "cfl", "fedem", "finetune"})
     },
     "more models than clients": (lambda: trained(ppfl.PPFL(lr=0.1, start="uniform"), 5), "k <= 4"),
+    "more clusters than clients": (lambda: trained(ppfl.IFCA(lr=0.1), 5), "k <= 4"),
     "fedem of outputs": (lambda: trained(ppfl.FedEM(lr=0.1), 3), 'mix = "predictions"'),
     "finetune of several networks": (lambda: trained(ppfl.FineTune(method=ppfl.PPFL(lr=0.1)), 3), "mix = 'weights'"),
     "finetune without a round to train": (lambda: trained(ppfl.FineTune(), rounds=1), "rounds >= 2"),
@@ -49,6 +50,8 @@ def test_what_a_problem_does_not_allow_is_refused_with_the_remedy(name):
         (ppfl.Scaffold, {"momentum": 0.9}, "momentum"),
         (ppfl.PFedMe, {"mu": 30, "outer_lr": 0.1}, "below 2"),
         (ppfl.FedAlt, {"personal_epochs": 1, "personal_steps": 1}, "keep one"),
+        (ppfl.PPFL, {"lr": 10**5000}, "type int"),
+        (ppfl.FineTune, {"epochs": 1, "steps": 2}, "keep one"),
         (ppfl.FineTune, {"method": ppfl.FineTune()}, "finetune"),
     ],
 )

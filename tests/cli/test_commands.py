@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import ppfl as package
 from kit.experiments import file_bytes
+from ppfl.cli.compare import TAIL, progress_of
 from ppfl.data import DATASETS
 from ppfl.runs import load_run
 
@@ -34,6 +35,8 @@ def test_run_says_how_it_went_and_show_draws_scores_and_memberships(ppfl, experi
     rounds = [int(found) for found in re.findall(r"^ +(\d+) +\S+ +\S+%", shown.out, re.MULTILINE)]
     assert shown.code == 0 and rounds == sorted(rounds) and rounds[-1] == 30
     assert all(text in shown.out for text in ("finished", "truth", str(folder / "seed-3"), *record.ids))
+    assert ppfl("run", experiment, "--out", "many", "-q", *changes("rounds=1", "data.n_clients=44")).code == 0
+    assert "40 of 44 clients" in ppfl("show", "many").out
     settings = changes("method={name='local'}", "population.k=1", "data.task=regression")
     assert "rmse" in ppfl("run", experiment, "--out", "local", *settings).out
     assert "rmse" in ppfl("show", "local").out
@@ -80,8 +83,18 @@ def test_reproduce_runs_a_study_and_goes_on_where_it_was(ppfl, tmp_path, monkeyp
     assert file_bytes(out / "synthetic" / "K-2" / "seed-0") == runs
     monkeypatch.setattr(DATASETS["synthetic"], "function", counted)
     monkeypatch.setenv("PPFL_DATA", str(tmp_path))
+    stopped = ppfl(*command[:-1], tmp_path / "few", "--set", "data.n_clients=1")
+    assert stopped.code == 2 and "synthetic: 1 of 2 runs failed" in stopped.err and "K = 2" in stopped.err
     failed = ppfl("reproduce", "k-sweep", "--out", tmp_path / "none")
     assert failed.code == 2 and "mnist" in failed.err and not (tmp_path / "none").exists()
+
+
+def test_progress_is_that_of_the_last_round_of_a_record_that_is_not_read_as_a_whole(tmp_path):
+    rows = [{"round": t, "accuracy": t / 100, "accuracy_worst_tenth": 0.1, "more": "x" * 2000} for t in range(1, 80)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert tmp_path.joinpath("metrics.jsonl").stat().st_size > 2 * TAIL
+    assert progress_of(tmp_path) == (79, "accuracy", 0.79)
+    assert progress_of(tmp_path / "nowhere") == (0, None, None)
 
 
 def test_exported_files_hold_the_model_of_the_client(ppfl, experiment, here):
@@ -129,6 +142,12 @@ def test_glm_prints_and_writes_what_was_fitted(ppfl, here):
     table[["shop", "sold"]].to_csv("alone.csv", index=False)
     alone = ppfl("glm", "alone.csv", *fit[2:6], "-k", "1")
     assert "there are no other columns, so clients differ in their intercepts only" in alone.out
+
+    gaps = table.assign(price=table.price.mask(table.shop == "003").mask(table.index == 0), one="x")
+    gaps.to_csv("gaps.csv", index=False)
+    noted = ppfl("glm", "gaps.csv", *fit[2:6], "-k", "1")
+    for note in ("left out: one (one value)", "9 rows lack a value", "every row lacks a value: client 003"):
+        assert note in " ".join(noted.out.split())
 
     table.to_csv("tab.csv", sep="\t", decimal=",", index=False)
     formula = ("--formula", "sold ~ price + day + (price | shop)")

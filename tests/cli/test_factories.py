@@ -27,6 +27,7 @@ class OwnAverage(FedAvg):
 
 def number(**settings): return 3
 def broken(): return 1 / 0
+def recall(prediction, target): return (prediction.argmax(1) == target)[target == 1].float().mean()
 """
 TEXT = """
 rounds = 3
@@ -68,6 +69,18 @@ def test_what_functions_give_is_run_resumed_and_compared_from_any_folder(ppfl, e
     assert ppfl("tune", experiment, "--budget", 1, "--rounds", 1).code == 0
 
 
+def test_a_metric_of_ones_own_is_in_the_tables(ppfl, experiment, here):
+    metric = ("--set", f'watch.metrics=["{experiment.stem}:recall"]')
+    run = ppfl("run", experiment, "--out", here / "out", *metric)
+    assert run.code == 0, run.err
+    show = ppfl("show", here / "out" / "seed-0")
+    for shown in (run.out, show.out):
+        (header,) = (line for line in shown.splitlines() if "worst 10% " in line)
+        assert "recall" in header
+    value = load_run(here / "out" / "seed-0").scores["recall"]
+    assert all(f"{value:.3g}" in shown for shown in (run.out, show.out))
+
+
 def test_settings_are_plain_and_initial_values_come_from_the_seed(experiment, tmp_path):
     found = load_experiment(experiment)
     again = Experiment.model_validate(json.loads(json.dumps(found.model_dump(mode="json"))))
@@ -83,6 +96,8 @@ FAULTS = {
     "model.with=4": ("'with'", "it takes (width, spec"),
     "model={{name='{module}:broken'}}": ("ZeroDivisionError", "{module}.py, line 17"),
     "model.width=nan": ("width is nan", "a finite number"),
+    "model={{name='{module}:number'}}": ("[model]", "returned a int", "nn.Module"),
+    "data={{name='math:pi'}}": ("[data]", "'math:pi' is a float", "name a function"),
     "data={{name='{module}:number'}}": ("[data]", "returned a int", "Federation"),
 }
 

@@ -24,6 +24,9 @@ REFUSED = {  # each refusal is tested where it is raised; here, that it reaches 
     "deep nesting": ("run groups.toml --set rounds=" + "[" * 20_000, "nested deeper"),
     "a cell without a number": ("run gap.toml", "'x' (1)", "missing"),
     "a file that is no TOML": ("run broken.toml", "broken.toml is not TOML"),
+    "a number that is none": ("glm good.csv --client who --target y -k two", "-k is 'two'", "auto"),
+    "a name that no file can have": (f"show {'x' * 5000}", "File name too long", "check the path"),
+    "a name too long for what is tuned": (f"tune {'x' * 250}", "255", "choose another with --out"),
     "an option that cannot be": ("glm good.csv --client who --target y -k 2,50", "k is 50", "2 clients"),
 }
 

@@ -10,7 +10,7 @@ from kit.networks import make_net, with_seed
 from kit.refusals import ModelError, assert_refused
 from ppfl.core import Population, lora, with_adapters
 from ppfl.core.adapters import AdaptedLayer, adapted_layers, merge_adapters_
-from ppfl.core.parts import frozen_start
+from ppfl.core.parts import first_frozen_layers
 
 
 def normal(*shape, dtype=torch.float64):
@@ -131,7 +131,7 @@ def test_adapters_drawn_apart_hardly_change_the_network_and_layers_before_the_fi
     assert not torch.equal(models["0.up.weight"][1], models["0.up.weight"][2])
     deep = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), nn.Linear(4, 3))
     for on, start in (("0.2", ("0.0",)), ("1", ("0",))):
-        assert frozen_start(Population(deep, canonical=lora(rank=2, on=on), k=2).architecture) == start
+        assert first_frozen_layers(Population(deep, canonical=lora(rank=2, on=on), k=2).architecture) == start
 
 
 ADAPTED = with_adapters(make_net(), lora(rank=2))
@@ -139,6 +139,9 @@ REFUSED = {
     "unknown layer": (lambda: with_adapters(Mixed(), lora(on="heads", rank=2)), "'heads'", "'attention.queries'"),
     "recurrent": (lambda: with_adapters(Mixed(), lora(on="cells", rank=2)), "'cells'", "LSTM"),
     "groups": (lambda: with_adapters(Mixed(), lora(on="depthwise", rank=2)), "'depthwise'", "6 groups"),
+    "one bare layer": (lambda: with_adapters(nn.Linear(2, 2), lora(rank=1)), "nn.Sequential(layer)"),
+    "a part without parameters": (lambda: with_adapters(make_net(), lora(rank=1, train=("1",))), "'1'", "'0', '2'"),
+    "max_norm": (lambda: with_adapters(nn.Sequential(nn.Embedding(9, 4, max_norm=1.0)), lora(on="0")), "max_norm"),
     "rank": (lambda: with_adapters(Mixed(), lora(on="classifier", rank=4)), "'classifier'", "rank=3"),
     "twice": (lambda: with_adapters(ADAPTED, lora(rank=1)), "already"),
     "both factors": (lambda: Population(ADAPTED, canonical="adapters", mix="weights", k=2), "'adapters.up'"),

@@ -122,7 +122,9 @@ def test_nearest_connects_clients_if_either_is_a_neighbour_of_the_other(seed, m,
     x = random(seed, m, 3)
     distance = torch.cdist(x, x).fill_diagonal_(torch.inf)
     near = torch.zeros(m, m).double().scatter(1, distance.argsort(1)[:, :k], 1.0)
-    W = written_out(affinity.nearest(x, names(m), k, block=block))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(affinity, "BLOCK", block)
+        W = written_out(affinity.nearest(x, names(m), k))
     assert torch.equal(W, torch.maximum(near, near.T))
 
 
@@ -150,9 +152,23 @@ REFUSED = {
         "'a', 'b'",
         "by 1",
     ),
+    "not square": (lambda: affinity.from_matrix(torch.ones(2, 3), "ab"), "(2, 3)"),
+    "rows of others": (lambda: affinity.from_matrix(torch.ones(3, 3), "ab"), "3 rows", "2 client ids"),
     "negative": (lambda: affinity.from_matrix(BAD, "abc"), "['b', 'c'] is -0.5", "non-negative"),
     "bad feature": (lambda: affinity.from_features(BAD.sqrt(), "abc"), "feature 2", "'b'"),
     "unknown client of an edge": (lambda: affinity.from_graph([("a", "x")], "abc"), "'x'", "spelling"),
+    "edges that disagree": (
+        lambda: affinity.from_graph([("a", "b", 0.5), ("b", "a", 0.7)], "ab"),
+        "'a', 'b'",
+        "by 0.2",
+    ),
+    "an edge of one client": (lambda: affinity.from_graph([("a",)], "ab"), "an edge is ('a',)", "(id, id)"),
+    "no labels": (
+        lambda: affinity.from_labels(torch.eye(2)[[0, 0]] * torch.tensor([[1], [0]]), "ab"),
+        "'b'",
+        "uniform",
+    ),
+    "numbers for ids": (lambda: affinity.uniform([1, 2]), "expected strings", "str(id)"),
     "too many neighbours": (lambda: affinity.nearest(torch.ones(3, 2), "abc", 3), "k is 3", "2 others"),
     "missing clients": (lambda: affinity.uniform("ab").check("abcd"), "missing: 'c', 'd'; extra: none", "build"),
     "one client twice": (lambda: affinity.uniform("aba"), "'a'", "more than once"),

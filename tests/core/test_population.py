@@ -63,10 +63,13 @@ def test_layers_in_evaluation_mode_stay_in_it():
     torch.testing.assert_close(found, net(x).softmax(1))
 
 
+TIED_TO_ITS_PARENT = nn.Sequential(nn.Linear(4, 3))
+TIED_TO_ITS_PARENT.register_parameter("own", TIED_TO_ITS_PARENT[0].weight)
 REFUSED = {
     "all frozen": (make_net().requires_grad_(False), {}, "no parameters to train"),
     "a module": (make_net(), {"canonical": make_net()[0]}, "name"),
-    "a part that is not there": (make_net(), {"canonical": "head"}, "'0', '2'"),
+    "no part": (make_net(), {"canonical": ()}, "at least one"),
+    "a part tied to what holds it": (TIED_TO_ITS_PARENT, {"canonical": "0"}, "'own'", "canonical='all'"),
     "a part of a part": (nn.Sequential(make_net()), {"canonical": ["0", "0.2"]}, "'0.2' twice"),
     "a frozen part": (PartlyFrozen(), {"canonical": "body.0"}, "'body.0'", "frozen", "'body', 'body.2', 'head'"),
 }

@@ -15,7 +15,7 @@ from readers.drawn_digits import drawn_digits
 from scipy.io import savemat
 
 from kit.files import cifar_batch, limited, python2_cifar_batch, write_bytes, write_leaf, write_mnist, write_tff
-from kit.refusals import DataError, assert_refused
+from kit.refusals import DataError, SettingError, assert_refused
 from ppfl.data import FEMNIST_CLASSES, build, cifar10, femnist
 from ppfl.data.datasets.cifar import read_cifar10_batch
 
@@ -158,11 +158,22 @@ def test_broken_femnist_is_refused(tmp_path):
         (b'{"users": ["a"], "users": ["b"]}', "a name occurs twice"),
         (leaf(label=62), "label 62 of client 'ann'"),
         (leaf(size=10), "expected (28, 28) or (784,)"),
+        (leaf().replace(b"[1], ", b"[2], "), "differs from the number of labels"),
         (leaf(pixel=255), "numbers from 0 to 1"),
         (leaf(pixel=0.0), "light ink on a dark background"),
         (leaf().replace(b"ann", rb"a\u0000"), "NUL"),
     ):
         path = write_bytes(tmp_path / "a.json", content)
+        assert_refused(lambda: writers(None, 0, file=path, min_samples=1), DataError, words)
+    assert_refused(lambda: femnist(tmp_path, file=path), SettingError, "both folder and file")
+    arrays = {"x": PAPER["ann"], "y": LABELS["ann"], "client": np.zeros(8, int), "writer_id": np.array(["ann"])}
+    for change, words in (
+        ({"x": PAPER["bob"]}, "expected the same for all"),
+        ({"client": np.ones(8, int)}, "positions in writer_id"),
+        ({"client": None}, "expected x, y and client"),
+    ):
+        path = tmp_path / "a.npz"
+        np.savez(path, **{name: array for name, array in (arrays | change).items() if array is not None})
         assert_refused(lambda: writers(None, 0, file=path, min_samples=1), DataError, words)
 
 

@@ -101,6 +101,7 @@ def test_weights_are_shares_of_training_samples_unless_they_are_given():
     f = Federation.from_arrays(np.zeros((10, 2)), [0, 1] * 5, ["a"] * 8 + ["b"] * 2, test_fraction=0)
     torch.testing.assert_close(f.weights, torch.tensor([0.8, 0.2]))
     held = f.holdout(0.5)
+    assert f.holdout(0.0) is f
     torch.testing.assert_close(held.weights, held.train.sizes / len(held.train))
     lazy = lazy_population(10_000_000, dim=1, k=1, test_points=0)
     weights = lazy.weights * torch.tensor([0.9, 1.1]).repeat(5_000_000)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from logistic_population import logistic_population
 from synthetic_limits import bayes_accuracy
@@ -62,6 +62,7 @@ def test_mixtures_of_sources_are_those_of_the_samples():
     torch.testing.assert_close(f.truth.memberships, realised)
 
 
+@example([5] * 5, 8, 20.0)  # where rounding leaves a sample over
 @given(st.lists(st.integers(5, 300), min_size=1, max_size=5), st.integers(1, 20), st.floats(0.1, 20))
 def test_allocations_use_every_sample_once(supply, clients, alpha):
     clients = min(clients, sum(supply))

@@ -140,6 +140,7 @@ def test_what_cannot_be_prepared_sites_that_disagree_and_changed_preparations_ar
         ({"age": np.where(np.arange(240) == 3, np.inf, 1.0)}, {}, "'age' has infinite values"),
         ({"age": 1e80}, {}, "'age' has values up to 1e+80"),
         ({"ward": None}, {}, "'ward' (240) have missing values", "missing = 'drop' or 'fill'"),
+        ({"y": ["no", "yes"] * 120}, {"standardise_target": True}, "a target that is a number"),
         ({}, {"text": ("wards",)}, "names column 'wards'"),
     ):
         frame, settings = make_table(rows=240).assign(**change), PreparationSettings(**settings)
@@ -149,5 +150,8 @@ def test_what_cannot_be_prepared_sites_that_disagree_and_changed_preparations_ar
     assert_refused(lambda: agree_over(sites, plain), DataError, "'code' has text at site 'south'", "site 'north'")
     said = agree_over({"a": table_of(with_gaps(make_table()), FILL)}, FILL).model_dump(mode="json")
     assert Preparation.read(said).model_dump(mode="json") == said
+    plain = table_of(make_table(), PreparationSettings()).federation(NOTHING, PreparationSettings()).preparation
+    assert_refused(lambda: plain.encode(with_gaps(make_table())), DataError, "missing values", "fills none")
+    assert_refused(lambda: plain.encode(make_table().drop(columns="age")), DataError, "no column 'age'")
     for damage in ({"rows": "many"}, {"columns": [{**said["columns"][0], "mean": [float("nan")]}]}, {"target": [0, 0]}):
         assert_refused(lambda: Preparation.read({**said, **damage}), DataError, "preparation")

@@ -92,6 +92,12 @@ def test_broken_npz_files_are_refused_before_memory_is_taken(tmp_path):
     for shape, words in (((2**40, 2), "17,592,186,044,416"), ((2**20, 2), "expected 16777216"), ((2, 2), "expected")):
         archive(npy_bytes(shape, bytes(8)))
         assert_refused(lambda: npz(path), DataError, words)
+    content = archive(npy_bytes((1, 1), bytes(8))).read_bytes()
+    flags = content.index(b"PK\1\2") + 8  # in the directory
+    path.write_bytes(content[:flags] + b"\1" + content[flags + 1 :])
+    assert_refused(lambda: npz(path), DataError, "is encrypted ('x.npy')")
+    np.savez(path, x=np.ones((2, 1)))
+    assert_refused(lambda: npz(path), DataError, "contains ['x']")
     archive(npy_bytes((1, 1), bytes(8)), zipfile.ZIP_LZMA)
     assert_refused(lambda: npz(path), DataError, "expected deflate")
     whole = npy_bytes((1000, 10), bytes(80_000))

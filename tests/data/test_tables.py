@@ -5,7 +5,7 @@ import pandas as pd
 import pyarrow
 import pytest
 
-from kit.refusals import DataError, assert_refused
+from kit.refusals import DataError, SettingError, assert_refused
 from ppfl.data import DataTable, build, read_table
 from ppfl.data.ids import Holdout
 
@@ -86,3 +86,4 @@ def test_a_csv_file_of_an_experiment_may_have_another_separator_and_decimal_poin
     one, other = build("csv", file="a.csv", **settings), build("csv", file="b.csv", sep=";", decimal=",", **settings)
     np.testing.assert_array_equal(one.train.x, other.train.x)
     assert_refused(lambda: build("csv", file="b.csv", **settings), DataError, "one column only", "sep")
+    assert_refused(lambda: build("csv", file="b.csv", sep=";;", **settings), SettingError, "sep is ';;'", "a tab")

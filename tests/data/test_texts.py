@@ -178,6 +178,7 @@ def test_links_other_types_and_sizes_in_hdf5_are_refused_before_anything_is_read
     with h5py.File(path, "w") as file:
         file["y"] = np.arange(3.0)
         ann = file.create_group("examples/ann")
+        ann.create_group("group")
         ann["record"] = np.zeros(2, [("a", "i4")])
         ann.create_dataset("words", 2, dtype=h5py.string_dtype())
         ann["soft link"], ann["link to a file"] = h5py.SoftLink("/y"), h5py.ExternalLink("b.h5", "/x")
@@ -193,6 +194,7 @@ def test_links_other_types_and_sizes_in_hdf5_are_refused_before_anything_is_read
     assert path.stat().st_size < 1e5
     hostile = {
         "absent": "is missing",
+        "group": "is a Group",
         "record": "expected numbers",
         "words": "without a fixed length",
         "soft link": "is a link",

@@ -3,6 +3,7 @@
 import logging
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -83,6 +84,9 @@ REFUSED = {
         "'margin_mean'",
         'mode="max"',
     ),
+    "no patience": (lambda: EarlyStopping(patience=0), "patience is 0"),
+    "what cannot be called": (lambda: train([interrupt, 3]), "on_round has 3"),
+    "a random round": (lambda: train(EarlyStopping(), watch=Watch(output="random")), "early stopping", '"best"'),
     "a mode that is none": (lambda: EarlyStopping(mode="up"), "'up'", '"min"'),
     "a random round cut short": (lambda: train(lambda _: True, watch=Watch(output="random")), "after round 1"),
 }
@@ -102,12 +106,12 @@ def rounds_until_stop(values, **settings):
 
 def test_early_stopping_waits_for_evaluations_without_improvement():
     falls = [5.0, 4.0, 3.0, 3.0, 3.1, 3.2, 2.0]
-    assert rounds_until_stop(falls, patience=3, metric="loss") == 6
-    assert rounds_until_stop(falls, patience=4, metric="loss") == 0
-    assert rounds_until_stop([-v for v in falls], patience=3, metric="validation_accuracy") == 6
+    assert rounds_until_stop(falls, patience=3, mode="min") == 6
+    assert rounds_until_stop(falls, patience=4, mode="min") == 0
+    assert rounds_until_stop([-v for v in falls], patience=3, mode="max") == 6
     # small steps add up: they are compared with the best, and not with the round before
-    assert rounds_until_stop([1.0, 0.9, 0.8, 0.7, 0.6], patience=2, min_delta=0.15) == 0
-    assert rounds_until_stop([1.0, math.nan, math.nan], patience=2) == 3
+    assert rounds_until_stop([1.0, 0.9, 0.8, 0.7, 0.6], patience=2, min_delta=0.15, mode="min") == 0
+    assert rounds_until_stop([1.0, math.nan, math.nan], patience=2, mode="min") == 3
     stopping = EarlyStopping(patience=1, metric="accuracy", min_delta=1)
     fitted = train(stopping, rounds=20, watch=Watch(every=3))
     assert (stopping.best_round, fitted.state.round) == (3, 6), "rounds that were not evaluated do not count"
@@ -154,7 +158,7 @@ def test_the_best_state_is_that_of_the_best_round():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of tensorboard itself
-def test_tensorboard_has_every_figure(tmp_path):
+def test_tensorboard_has_every_figure(tmp_path, monkeypatch):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     fitted = train(TensorBoard(tmp_path / "board"))
     events = accumulator.EventAccumulator(str(tmp_path / "board"))
@@ -162,6 +166,8 @@ def test_tensorboard_has_every_figure(tmp_path):
     for name in ("loss", "accuracy", "bytes_up"):
         found = [(event.step, event.value) for event in events.Scalars(name)]
         assert found == [(r["round"], pytest.approx(r[name])) for r in fitted.history]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert_refused(lambda: TensorBoard(tmp_path), SettingError, "pip install 'ppfl[tensorboard]'")
 
 
 def test_a_terminal_sees_round_loss_and_score_and_is_left_in_order_after_an_error(capsys):

@@ -40,7 +40,7 @@ def oracle_memberships(federation: Federation) -> torch.Tensor:
         c = simplex.uniform(1, likelihood.shape[1])[0]
         for _ in range(500):
             slope = -(likelihood / (likelihood @ c)[:, None]).mean(0)
-            c = simplex.inside(simplex.mirror_step(c, slope, 0.5))
+            c = simplex.raise_to_floor(simplex.mirror_step(c, slope, 0.5))
         rows.append(c)
     return torch.stack(rows)
 

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import logging
 
 import numpy as np
 import pytest
@@ -100,10 +101,12 @@ def test_a_clients_network_has_plain_layers_where_the_populations_has_adapters(m
 
 
 @pytest.mark.parametrize("name", ["weights", "outputs in the middle", "predictions of a part"])
-def test_onnxruntime_gives_the_same_predictions(name, tmp_path):
+def test_onnxruntime_gives_the_same_predictions_and_the_export_warns_of_nothing(name, tmp_path, monkeypatch, caplog):
     pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    path = fitted_by(name).export_onnx("client-1", tmp_path / "model.onnx")
+    runtime, fitted = pytest.importorskip("onnxruntime"), fitted_by(name)
+    monkeypatch.setattr(logging.getLogger("torch.onnx"), "handlers", [caplog.handler])
+    path = fitted.export_onnx("client-1", tmp_path / "model.onnx")
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for batch in (X, X[:1]):
         (found,) = session.run(None, {"x": batch.numpy()})

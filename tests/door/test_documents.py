@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import ppfl
-from kit import public_names
+from kit import public_names, settings_page
 from kit.documents import blocks, methods_of, run_blocks
 from kit.experiments import call_ppfl
 from ppfl.algorithms import METHODS, FedAvg, Local, Method
@@ -98,6 +98,13 @@ def test_a_method_of_ones_own_takes_40_lines_and_is_fedavg_or_local_at_its_ends(
     assert record.finished and record.method == "blend:Blend" and record.experiment["method"]["own_share"] == 0.7
     files = re.findall(r"\]\((\.\./src[^)]+)\)", ARCHITECTURE)
     assert len(files) == 4 and all((ROOT / "docs" / file).is_file() for file in files)
+
+
+def test_every_setting_is_described_with_its_default():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    (toml, _) = blocks(page, "toml")
+    assert set(tomllib.loads(toml)) == {"rounds", "data", "preparation", "model", "population", "method"}
+    assert not settings_page.faults(page)
 
 
 SECTIONS = re.split(r"^## ", EXTENDING, flags=re.MULTILINE)[1:]

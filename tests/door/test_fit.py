@@ -53,6 +53,21 @@ def test_scores_and_losses_are_counted_client_by_client_in_any_order_and_selecti
         torch.testing.assert_close(getattr(part, figure).values, getattr(test, figure).values[at])
 
 
+def test_scores_of_numbers_are_in_their_units_client_by_client_and_as_in_the_history():
+    x = torch.arange(180.0).reshape(60, 3).sin()
+    federation = Federation.from_arrays(x, x.sum(1), [f"client-{i % 4}" for i in range(60)])
+    fitted = fit(Population(torch.nn.Linear(3, 1), k=2, loss="squared"), federation, PPFL(lr=0.05), rounds=2)
+    score, record = fitted.evaluate(federation).score, fitted.history[-1]
+    for figure, found in (("", score.pooled), ("_mean", score.mean), ("_worst_tenth", score.worst_tenth)):
+        assert found == pytest.approx(record[f"rmse{figure}"])
+    errors = []
+    for value, client in zip(score.values, federation.ids, strict=True):
+        own = federation.client(client)["test"]
+        errors.append((fitted.predict(client, own.x)[:, 0] - own.y).double().square())
+        assert float(value) == pytest.approx(float(errors[-1].mean().sqrt()), rel=1e-5)
+    assert score.pooled == pytest.approx(float(torch.cat(errors).mean().sqrt()), rel=1e-5)
+
+
 def test_by_the_max_rule_a_client_has_one_canonical_model():
     fitted, own = fitted_by("predictions"), FEDERATION.client("client-1")["test"]
     best = int(fitted.membership("client-1").argmax())

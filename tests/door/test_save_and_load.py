@@ -48,6 +48,10 @@ class MyFedAvg(FedAvg):
     mine: float = 1.0
 
 
+class Renamed(FedAvg):
+    name = "my-fedavg"
+
+
 CASES = {  # other methods are saved and loaded in the tests of clients that come later
     "private": (PPFL(lr=0.3, share_memberships=False), {"k": 2}),
     "fedavg": (FedAvg(lr=0.3), {"k": 1}),
@@ -142,8 +146,12 @@ def test_chains_of_torchs_layers_are_built_again_and_what_they_do_not_say_is_not
 REFUSED = {
     "own network": ({}, ModelError, "ppfl.load(path, net=net)"),
     "own network, wider": ({"net": Own(hidden=7)}, ModelError, "'first.weight'", "(7, 4)", "(5, 4)"),
+    "own network, other layers": ({"net": make_net()}, ModelError, "'0.bias'", "the file has not"),
     "own loss": ({}, ModelError, "'power'", "loss="),
+    "own loss, another": ({"loss": Population(make_net(), k=1).loss}, ModelError, "'power'", "'cross_entropy'"),
     "own method": ({}, SettingError, "'my-fedavg'", "method="),
+    "own method, another": ({"method": FedAvg}, SettingError, "'my-fedavg'", "'fedavg'"),
+    "own method, without its settings": ({"method": Renamed}, CheckpointError, "'my-fedavg' does not take"),
 }
 
 
@@ -159,6 +167,8 @@ def test_a_fit_over_numbered_clients_comes_back(tmp_path):
 def test_classes_of_ones_own_are_asked_for(name, files):
     passed, *expected = REFUSED[name]
     assert_refused(lambda: load(files[name.split(",")[0]], **passed), *expected)
+    mine = MyFedAvg(lr=0.2)
+    assert load(files["own method"], method=mine).method is mine
 
 
 def test_a_damaged_file_and_one_of_other_content_is_refused(files, tmp_path):
@@ -170,6 +180,7 @@ def test_a_damaged_file_and_one_of_other_content_is_refused(files, tmp_path):
     assert_refused(lambda: load(path), CheckpointError, "damaged")
     assert_refused(lambda: load(tmp_path / "nowhere"), CheckpointError, "nowhere")
     assert_refused(lambda: fitted_by("fedavg").save(tmp_path), CheckpointError, "is a folder")
+    assert_refused(lambda: fitted_by("fedavg").save(tmp_path / "no" / "fit"), CheckpointError, "there is no folder")
     networks = (("Module", {"x": 1}), ("functional", {}), ("Linear", [10**15] * 2))
     populations = ({"network": {"type": kind, "arguments": arguments}} for kind, arguments in networks)
     changes = [({}, {"problem": None}), *((population, {}) for population in populations)]

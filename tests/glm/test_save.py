@@ -92,6 +92,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
 
 
 DATA = {"name": "csv", "file": "table.csv", "client": "client", "target": "y", "test_fraction": 0.0}
+CLASSES = {"regressor": {}, "classifier": {"classes": ["a", "b", "c"]}}  # no value of the data leaves a site
 CASES = {"regressor": {"shared": ["ward = west"], "penalty": 0.01}, "classifier": {"mix": "predictions"}}
 
 
@@ -108,7 +109,8 @@ def make_frame(case):
 
 def make_experiment(case, **more):
     estimator = {"k": 2, "kind": case, **CASES[case], **more}
-    return Experiment.model_validate({"name": "glm", "rounds": 3, "seeds": [4], "data": DATA, "estimator": estimator})
+    asked = {"name": "glm", "rounds": 3, "seeds": [4], "data": DATA | CLASSES[case], "estimator": estimator}
+    return Experiment.model_validate({**asked, "preparation": {"levels": {"ward": ["east", "west"]}}})
 
 
 def encoded(frame):
@@ -140,7 +142,7 @@ def test_a_fit_over_three_sites_is_that_of_one_process(case, tmp_path):
 def test_a_run_in_one_process_prints_its_estimator_and_saves_it(tmp_path, capsys):
     frame = make_frame("regressor")
     frame.to_csv(tmp_path / "table.csv", index=False)
-    parts = {"rounds", "seeds", "data", "estimator"}
+    parts = {"rounds", "seeds", "data", "estimator", "preparation"}
     asked = make_experiment("regressor").model_dump(mode="json", include=parts, exclude_unset=True)
     (tmp_path / "glm.toml").write_text(tomli_w.dumps(asked))
     done = call_ppfl(capsys, "run", tmp_path / "glm.toml", "--out", tmp_path / "out")

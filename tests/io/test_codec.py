@@ -19,7 +19,6 @@ from kit.cases import CASES
 from kit.refusals import CheckpointError, DataError, WriteError, assert_refused
 from kit.training import kinds_of_messages
 from ppfl.algorithms import Method
-from ppfl.data import MappedRows
 from ppfl.io import codec
 from ppfl.io.codec import dump, join, load, memory_of, message, read_about, read_digest, size_of, specs_of, split
 from ppfl.sites import Train
@@ -166,10 +165,7 @@ def test_a_tensor_in_several_places_is_carried_once_and_gets_memory_of_its_own()
     assert read(sent)["a"].equal(tensor)
 
 
-def test_rows_are_written_block_by_block_and_what_no_file_can_hold_is_refused():
-    values = torch.arange(10_000.0).reshape(-1, 2)
-    rows = MappedRows(values, torch.arange(len(values)).flip(0))
-    assert as_bytes({"x": rows}) == as_bytes({"x": values.flip(0)})
+def test_what_no_file_can_hold_is_refused():
     refused = {"x": torch.zeros(1, dtype=torch.complex128)}
     assert_refused(lambda: as_bytes(refused), WriteError, "'x' is torch.complex128", "use one of")
 

@@ -12,8 +12,9 @@ from ppfl.runs import RunRecord
 
 def empty_run(**changes):
     """A run without any round."""
-    fields = {"folder": Path(), "experiment": {"name": "run", "method": {"name": "ppfl"}}, "ids": (), "metrics": [],
-              "scores": {}, "versions": {}, "finished": True}  # fmt: skip
+    experiment = {"name": "run", "method": {"name": "ppfl"}, "watch": {"metrics": []}}
+    fields = {"folder": Path(), "experiment": experiment, "ids": (), "metrics": [], "scores": {}, "versions": {},
+              "finished": True}  # fmt: skip
     return RunRecord(**{**fields, "memberships": None, "memberships_by_round": {}, "truth": None, **changes})
 
 
@@ -39,7 +40,7 @@ def fake_run(
             row |= {metric: each.mean(), f"{metric}_mean": each.mean(), f"{metric}_worst_tenth": each.min()}
             row |= {"test_loss": 1 - reached, "per_client": each.tolist()}
         metrics.append(row)
-    settings = {"method": {"name": method, "lr": lr}, "population": {"k": k}, "seeds": [seed]}
+    settings = {"method": {"name": method, "lr": lr}, "population": {"k": k}, "seeds": [seed], "watch": {"metrics": []}}
     memberships = {"memberships": found, "memberships_by_round": dict.fromkeys(range(0, rounds + 1, 5), found)}
     ids, experiment = tuple(f"site-{i:03d}" for i in range(clients)), {"name": method, "data": {}, **settings}
     return empty_run(experiment=experiment, ids=ids, metrics=metrics, truth=true, **memberships if k > 1 else {})

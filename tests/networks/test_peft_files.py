@@ -86,6 +86,7 @@ def test_what_is_no_single_adapter_or_what_peft_cannot_hold_is_refused(tmp_path)
     clash, out, file = with_adapters(nested, lora(rank=2, on="1.0", train=("0",))), tmp_path / "out", tmp_path / "file"
     for call, words in (
         (lambda: mixed.save_adapter("c0", out), "save the model"),
+        (lambda: save_adapter(network("chain"), out), "has no adapters"),
         (lambda: save_adapter(with_adapters(dilated, lora(rank=2, on="0")), out), "'0' is a convolution with dilation"),
         (lambda: save_adapter(clash, out), "takes the adapter '1.0' for a part of '0'"),
     ):

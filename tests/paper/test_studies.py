@@ -46,6 +46,7 @@ def test_cases_and_methods_can_be_selected_and_bring_what_they_start_from():
     for arguments, *words in (
         ({"name": "table9"}, "no study 'table9'", "table1"),
         ({"name": "table1", "overrides": ["rounds=0"]}, "study table1, mnist"),
+        ({"name": "communication", "overrides": ["targets=[2]"]}, "targets are [2]", "between 0 and 1"),
         ({"name": str(EXPERIMENTS / "synthetic.toml")}, "no study", "ppfl run"),
     ):
         assert_refused(lambda: load_study(**arguments), SettingError, *words)
@@ -85,6 +86,8 @@ def test_tables_show_scores_beside_the_papers_costs_for_every_target_and_recover
         for column, less in {"client mean": 10, "worst 10%": 20}.items():
             assert shown[column] == f"{fmean(ours) - less:.2f} ± {stdev(ours):.2f}"
         assert shown["paper"] == f"{published.accuracy:.2f} ± {published.sd:.2f}"
+    (table,) = study_tables(study, {"mnist": {"a method of one's own": [make_run({10: 0.97})]}})
+    assert table.rows[0][table.columns.index("paper")] == "–"
     study = load_study("communication", cases=["mnist"], methods=["FedAvg"])
     tables = study_tables(study, {"mnist": {"FedAvg": [make_run({10: 0.97})]}})
     reached = [table.rows[0][table.columns.index("rounds")] for table in tables]
@@ -92,4 +95,14 @@ def test_tables_show_scores_beside_the_papers_costs_for_every_target_and_recover
     study = load_study("membership-recovery", cases=["mnist"], methods=["PPFL1"])
     runs = [make_run({10: 1.0}, 0, {1: WRONG, 10: RIGHT}), make_run({10: 1.0}, 1, {1: RIGHT, 10: RIGHT})]
     (table,) = study_tables(study, {"mnist": {"PPFL1": runs}})
-    assert table.rows == (("1", "75.0%", "0.250", "50.0%"), ("10", "100.0%", "0.000", "100.0%"))
+    by_round, table = (
+        table,
+        study_tables(
+            load_study("participation", cases=["mnist"]),
+            {"mnist": {"0.5": [make_run({4: 0.95, 10: 0.97}, 0, {10: RIGHT})]}},
+        )[0],
+    )
+    shown = dict(zip(table.columns, table.rows[0], strict=True))
+    assert [shown[name] for name in ("validation", "test", "worst 10%")] == ["–", "97.00", "77.00"]
+    assert [shown[name] for name in ("rounds to 90.0%", "in their group", "off")] == ["4", "100.0%", "0.000"]
+    assert by_round.rows == (("1", "75.0%", "0.250", "50.0%"), ("10", "100.0%", "0.000", "100.0%"))

@@ -97,6 +97,21 @@ def test_methods_come_best_first_with_mean_and_deviation_of_their_seeds(metric):
     assert len({*first_cells(render([one, other], "t")[0], 0)}) == 2, "other settings are another method"
 
 
+def test_results_have_what_clients_receive_and_metrics_of_ones_own():
+    runs = [fake_run(name, sent=8e4) for name in ("ppfl", "local")]
+    for at, one in enumerate(runs):
+        one.experiment["watch"]["metrics"] = ["mine:recall"]
+        one.scores["recall"] = 0.25 + at
+        for row in one.metrics:
+            row["bytes_down"] *= 2
+    page, _ = render(runs, "t")
+    (head,) = re.findall("<thead>.*?</thead>", page, re.DOTALL)[:1]
+    titles = re.findall("<th[^>]*>([^<]*)</th>", head)
+    columns = {title: [row[at] for row in table(page, 0)] for at, title in enumerate(titles)}
+    assert columns["kB up"] == ["40", "40"] and columns["kB down"] == ["80", "80"]
+    assert columns["recall"] == ["0.25", "1.25"]
+
+
 def test_a_lead_within_the_spread_of_seeds_is_reported_as_such():
     assert "are level" in render([fake_run("ppfl"), fake_run("fedem")], "t")[0]
     for gap, small in ((0.01, True), (0.15, False)):

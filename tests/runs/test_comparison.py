@@ -7,14 +7,17 @@ import shlex
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kit.experiments import TEXT, call_ppfl, small_experiment, write_experiment
 from kit.refusals import SettingError, assert_refused
+from ppfl import load
 from ppfl.algorithms import PPFL, FedAvg
 from ppfl.runs import load_experiment
-from ppfl.runs.comparison import load_comparison, refuse_twice, tasks_of
+from ppfl.runs.comparison import load_comparison, refuse_twice, run_tasks, tasks_of
 from ppfl.runs.processes import ProcessPool
 from ppfl.runs.tuning import attempt, candidates, tune, without_test
 
@@ -82,6 +85,7 @@ def test_trials_see_no_test_data():
     scores = [attempt(experiment, without_test(f), {"lr": 0.1}, rounds=3).score for f in (federation, spoilt)]
     assert scores[0] == scores[1] > 0
     assert without_test(federation).test is None
+    assert_refused(lambda: tune({"small": experiment}, None, budget=0), SettingError, "budget is 0")
 
 
 def test_tune_tries_every_method_as_often_and_writes_a_comparison_with_the_best(file, capsys, monkeypatch):
@@ -105,6 +109,16 @@ def test_tune_tries_every_method_as_often_and_writes_a_comparison_with_the_best(
     assert again.code == 2 and "exists" in again.err
 
 
+def test_data_that_changed_since_the_last_command_are_read_anew(tmp_path):
+    experiments = load_comparison(write_experiment(tmp_path), ["data={name='npz', file='data.npz'}"])
+    for ids in ("ab", "cd"):
+        clients = np.repeat(np.array([*ids]), 10)
+        np.savez(tmp_path / "data.npz", x=np.eye(20, 3, dtype="float32"), y=np.arange(20) % 2, client=clients)
+        (found,) = run_tasks(tasks_of(experiments, tmp_path / ids, tmp_path), jobs=1)["groups"]
+        assert found.ids == tuple(ids)
+        tune(experiments, tmp_path, budget=1, rounds=1)
+
+
 def work_until_ctrl_c() -> None:
     with ProcessPool(1, time.sleep, threads=1) as pool:
         found = pool.run([0.0, 1000.0, -1.0, 0.1, 1000.0])
@@ -123,6 +137,22 @@ def work_until_ctrl_c() -> None:
 
 
 @pytest.mark.processes
+def test_every_command_reads_the_data_anew(tmp_path, monkeypatch):
+    """In one process, commands in other folders may name other files by the same relative path."""
+    for folder, width in (("a", 2), ("b", 3)):
+        (tmp_path / folder).mkdir()
+        random = np.random.default_rng(0)
+        x, y, clients = random.normal(size=(40, width)), np.arange(40) % 2, np.arange(40) // 10
+        np.savez(tmp_path / folder / "rows.npz", x=x, y=y, client=clients)
+        monkeypatch.chdir(tmp_path / folder)
+        changes = {"data": {"name": "npz", "file": "rows.npz"}, "rounds": 1}
+        experiments = {"ppfl": small_experiment(**changes)}
+        tune(experiments, None, budget=1)
+        records = run_tasks(tasks_of(experiments, Path("out"), None), jobs=1)
+        assert load(records["ppfl"][0].folder).spec.shape == (width,)
+        tune(experiments, None, budget=1)
+
+
 def test_a_lost_worker_is_an_error_of_its_task_alone_and_all_end_with_their_block(capfd):
     with pytest.raises(KeyboardInterrupt):
         work_until_ctrl_c()

@@ -74,8 +74,9 @@ def test_affinities_are_those_of_the_core_and_what_does_not_fit_into_memory_is_r
     assert affinity_by("none") is None
     # the usual one is by labels where there are labels, and a penalty to pull memberships together
     assert affinity_by("auto", LABELS, PPFL(penalty=1e-5)).degree.equal(affinity_by("labels").degree)
-    for federation, method in ((NUMBERS, PPFL(penalty=1e-5)), (LABELS, PPFL(penalty=0)), (LABELS, FedAvg())):
+    for federation, method in ((NUMBERS, PPFL(penalty=0)), (LABELS, PPFL(penalty=0)), (LABELS, FedAvg())):
         assert affinity_by("auto", federation, method) is None
+    assert_refused(lambda: affinity_by("auto", NUMBERS, PPFL(penalty=1e-5)), SettingError, "[affinity]", "penalty = 0")
     with memory_limit(500):
         assert_refused(lambda: affinity_by("features"), AffinityError, "12 clients take 576 bytes")
 
@@ -107,6 +108,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "method.local_epochs=2;method.local_steps=2": ("[method]: local_epochs and local_steps",),
     "rouns=3": ("unknown key 'rouns' (found 3)", "did you mean 'rounds'?", "watch"),
     "k=3": ("unknown key 'k'", "did you mean 'population.k'?"),
+    "start.frozen=output": ("[start]", "set run = <a run folder>"),
     "watch.rounds=3": ("unknown key 'watch.rounds'", "did you mean 'rounds' at the top"),
     "population.K=3": ("unknown key 'population.K'", "did you mean 'k'?"),
     "network.name=linear": ("unknown key 'network'", "did you mean 'model'?"),
@@ -121,14 +123,20 @@ WRONG: dict[str, tuple[str, ...]] = {
     "method.name=json:": ("[method]: 'json' has no ''",),
     f"{NESTED};method.method.name=nowhere:Mine": ("[method.method]: there is no module 'nowhere'",),
     # numbers that would overflow on the way
+    "method.lr=1e-300": ("method.lr", "at least 1e-12"),
     "method.lr=1e300": ("method.lr", "should be"),
     "rounds=" + "9" * 4000: ("rounds is 999", "...; it should be less"),  # and not all of them
 }
-OVERRIDES = {"rounds.sub=3": "'rounds' is a value", "rounds": "key.sub=value", "a..b=3": "key.sub=value"}
+OVERRIDES = {
+    "rounds.sub=3": "'rounds' is a value",
+    "a" + ".a" * 1000 + "=3": "nested deeper",
+    "rounds": "key.sub=value",
+    "a..b=3": "key.sub=value",
+}
 DEEP = "nested deeper than"
 FILES = {
     "no rounds": (TEXT.replace("rounds = 4", ""), "rounds is missing", "at the top"),
-    "a key mistyped": (TEXT.replace("rounds", "round"), "unknown key 'round' (found 4)", "did you mean 'rounds'?"),
+    "no data": (TEXT.replace("[data]", "[affinity]"), "table [data] is missing", "'digits'"),
     "an old name": (TEXT.replace("[method]", "[algorithm]"), "unknown key 'algorithm'", "did you mean 'method'?"),
     "not TOML": ("rounds = = 3", "is not TOML"),
     "not text": (b"\xff\xfe", "is not TOML"),

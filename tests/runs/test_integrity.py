@@ -138,6 +138,16 @@ def test_what_a_kill_left_of_a_folder_is_not_taken_over(copy_of, tmp_path):
     assert_refused(lambda: run(small_experiment(), tmp_path), CheckpointError, "thesis.txt", "move it")
 
 
+def test_a_folder_that_cannot_be_made_whole_is_not_left_behind(tmp_path, monkeypatch):
+    def full(_file, _content) -> None:
+        raise WriteError("the disk is full")
+
+    monkeypatch.setattr(folder, "write_json", full)
+    with pytest.raises(WriteError):
+        run(small_experiment(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", [".", "metrics.jsonl", "memberships.log"])
 def test_what_vanishes_on_the_way_ends_the_run(tmp_path, name):
     path = tmp_path / "seed-0" / name

@@ -67,6 +67,7 @@ def test_sites_that_do_not_fit_together_are_refused():
         return make_problem(linear, InProcess(*sites), likeness, rounds=rounds)
 
     assert_refused(lambda: InProcess(north(a, b), north(b, c)), DataError, b, "two sites")
+    assert_refused(lambda: InProcess(north(a, b), order=(a,)), DataError, "2 clients", "the order names 1")
     assert_refused(lambda: problem(north(a, b), south), DataError, "'south'", "'north'", "[3]", "[4]")
     assert_refused(lambda: problem(north(a), likeness=affinity.uniform(("x",))), AffinityError, "x")
     assert_refused(lambda: problem(north(a), rounds=0), SettingError, "at least one round")

@@ -33,9 +33,9 @@ def test_without_torchrun_there_is_one_process_that_asks_itself(monkeypatch) -> 
     monkeypatch.delenv("RANK", raising=False)
     assert launched_ranks("cpu") is ALONE and is_first_process()
     assert ALONE.first and (ALONE.rank, ALONE.size) == (0, 1)
-    assert ALONE.decide_on_first(lambda: [1, None]) == [1, None]
+    assert ALONE.from_first(lambda: [1, None]) == [1, None]
     with pytest.raises(KeyError):
-        ALONE.decide_on_first(lambda: {}["nothing"])
+        ALONE.from_first(lambda: {}["nothing"])
     monkeypatch.setenv("RANK", "1")
     assert not is_first_process()
 

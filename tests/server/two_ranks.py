@@ -96,10 +96,12 @@ def main() -> None:
         check(CASES[name], with_weights(federation), ranks, ranks.first)
     assert ranks.bytes_carried == counted.bytes > 0
     assert_refused(one_client_for_two_processes, SettingError, "start at most 1 processes")
-    said = ranks.decide_on_first(lambda: ["the first's", None] if ranks.first else "another")
-    assert said == ["the first's", None]  # what the first decides holds for all
+    text, nothing, numbers = ranks.from_first(
+        lambda: ["the first's", None, torch.arange(3)] if ranks.first else "other"
+    )
+    assert (text, nothing, numbers.tolist()) == ("the first's", None, [0, 1, 2])  # what the first says holds for all
     with pytest.raises(SettingError if ranks.first else SystemExit):  # and what it refuses, of which it alone says why
-        TorchRanks().decide_on_first(refuse)
+        TorchRanks().from_first(refuse)
     dist.destroy_process_group()
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
     assert not [name for name in threads if "gloo" in name]  # they could abort the process as it ends

@@ -10,7 +10,7 @@ import ppfl.sites.frozen_features as frozen_features
 from kit.networks import with_seed
 from kit.refusals import ModelError, assert_refused
 from ppfl import PPFL, FedAvg, Federation, Population, fit
-from ppfl.sites.frozen_features import FeatureStore, fingerprint, run_frozen_layers, sample_keys
+from ppfl.sites.frozen_features import FeatureStore, fingerprint, run_frozen_layers, sample_keys, watch_frozen_layers
 
 
 class CountedLinear(nn.Linear):
@@ -41,7 +41,7 @@ def test_training_is_that_of_the_whole_network(mix, canonical, images, monkeypat
     federation, net = make_federation(images), with_seed(pretrained, dtype=torch.float32)
     population = Population(net, k=2, mix=mix, canonical=canonical)
     short = fit(population, federation, PPFL(lr=0.1), rounds=4, seed=0)
-    monkeypatch.setattr(frozen_features, "frozen_start", lambda net: ())
+    monkeypatch.setattr(frozen_features, "first_frozen_layers", lambda net: ())
     long = fit(Population(net, k=2, mix=mix, canonical=canonical), federation, PPFL(lr=0.1), rounds=4, seed=0)
     for client in federation.ids[:2]:
         x = federation.client(client)["test"].x
@@ -74,9 +74,9 @@ def test_frozen_layers_at_the_start_run_once():
         "0": Population(chain(False, nn.Dropout(0.5), False, True), k=1).architecture,  # up to what draws
     }
     for names, net in once.items():
-        assert frozen_features.frozen_start(net) == tuple(names.split())
+        assert frozen_features.first_frozen_layers(net) == tuple(names.split())
     for net in (chain(True, False), nn.TransformerEncoderLayer(4, 1, 4, 0.0), watched):
-        assert frozen_features.frozen_start(net) == ()
+        assert frozen_features.first_frozen_layers(net) == ()
 
 
 class HiddenDropout(nn.Linear):
@@ -93,25 +93,30 @@ def drawn(samples: int) -> torch.Tensor:
     return torch.rand(samples, 3, generator=torch.Generator().manual_seed(0))
 
 
-def test_features_are_kept_in_files_that_other_runs_use_and_damaged_ones_are_made_again(tmp_path):
-    layers, x, CountedLinear.seen = nn.Sequential(CountedLinear(3, 2)), drawn(700), 0
+def test_features_are_kept_in_files_that_other_runs_use_and_damaged_ones_are_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("PPFL_CACHE", str(tmp_path))
+    layers, x, CountedLinear.seen, done = nn.Sequential(CountedLinear(3, 2)), drawn(700), 0, []
     expected = (x @ layers[0].weight.T + layers[0].bias).detach()
     for damaged in ("", "*.npy", "*.keys"):
         if damaged:
             (file,) = tmp_path.rglob(damaged)
             file.write_bytes(file.read_bytes()[:100])
         for _ in range(2):
-            (found,) = FeatureStore(tmp_path).features(layers, [x])
+            with watch_frozen_layers(lambda *samples: done.append(samples)):
+                (found,) = FeatureStore().features(layers, [x])
             torch.testing.assert_close(found[:700], expected)
         assert damaged or CountedLinear.seen == 700
+        assert done == sorted({*done}) and done[-1] == (700, 700)
+        done.clear()
 
 
 @pytest.mark.parametrize("in_files", [False, True])
-def test_samples_are_found_again_in_any_order_and_split(tmp_path, in_files: bool):
+def test_samples_are_found_again_in_any_order_and_split(tmp_path, monkeypatch, in_files: bool):
+    monkeypatch.setenv("PPFL_CACHE", str(tmp_path) if in_files else "")
     layers, x = nn.Sequential(CountedLinear(3, 2)), drawn(90)
-    store = FeatureStore(tmp_path if in_files else None)
+    store = FeatureStore()
     store.features(layers, [x[:50], x[50:60]])
-    store = FeatureStore(tmp_path) if in_files else store
+    store = FeatureStore() if in_files else store  # as another run has it
     order = torch.randperm(60, generator=torch.Generator().manual_seed(0))
     known = [x[order]], [x[order[:20]], x[order[20:40]].repeat(2, 1)], [x[:0], x[:7]]
     for parts, new in (*((parts, 0) for parts in known), ([x.flip(0)[:50]], 30)):  # at last 20 known ones, 30 new ones

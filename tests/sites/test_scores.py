@@ -211,6 +211,11 @@ def test_the_record_has_the_pooled_metric_its_mean_and_its_worst_tenth(name):
     assert MACRO.update_count == 0
 
 
+def test_the_objective_of_a_method_without_a_penalty_is_the_training_loss_of_its_clients():
+    found = fit(Population(make_net(), k=1), POOL, FedAvg(lr=0.1), rounds=1, watch=Watch(objective=True))
+    assert found.history[-1]["objective"] == pytest.approx(found.evaluate(POOL, "train").loss.weighted)
+
+
 def test_a_metric_over_several_sites_is_weighted_by_their_samples():
     """Without rows the worst tenth comes from a histogram."""
     metrics, population, method = as_metrics({"f1": f1}), Population(make_net(), k=1), FedAvg(lr=0.1)
@@ -254,6 +259,8 @@ def test_what_cannot_be_measured_is_refused():
     assert_refused(lambda: Watch(every=0), SettingError, "every is 0", "greater than 0")
     assert_refused(lambda: Watch(share=math.nan), SettingError, "share is nan")
     assert_refused(lambda: Watch(metrics={"f1": 3}), SettingError, "give a function")
+    assert_refused(lambda: evaluated_by("f1"), SettingError, "metrics is 'f1'", "a dict")
+    assert_refused(lambda: evaluated_by([MulticlassF1Score]), SettingError, "the class MulticlassF1Score")
     assert_refused(lambda: Watch(metrics=[f1, f1]), SettingError, "'f1'", "name of its own")
     assert_refused(lambda: fit(population, POOL, FedAvg(), rounds=1, watch=taken), SettingError, "'accuracy'")
-    assert_refused(lambda: evaluated_by({"broken": lambda p, y: p @ y}), ModelError, "'broken'", "return nan")
+    assert_refused(lambda: evaluated_by({"broken": lambda p, y: p @ y}), ModelError, "'broken'", "or nan")

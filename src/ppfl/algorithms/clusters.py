@@ -175,6 +175,10 @@ class CFL(LocalTraining):
         who = None if task.cut else participants(problem, self.participation, round)
         return Plan(who, task)
 
+    def possible_tasks(self, round: int, rounds: int, seed: int) -> tuple[CFLTask, ...]:
+        lr = self.step_size(round, rounds)
+        return CFLTask(lr, cut=False), CFLTask(lr, cut=True)
+
     def send(
         self, problem: Problem, server: CFLServer, ids: tuple[str, ...] | None, task: Any
     ) -> tuple[Params, dict[str, Tensor]]:

@@ -209,6 +209,16 @@ class Method(Settings):
         if k != 1 and not self.several_models:
             raise SettingError(f"{self.name} trains one model, the population has k = {k}; set k = 1")
 
+    def possible_tasks(self, round: int, rounds: int, seed: int) -> tuple[Any, ...]:
+        """The tasks that a server which runs this method may send in a round (from 0) of so many.
+
+        A site that does not trust its server refuses any other. It knows nothing of the server's state.
+        """
+        raise SettingError(
+            f"{self.name} does not say which tasks a server may send; write its `possible_tasks`, or let it derive "
+            f"from LocalTraining, whose tasks are step sizes"
+        )
+
     def newcomer_plans(self, problem: Problem, server: Any) -> list[Plan]:
         """The exchanges in which clients that come after training find their place, by default a few rounds like the
         last ones of training. Nothing of theirs is merged."""
@@ -242,10 +252,10 @@ def common_network(method: Method, problem: Problem, server: Any) -> Params | No
     """The one network that all clients use; None where clients have models of their own."""
     if method.local.several_models:
         return None
-    shared, own = method.send(problem, server, (), None)
-    nobody = tree_map(lambda leaf: leaf.new_empty(0, *leaf.shape), method.init_client(problem.population))
-    no_backend: Any = None  # what is the same for all clients takes no computing
-    models = method.model(no_backend, shared, own, nobody)
+    shared, own = method.send(problem, server, (), None)  # asked for the models of no clients, which takes no computing
+    states = tree_map(lambda leaf: leaf.new_empty(0, *leaf.shape), method.init_client(problem.population))
+    no_backend: Any = None
+    models = method.model(no_backend, shared, own, states)
     return models.values if isinstance(models, OneNetwork) else None
 
 

@@ -40,7 +40,7 @@ class NetworkServer(NamedTuple):
 class Averaging(LocalTraining):
     """A method whose server adds the mean change of its clients to `server.shared`, or lets an optimizer do so."""
 
-    server_optimizer: OptimizerByName | None = None  # None: the models plus their mean change
+    server_optimizer: OptimizerByName = None  # None: the models plus their mean change
 
     def init_server(self, problem: Problem) -> Any:
         return self.server_from(problem.population.initial_network())

@@ -11,6 +11,8 @@ What leaves a client: what the inner method sends, and in the last round nothing
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -18,7 +20,6 @@ from pydantic import ConfigDict, model_validator
 from torch import Tensor
 
 from ..core.backends import Backend
-from ..core.ids import Roster
 from ..core.parts import Part, parameters_of
 from ..core.population import Mixture, Models, Networks, Population
 from ..core.settings import Positive, Repeats, RepeatsOrZero
@@ -37,40 +38,11 @@ class Wrapper(Method):
 
     model_config = ConfigDict(defer_build=True)  # until all methods are known
 
-    method: Annotated[Method, MethodByName(besides="finetune")] = FedAvg()
+    method: Annotated[Method, MethodByName(excluded="finetune")] = FedAvg()
 
     def inner(self, problem: Problem) -> Problem:
         """The problem as the inner method knows it."""
         return problem
-
-    # ------------------------------------------------------------------ server
-
-    def init_server(self, problem: Problem) -> Any:
-        return self.method.init_server(self.inner(problem))
-
-    def plan(self, problem: Problem, server: Any, round: int) -> Plan:
-        return self.method.plan(self.inner(problem), server, round)
-
-    def send(
-        self, problem: Problem, server: Any, ids: tuple[str, ...] | None, task: Any
-    ) -> tuple[Tree, dict[str, Tensor]]:
-        return self.method.send(self.inner(problem), server, ids, task)
-
-    def merge(self, problem: Problem, server: Any, task: Any, totals: dict[str, Total], rows: Rows) -> Any:
-        return self.method.merge(self.inner(problem), server, task, totals, rows)
-
-    # ------------------------------------------------------------------ client
-
-    def init_client(self, population: Population) -> Any:
-        return self.method.init_client(population)
-
-    def work(self, task: Any, shared: Any, own: dict[str, Tensor], state: Any, data: LocalData) -> Work:
-        return self.method.work(task, shared, own, state, data)
-
-    def model(self, backend: Backend, shared: Any, own: dict[str, Tensor], state: Any) -> Models:
-        return self.method.model(backend, shared, own, state)
-
-    # ------------------------------------------------------------------ the rest
 
     @property
     def shows(self) -> tuple[str, ...]:
@@ -87,23 +59,22 @@ class Wrapper(Method):
     def with_local(self, **changes: Any) -> Self:
         return self.model_copy(update={"method": self.method.with_local(**changes)})
 
-    def check(self, problem: Problem) -> None:
-        self.method.check(self.inner(problem))
 
-    def newcomer_plans(self, problem: Problem, server: Any) -> list[Plan]:
-        return self.method.newcomer_plans(self.inner(problem), server)
+def _forwarded(name: str) -> Callable[..., Any]:
+    """A function of the contract that asks the inner method, which has a problem of its own."""
+    takes_problem = "problem" in inspect.signature(getattr(Method, name)).parameters
 
-    def move_server(self, server: Any, before: Roster, after: Roster) -> Any:
-        return self.method.move_server(server, before, after)
+    def forward(self: Wrapper, *given: Any) -> Any:
+        if takes_problem:
+            given = self.inner(given[0]), *given[1:]
+        return getattr(self.method, name)(*given)
 
-    def penalty_value(self, problem: Problem, server: Any) -> float:
-        return self.method.penalty_value(self.inner(problem), server)
+    return forward
 
-    def stationarity_task(self, problem: Problem) -> Any:
-        return self.method.stationarity_task(self.inner(problem))
 
-    def stationarity(self, totals: dict[str, Total], metrics: dict[str, float]) -> float:
-        return self.method.stationarity(totals, metrics)
+for _name, _function in vars(Method).items():
+    if inspect.isfunction(_function) and not _name.startswith("_") and _name not in vars(Wrapper):
+        setattr(Wrapper, _name, _forwarded(_name))
 
 
 class FineTuneClient(NamedTuple):
@@ -164,7 +135,15 @@ class FineTune(Wrapper):
     def plan(self, problem: Problem, server: Any, round: int) -> Plan:
         if round < problem.rounds - 1:
             return super().plan(problem, server, round)
-        return Plan(None, LastRound(self.local.step_size(0, problem.rounds) if self.lr == "auto" else self.lr))
+        return Plan(None, self._last_task(problem.rounds))
+
+    def possible_tasks(self, round: int, rounds: int, seed: int) -> tuple[Any, ...]:
+        if round < rounds - 1:
+            return self.method.possible_tasks(round, rounds - 1, seed)
+        return (self._last_task(rounds),)
+
+    def _last_task(self, rounds: int) -> LastRound:
+        return LastRound(self.local.step_size(0, rounds) if self.lr == "auto" else self.lr)
 
     def send(
         self, problem: Problem, server: Any, ids: tuple[str, ...] | None, task: Any

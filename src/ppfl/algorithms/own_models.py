@@ -30,7 +30,7 @@ from ..core.population import Models, Networks, Population
 from ..core.settings import NonNegative, Positive, Repeats
 from ..core.trees import Params, expand, first_clients, map_params, per_client, subtract_
 from ..io.codec import message
-from .contract import Plan, Problem, Rows, Sum, Total, Upload, Work
+from .contract import Problem, Rows, Sum, Total, Upload, Work
 from .fedavg import FedAvg, mean
 from .local.batches import LocalData
 from .local.sgd import LEARNING_RATES, TrainingLoss, descend, proximal
@@ -121,10 +121,9 @@ class PFedMe(_OwnModels):
             )
         return self
 
-    def plan(self, problem: Problem, server: Any, round: int) -> Plan:
-        plan = super().plan(problem, server, round)
-        pace = self.outer_lr * self.mu * self.schedule_factor(round, problem.rounds)
-        return plan._replace(task=PFedMeSteps(lr=plan.task, pace=pace))
+    def task(self, round: int, rounds: int) -> PFedMeSteps:
+        pace = self.outer_lr * self.mu * self.schedule_factor(round, rounds)
+        return PFedMeSteps(lr=self.step_size(round, rounds), pace=pace)
 
     def merge(self, problem: Problem, server: Any, task: Any, totals: dict[str, Total], rows: Rows) -> Any:
         return self.step(server, map_params(lambda d: self.beta * d, mean(totals["change"])))

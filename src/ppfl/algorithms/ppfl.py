@@ -14,14 +14,14 @@ client has tried. So a client takes steps of lr / |c_i|^2 for the canonical mode
 counts. To first order nothing changes, and both edges are exact: equal memberships of equal models are FedAvg, one-hot
 ones clustered FL.
 
-What leaves a client: its weighted change of theta, in a sum (with mixed weights ONE model's size, whatever K is).
-With share_memberships = true also two rows: its membership, because neighbours are pulled to it, and before the first
-round, with the "gradients" start, a short sketch of its first gradient with its importance p_i. With
-share_memberships = false there are no rows: memberships stay with their clients, the server keeps nothing per client,
-and the start is found from sums in ten messages. The start asks everyone, or where participation is below 1 the clients
-of its round (at least ten per canonical model), and again until K clients or more have answered in one round. Where it
-did not ask everyone, clients place themselves when they first work, by a sketch that stays with them; else those who
-were lost in it start evenly, as newcomers do.
+What leaves a client: its weighted change of theta, in a sum (with mixed weights ONE model's size, whatever K is). With
+share_memberships = true also two rows: its membership, because neighbours are pulled to it, and before the first round,
+with the "gradients" start, a short sketch of its first gradient with its importance p_i. With share_memberships = false
+there are no rows: memberships stay with their clients, the server keeps nothing per client, and the start is found from
+sums in ten messages, as it is with start = "sums" whatever is shared. The start asks everyone, or where participation
+is below 1 the clients of its round (at least ten per canonical model), and again until K clients or more have answered
+in one round. Where it did not ask everyone, clients place themselves when they first work, by a sketch that stays with
+them; else those who were lost in it start evenly, as newcomers do.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from .local.memberships import MembershipSteps
 from .local.sgd import LEARNING_RATES, TrainingLoss
 from .ppfl_client import PPFLTask, Stationarity, mean_change, move_memberships, move_theta, stationarity_upload
 from .ppfl_start import (
+    PRIVATE_STAGES,
     Placement,
     Survey,
     answer_survey,
@@ -85,6 +86,8 @@ class MembershipTask(NamedTuple):
 class PPFL(Averaging):
     """Algorithm 1 (order="random") and Algorithm O1 (order="alternating", the default).
 
+    docs/settings.md says what each setting does, under `[method]`.
+
     >>> from torch import nn
     >>> from ppfl import Population, fit
     >>> from ppfl.data import digits_federation
@@ -108,9 +111,9 @@ class PPFL(Averaging):
     penalty: NonNegative = 0.0  # lambda; it weighs a sum over all pairs, so it is strong where all are alike
     averaging: Literal["members", "everyone"] = "members"
     warmup: RepeatsOrZero = 5  # rounds (a tenth at most) in which lr rises and memberships wait
-    start: Literal["gradients", "uniform"] = "gradients"  # "uniform" is the paper's: c_i = 1/K, theta_k all drawn
+    # "uniform" is the paper's: c_i = 1/K, theta_k all drawn; "sums": no client's sketch is seen, whatever is shared
+    start: Literal["gradients", "sums", "uniform"] = "gradients"
     share_memberships: bool = True  # False: they stay with the clients; only without a penalty between neighbours
-    collapse: bool = True  # short cut 1 for mixed weights; False runs all K models, for checking
 
     @property
     def uses_affinity(self) -> bool:
@@ -118,7 +121,9 @@ class PPFL(Averaging):
 
     @property
     def shows(self) -> tuple[str, ...]:
-        return ("membership", "sketch", "importance") if self.share_memberships else ()
+        if not self.share_memberships:
+            return ()
+        return ("membership", "sketch", "importance") if self.start == "gradients" else ("membership",)
 
     def penalty_value(self, problem: Problem, server: PPFLServer) -> float:
         return self.penalty * float(problem.affinity.penalty(server.memberships)) if self._pulls(problem) else 0.0
@@ -138,7 +143,7 @@ class PPFL(Averaging):
     # ------------------------------------------------------------------ server
 
     def init_server(self, problem: Problem) -> PPFLServer:
-        surveys = self.start == "gradients" and problem.population.k > 1
+        surveys = self.start != "uniform" and problem.population.k > 1
         shared = problem.population.initial_models(problem.seed, distinct=not surveys)
         rows = problem.n_clients if self.share_memberships else 0
         c = uniform(rows, problem.population.k, dtype=problem.population.dtype)
@@ -151,18 +156,25 @@ class PPFL(Averaging):
     def plan(self, problem: Problem, server: PPFLServer, round: int) -> Plan:
         if not bool(server.started):
             return plan_survey(self, problem, server, round)
-        warming_up = round < (warm := min(self.warmup, problem.rounds // 10))
+        return Plan(participants(problem, self.participation, round), self._step(round, problem.rounds, problem.seed))
+
+    def possible_tasks(self, round: int, rounds: int, seed: int) -> tuple[Any, ...]:
+        stages = {"gradients": ("sketch",) if self.share_memberships else PRIVATE_STAGES, "sums": PRIVATE_STAGES}
+        return *(Survey(stage) for stage in stages.get(self.start, ())), self._step(round, rounds, seed)
+
+    def _step(self, round: int, rounds: int, seed: int) -> PPFLTask:
+        """What is to be done in a round (from 0) once the start is known."""
+        warming_up = round < (warm := min(self.warmup, rounds // 10))
         both = self.order == "alternating"
-        theta = both or warming_up or float(draw(problem.seed, "block", round)) < self.block_probability
+        theta = both or warming_up or float(draw(seed, "block", round)) < self.block_probability
         move = self.membership_steps != 0 and not warming_up
-        slower = self.schedule_factor(round, problem.rounds) if self.membership_schedule else 1.0
-        task = PPFLTask(
+        slower = self.schedule_factor(round, rounds) if self.membership_schedule else 1.0
+        return PPFLTask(
             theta=theta,
             memberships=move and (both or not theta),
-            lr=self.step_size(round, problem.rounds) * min(1.0, (round + 1) / (warm + 1)),
+            lr=self.step_size(round, rounds) * min(1.0, (round + 1) / (warm + 1)),
             membership_lr=self.membership_lr * slower,
         )
-        return Plan(participants(problem, self.participation, round), task)
 
     def send(
         self, problem: Problem, server: PPFLServer, ids: tuple[str, ...] | None, task: Any

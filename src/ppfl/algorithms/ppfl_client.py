@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.population import Population
-from ..core.simplex import inside, mirror_step
+from ..core.simplex import mirror_step, raise_to_floor
 from ..core.trees import Params, expand, first_clients, per_client
 from ..io.codec import message
 from .contract import Sum, Total, Upload
@@ -53,7 +53,7 @@ def move_memberships(
             G = client_membership_gradient(slope, c, weight, *pull) * scale
         else:
             G = slope * alone
-        c = inside(mirror_step(c, G, task.membership_lr))
+        c = raise_to_floor(mirror_step(c, G, task.membership_lr))
     assert first is not None
     return c, TrainingLoss(first, data.sizes.to(weight))
 
@@ -62,7 +62,7 @@ def move_theta(
     settings: PPFL, task: PPFLTask, models: Params, c: Tensor, data: LocalData
 ) -> tuple[dict[str, Sum], TrainingLoss]:
     """Local SGD on theta with c fixed; theta_k ends at what is left of it and a move, which goes into a sum."""
-    collapse = settings.collapse and data.backend.population.collapses
+    collapse = data.backend.population.collapses
     train = train_mixed_weights if collapse else train_models
     sgd = settings.sgd(task.lr)
     run = train(models, c, data, sgd, own_pace=settings.averaging == "members")
@@ -127,5 +127,5 @@ def stationarity_upload(
     degree = own.get("degree", torch.zeros_like(data.weight))
     neighbours = own.get("neighbours", torch.zeros_like(c))
     G = client_membership_gradient(slopes, c, data.weight, degree, neighbours, penalty)
-    moved = (c - inside(mirror_step(c, G, task.membership_lr))).abs().sum(1)
+    moved = (c - raise_to_floor(mirror_step(c, G, task.membership_lr))).abs().sum(1)
     return Upload({"gradient": Sum(None, gradient)}, metrics={"moved": moved})

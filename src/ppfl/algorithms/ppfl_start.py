@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..core.draws import hashed, name_keys, uniform
-from ..core.simplex import inside, nearest_mixtures
+from ..core.simplex import nearest_mixtures, raise_to_floor
 from ..core.trees import Params, first_clients, tree_map
 from ..io.codec import message
 from .contract import Plan, Problem, Rows, Sum, Total, Upload, Who, Work, participants
@@ -45,6 +45,7 @@ MOST_POINTS = 20_000  # clients among whom corners are looked for, enough for K 
 RUNS = 20  # of k-means, of which the best one counts
 RESTARTS = 64  # k-means runs side by side, where each step is a message
 STEPS = 8  # of k-means: with one message before them and one after them that makes ten
+PRIVATE_STAGES = "moments", "assign", "place"  # of the survey, where sketches stay with the clients
 
 
 def gradient_sketch(models: Params, data: LocalData) -> tuple[Tensor, Tensor]:
@@ -70,17 +71,17 @@ def gradient_sketch(models: Params, data: LocalData) -> tuple[Tensor, Tensor]:
     return sketches, losses
 
 
-def count_sketch(rows: Tensor, seed: int, width: int = WIDTH) -> Tensor:
-    """(C, d) to (C, width), inner products kept on average: each column goes to a random place, with a random sign.
+def count_sketch(rows: Tensor, seed: int) -> Tensor:
+    """(C, d) to (C, WIDTH), inner products kept on average: each column goes to a random place, with a random sign.
 
     >>> count_sketch(torch.ones(2, 1000), seed=0).shape
     torch.Size([2, 256])
     """
-    if rows.shape[1] <= width:
+    if rows.shape[1] <= WIDTH:
         return rows
     draws = hashed(seed, "sketch", torch.arange(rows.shape[1])).to(rows.device)
     sign = ((draws & 1) * 2 - 1).to(rows)
-    return rows.new_zeros(len(rows), width).index_add_(1, (draws >> 1) % width, rows * sign)
+    return rows.new_zeros(len(rows), WIDTH).index_add_(1, (draws >> 1) % WIDTH, rows * sign)
 
 
 # ---------------------------------------------------------------------- sketches that the server sees
@@ -124,7 +125,7 @@ def start_from_sketches(
 
 def start_memberships(points: Tensor, corners: Tensor) -> Tensor:
     """(C, K): every point as the nearest mixture of the corners, and a part that is spread evenly."""
-    return inside(TRUST * nearest_mixtures(points, corners) + (1 - TRUST) / len(corners))
+    return raise_to_floor(TRUST * nearest_mixtures(points, corners) + (1 - TRUST) / len(corners))
 
 
 def principal_points(rows: Tensor, p: Tensor, order: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -269,7 +270,7 @@ def surveyed_clients(problem: Problem, participation: float, round: int) -> Who:
 
 def plan_survey(method: PPFL, problem: Problem, server: PPFLServer, round: int) -> Plan:
     """The next message of the survey."""
-    if method.share_memberships:
+    if method.share_memberships and method.start == "gradients":
         stage = "sketch"
     elif not server.survey:
         stage = "moments"

@@ -18,24 +18,48 @@ models, such as PPFL's survey or a round of memberships alone, is no step of the
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from ..core.registry import ByName, Registry
 from ..core.settings import Positive, Settings
 from ..core.trees import Params, map_params
+from ..errors import SettingError
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ServerOptimizer(Settings):
+    """An optimizer of what a server sends to all; its state is a tree of tensors."""
+
+    def start(self, shared: Params) -> Any:
+        """The state before the first step."""
+        raise NotImplementedError
+
+    def step(self, shared: Params, change: Params, state: Any) -> tuple[Params, Any]:
+        """The next models and the next state, from a mean change of the models."""
+        raise NotImplementedError
+
+
+def _checked_optimizer(name: str, found: Any) -> type[ServerOptimizer]:
+    if not (isinstance(found, type) and issubclass(found, ServerOptimizer)):
+        raise SettingError(f"{name!r} is no class of optimizers; name one that derives from ServerOptimizer")
+    return found
+
+
+OPTIMIZERS: Registry[type[ServerOptimizer]] = Registry("server optimizer", _checked_optimizer)
+OptimizerByName = Annotated[ServerOptimizer | None, ByName(OPTIMIZERS, optional=True)]
 
 
 class MomentumState(NamedTuple):
     velocity: Params  # m
 
 
-class Momentum(Settings):
+@OPTIMIZERS.register("momentum")
+class Momentum(ServerOptimizer):
     """SGD with momentum.
 
     >>> models, change = {"w": torch.tensor([1.0])}, {"w": torch.tensor([0.5])}
@@ -45,7 +69,6 @@ class Momentum(Settings):
     {'w': tensor([2.4500])}
     """
 
-    name: Literal["momentum"] = "momentum"
     lr: Positive = 1.0
     momentum: Decay = 0.9
 
@@ -62,14 +85,14 @@ class AdaptiveState(NamedTuple):
     second_moment: Params  # v
 
 
-class _Adaptive(Settings):
+class _Adaptive(ServerOptimizer):
     lr: Positive = 0.01
     beta1: Decay = 0.9
     tau: Positive = 1e-3  # the larger, the less steps adapt to the size of changes
 
-    @abstractmethod
     def next_second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         """v after a change with these squares."""
+        raise NotImplementedError
 
     def start(self, shared: Params) -> AdaptiveState:
         second = map_params(lambda x: torch.full_like(x, self.tau**2), shared)
@@ -85,6 +108,7 @@ class _Adaptive(Settings):
         return map_params(moved, shared, first, second), AdaptiveState(first, second)
 
 
+@OPTIMIZERS.register("adagrad")
 class Adagrad(_Adaptive):
     """Adagrad; as in the paper without momentum, beta1 = 0.
 
@@ -92,13 +116,13 @@ class Adagrad(_Adaptive):
     1.5
     """
 
-    name: Literal["adagrad"] = "adagrad"
     beta1: Decay = 0.0
 
     def next_second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return v + squared
 
 
+@OPTIMIZERS.register("adam")
 class Adam(_Adaptive):
     """Adam.
 
@@ -106,13 +130,13 @@ class Adam(_Adaptive):
     0.75
     """
 
-    name: Literal["adam"] = "adam"
     beta2: Decay = 0.99
 
     def next_second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * squared
 
 
+@OPTIMIZERS.register("yogi")
 class Yogi(_Adaptive):
     """Yogi: v falls more slowly than that of Adam where changes become small.
 
@@ -120,11 +144,7 @@ class Yogi(_Adaptive):
     0.875
     """
 
-    name: Literal["yogi"] = "yogi"
     beta2: Decay = 0.99
 
     def next_second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return v - (1 - self.beta2) * squared * torch.sign(v - squared)
-
-
-OptimizerByName = Annotated[Momentum | Adagrad | Adam | Yogi, Field(discriminator="name")]

@@ -14,10 +14,11 @@ import typer
 from .. import __version__
 from ..errors import PPFLError, RankError, SettingError
 from ..paper import STUDIES
-from .export_model import export_command
-from .federation_commands import federation_app
+from .export_model import export_command, predict_command
+from .federation import federation_app
 from .glm import glm_command
 from .program import program
+from .site import site_app
 from .stop_signals import announce, exit_code
 from .terminal import WIDE, PlainGroup, make_console, safe_output, say
 
@@ -255,8 +256,10 @@ def demo_command(
 
 
 app.command("export")(export_command)
+app.command("predict")(predict_command)
 app.command("glm")(glm_command)
 app.add_typer(federation_app, name="federation")
+app.add_typer(site_app, name="site")
 
 
 def _run_cases(

@@ -16,7 +16,8 @@ from ..runs import RunRecord, mean_and_sd
 
 ROWS = 12
 MB = 1e6
-_CAPTION = "mean, worst 10%: over clients; MB: per client, all rounds"
+_OVER_CLIENTS = "mean, worst 10%: over clients"
+_CAPTION = f"{_OVER_CLIENTS}; MB: per client, all rounds"
 _TRUTH = "; grouped: clients in their true group; off: mean distance of memberships from the truth"
 
 
@@ -83,6 +84,8 @@ def _result_columns(records: Sequence[RunRecord]) -> dict[str, RunColumn]:
             "mean": RunColumn(lambda r: r.scores.get(f"{metric}_mean"), show, spreads=True),
             "worst 10%": RunColumn(lambda r: r.scores.get(f"{metric}_worst_tenth"), show, spreads=True),
         }
+    for name in dict.fromkeys(name for record in records for name in record.own_metrics):
+        columns[name] = RunColumn(partial(RunRecord.final, key=name), partial(show_score, name), spreads=True)
     if any(record.agreement for record in records):
         columns["grouped"] = RunColumn(lambda r: r.agreement and r.agreement.share, partial(show_score, "accuracy"))
         columns["off"] = RunColumn(lambda r: r.agreement and r.agreement.distance, _show_distance)
@@ -101,9 +104,10 @@ def metrics_table(record: RunRecord) -> Table:
     metric = record.metric
     keys = {"loss": "training loss"}
     if metric is not None:
-        keys |= {metric: metric, f"{metric}_mean": "client mean", f"{metric}_worst_tenth": "worst tenth"}
+        keys |= {metric: metric, f"{metric}_mean": "mean", f"{metric}_worst_tenth": "worst 10%"}
+    keys |= {name: name for name in record.own_metrics}
     keys |= {key: key for key in ("objective", "stationarity") if any(key in row for row in shown)}
-    table = Table(box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD, caption=None if metric is None else _OVER_CLIENTS, caption_justify="left")
     for name in ("round", *keys.values()):
         table.add_column(name, justify="right")
     for row in shown:

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ..errors import AffinityError
 from .ids import ClientIds, as_ids, check_ids
+from .settings import quoted
+
+BLOCK = 1024  # clients whose neighbours are looked for together
 
 
 class Affinity:
@@ -72,7 +75,7 @@ class Affinity:
             remedy = "build it with affinity.from_labels(counts, ids)" if missing else "use affinity.select(ids)"
             raise AffinityError(
                 f"affinity has {len(self)} rows but the federation has {len(wanted)} clients "
-                f"(missing: {_listed(missing)}; extra: {_listed(extra)}); {remedy}"
+                f"(missing: {quoted(missing)}; extra: {quoted(extra)}); {remedy}"
             )
         return self.select(wanted)
 
@@ -157,7 +160,7 @@ def from_labels(counts: Tensor, ids: Iterable[str]) -> Affinity:
     _check_entries(counts, lambda i, y: f"the count of label {y} of client {names[i]!r}", "count its labels again")
     if empty := [names[i] for i in (counts.sum(1) == 0).nonzero().flatten().tolist()]:
         raise AffinityError(
-            f"{_listed(empty)} has no labels, so no cosine similarity; "
+            f"{quoted(empty)} has no labels, so no cosine similarity; "
             f"leave it out until it has a training sample, or use affinity.uniform(ids)"
         )
     return Affinity(torch.nn.functional.normalize(counts, dim=1), names, factored=True)
@@ -200,10 +203,10 @@ def from_graph(edges: Iterable[tuple[str, str] | tuple[str, str, float]], ids: I
     return _from_pairs(pairs, weights, names)
 
 
-def nearest(features: Tensor, ids: Iterable[str], k: int, block: int = 1024) -> Affinity:
+def nearest(features: Tensor, ids: Iterable[str], k: int) -> Affinity:
     """Weight 1 between clients if either is among the k nearest of the other, in Euclidean distance.
 
-    features (M, d). Memory is O(block M), because `block` clients are processed at a time.
+    features (M, d). Memory is linear in M, because clients are processed in blocks.
 
     >>> nearest(torch.tensor([[0.0], [1.0], [9.0]]), ["a", "b", "c"], k=1).degree.tolist()
     [1.0, 2.0, 1.0]
@@ -213,7 +216,7 @@ def nearest(features: Tensor, ids: Iterable[str], k: int, block: int = 1024) -> 
         raise AffinityError(f"k is {k}, but each client has only {len(names) - 1} others; use a smaller k >= 1")
     x = x - x.mean(0)  # cdist may expand |a - b|^2, which is imprecise far from the origin
     edges = []
-    for rows in torch.split(torch.arange(len(names), device=x.device), block):
+    for rows in torch.split(torch.arange(len(names), device=x.device), BLOCK):
         distance = torch.cdist(x[rows], x).scatter(1, rows[:, None], torch.inf)  # exclude the client itself
         near = distance.topk(k, largest=False).indices
         edges.append(torch.stack([rows.repeat_interleave(k), near.flatten()], dim=1))
@@ -238,7 +241,7 @@ def _find_rows(names: Sequence[str], known: Sequence[str], remedy: str) -> Tenso
     at = list(map(row.get, names))
     if None in at:
         unknown = sorted(set(names) - set(known), key=str)
-        raise AffinityError(f"affinity has no client {_listed(unknown)} among its {len(known)}; {remedy}")
+        raise AffinityError(f"affinity has no client {quoted(unknown)} among its {len(known)}; {remedy}")
     return torch.tensor(at, dtype=torch.long)
 
 
@@ -274,9 +277,3 @@ def _asymmetric(a: str, b: str, by: float) -> AffinityError:
 
 def _entry_of(a: str, b: str) -> str:
     return f"affinity[{a!r}, {b!r}]"
-
-
-def _listed(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and how many more there are."""
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(map(repr, names[:most])) or "none") + rest

@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from ..errors import DataError, ModelError
 from . import links
 from .links import Link
-from .losses import IGNORED, Loss, loss_by_name, mean_of_labels, refuse_nothing_but_padding, unfit
+from .losses import (
+    IGNORED,
+    Loss,
+    loss_by_name,
+    mean_of_labels,
+    poisson_deviance,
+    refuse_nothing_but_padding,
+    unfit,
+)
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 _OTHER_INPUTS = (
@@ -58,7 +66,7 @@ class Score(NamedTuple):
 
 MAE = Score("mae", lambda prediction, y: (prediction - y).abs())
 RMSE = Score("rmse", lambda prediction, y: (prediction - y).square(), torch.sqrt)
-DEVIANCE = Score("deviance", lambda r, y: 2 * (torch.xlogy(y, y) - torch.xlogy(y, r) - y + r))
+DEVIANCE = Score("deviance", poisson_deviance)
 HALF = Score("accuracy", lambda prediction, y: ((prediction > 0.5) == (y > 0.5)).to(prediction.dtype))
 SIGN = Score("accuracy", lambda prediction, y: ((prediction > 0.5) == (y > 0)).to(prediction.dtype))
 
@@ -148,7 +156,7 @@ class LabelCriterion(CriterionLoss):
         label = target.argmax(-1) if target.is_floating_point() else target
         return mean_of_labels((prediction.argmax(-1) == label).to(prediction.dtype), label, self.ignored)
 
-    def _check(self, y: Tensor, outputs: int | None) -> None:
+    def _check(self, y: Tensor) -> None:
         if y.is_floating_point():
             return
         if y.dim() == 1 and bool((y == self.ignored).any()):

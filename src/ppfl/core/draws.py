@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DataError
-
 Key = int | str | Tensor
 
 _GAMMA, _FIRST, _SECOND = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -40,11 +38,8 @@ def name_keys(names: Iterable[str]) -> Tensor:
     True
     """
     digests, rest = bytearray(), iter(names)
-    try:
-        while block := [blake2b(name.encode(), digest_size=8).digest() for name in islice(rest, _PART)]:
-            digests += b"".join(block)
-    except UnicodeEncodeError as error:
-        raise DataError(f"client id {error.object!r} cannot be written as UTF-8; replace that character") from None
+    while block := [blake2b(name.encode(), digest_size=8).digest() for name in islice(rest, _PART)]:
+        digests += b"".join(block)
     return torch.from_numpy((np.frombuffer(digests, dtype=">u8") >> 1).astype(np.int64))
 
 

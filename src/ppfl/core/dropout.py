@@ -32,7 +32,7 @@ class KeyedModule(nn.Module):
         super().__init__()
         self.register_buffer("key", torch.zeros(0, dtype=torch.int64), persistent=False)  # not part of a saved model
         self.name = ""
-        self.use: int | None = None  # how often the layer was called in the forward pass that is running
+        self.calls: int | None = None  # how often the layer was called in the forward pass that is running
 
     @property
     def is_random(self) -> bool:
@@ -46,9 +46,9 @@ class KeyedModule(nn.Module):
 
     def random_bits(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """Uniform int64 of a shape (N, ...). Those of a sample do not depend on N, and work inside vmap and grad."""
-        salt = name_key(f"{self.name}/{self.use or 0}")
-        if self.use is not None:
-            self.use += 1
+        salt = name_key(f"{self.name}/{self.calls or 0}")
+        if self.calls is not None:
+            self.calls += 1
         samples = _splitmix64(self.key.to(device) ^ salt) ^ torch.arange(shape[0], device=device)
         positions = torch.arange(math.prod(shape[1:]), device=device) * _GAMMA
         return _splitmix64(_splitmix64(samples)[:, None] + positions).reshape(shape)
@@ -112,8 +112,8 @@ def with_keyed_dropout(net: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
             module.name = name
             names.append(f"{name}.key".lstrip("."))
     if names:
-        keyed.register_forward_pre_hook(partial(_set_uses, 0))
-        keyed.register_forward_hook(partial(_set_uses, None), always_call=True)
+        keyed.register_forward_pre_hook(partial(_set_all_call_counts, 0))
+        keyed.register_forward_hook(partial(_set_all_call_counts, None), always_call=True)
     return keyed, tuple(names)
 
 
@@ -207,19 +207,19 @@ def _values(net: nn.Module) -> dict[str, Tensor]:
     return {**dict(net.named_parameters()), **dict(net.named_buffers())}
 
 
-def layer_uses(net: nn.Module) -> dict[KeyedModule, int | None]:
+def call_counts(net: nn.Module) -> dict[KeyedModule, int | None]:
     """How often each layer that draws was called so far in the forward pass that is running."""
-    return {module: module.use for module in net.modules() if isinstance(module, KeyedModule)}
+    return {module: module.calls for module in net.modules() if isinstance(module, KeyedModule)}
 
 
-def return_to_uses(uses: dict[KeyedModule, int | None]) -> None:
-    """Go back to there, to draw the same again."""
-    for module, use in uses.items():
-        module.use = use
+def set_call_counts(counts: dict[KeyedModule, int | None]) -> None:
+    """Take up these counts again, so that the next calls draw the same as after them."""
+    for module, calls in counts.items():
+        module.calls = calls
 
 
-def _set_uses(use: int | None, net: nn.Module, *_: Any) -> None:
-    return_to_uses(dict.fromkeys(layer_uses(net), use))
+def _set_all_call_counts(calls: int | None, net: nn.Module, *_: Any) -> None:
+    set_call_counts(dict.fromkeys(call_counts(net), calls))
 
 
 def _splitmix64(z: Tensor) -> Tensor:

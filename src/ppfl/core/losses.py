@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import DataError, ModelError
 from . import links
 from .links import Link, log_mix
+from .registry import did_you_mean
 
 IGNORED = -100  # a label that does not count, such as padding of a sequence; torch's ignore_index
 
@@ -100,14 +101,14 @@ class Loss(ABC):
                 f"follow; give it a `link` of ppfl.core.links, write its `mixed`, or use mix='outputs'"
             )
 
-    def check_target(self, y: Tensor, outputs: int | None = None) -> None:
-        """Raise a DataError if y cannot be a target of this loss (with this number of outputs per sample)."""
+    def check_target(self, y: Tensor) -> None:
+        """Raise a DataError if y cannot be a target of this loss."""
         if y.dim() == 0:
             raise DataError(f"{self.name}: target is a single number; expected one per sample, (B,)")
         refuse_values(~y.isfinite(), y, "is not finite", "impute it or drop the sample")
-        self._check(y, outputs)
+        self._check(y)
 
-    def _check(self, y: Tensor, outputs: int | None) -> None:
+    def _check(self, y: Tensor) -> None:
         """Check finite targets for this particular loss; without one of its own, all are accepted."""
         return
 
@@ -127,12 +128,10 @@ def unfit(name: str, output: Tensor, target: Tensor, expected: str) -> str:
     return f"{name}: outputs {tuple(output.shape)} do not fit targets {tuple(target.shape)}; expected {expected}"
 
 
-def check_one_column(name: str, y: Tensor, outputs: int | None, remedy: str) -> None:
-    """Refuse targets or outputs with more than one number per sample."""
+def check_one_column(name: str, y: Tensor, remedy: str) -> None:
+    """Refuse targets with more than one number per sample."""
     if math.prod(y.shape[1:]) != 1:
         raise DataError(f"{name}: target has shape {tuple(y.shape)}; expected (B,): {remedy}")
-    if outputs is not None and outputs != 1:
-        raise DataError(f"{name}: the model has {outputs} outputs per sample; end it in a layer of width 1")
 
 
 def refuse_values(wrong: Tensor, y: Tensor, what: str, remedy: str) -> None:
@@ -212,12 +211,10 @@ class CrossEntropy(Classification):
         """1 if the most probable class is the label; the mean over several labels."""
         return mean_of_labels((prediction.argmax(-1) == target).to(prediction.dtype), target)
 
-    def _check(self, y: Tensor, outputs: int | None) -> None:
+    def _check(self, y: Tensor) -> None:
         if y.is_floating_point() or y.dtype == torch.bool:
             raise DataError(f"cross_entropy takes integer labels (B,), and y has {_other_targets(y)}")
-        top = torch.iinfo(y.dtype).max if outputs is None else outputs - 1
-        wrong = ((y < 0) | (y > top)) & ~_ignored(y)
-        refuse_values(wrong, y, f"is not in 0 to {top}", "number the labels from 0, with one output per label")
+        refuse_values((y < 0) & ~_ignored(y), y, "is negative", "number the labels from 0, with one output per label")
         refuse_nothing_but_padding(y)
 
 
@@ -230,31 +227,6 @@ def _other_targets(y: Tensor) -> str:
         return f"{found} that look like one-hot labels; use y.argmax(1)"
     classes = " For classes, give them as integers or text." if bool((y == y.floor()).all()) else ""
     return f"{found}; to predict numbers use Population(..., loss='squared').{classes}"
-
-
-class Logistic(Classification):
-    """Labels 0 or 1 (B,) of any type, one output per sample (B,) or (B, 1), sigmoid."""
-
-    name = "logistic"
-    link = links.logit
-
-    def _log_likelihood(self, outputs: Tensor, target: Tensor) -> Tensor:
-        y = target.flatten()
-        return bernoulli_log_density(one_output(outputs, y, self.name), y).reshape(-1, *target.shape)
-
-    def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """sigmoid(output) - y."""
-        y = target.to(columns.dtype).reshape(columns.shape)
-        return columns.sigmoid() - y, F.softplus((1 - 2 * y) * columns)[:, 0]
-
-    def score(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """1 if the more probable label is correct; at equal probabilities the prediction is 0."""
-        y = target.flatten()
-        return ((one_output(prediction[None], y, self.name)[0] > 0.5) == (y > 0.5)).to(prediction.dtype)
-
-    def _check(self, y: Tensor, outputs: int | None) -> None:
-        check_one_column(self.name, y, outputs, "use the loss 'multilabel' for several labels per sample")
-        refuse_values((y != 0) & (y != 1), y, "is not 0 or 1", "use (y > 0) for -1 and 1, cross_entropy for more")
 
 
 class MultiLabel(Classification):
@@ -273,24 +245,33 @@ class MultiLabel(Classification):
         return bernoulli_log_density(outputs.reshape(-1, *target.shape), target.to(outputs.dtype).clamp_min(0))
 
     def slopes(self, columns: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """(sigmoid(output) - y) / L."""
-        share = _shares(target).to(columns.dtype).movedim(1, -1).reshape(columns.shape)
+        """sigmoid(output) - y, times the share of a label in its sample's mean."""
         y = target.to(columns.dtype).clamp_min(0).movedim(1, -1).reshape(columns.shape)
-        losses = F.softplus((1 - 2 * y) * columns).mul_(share)
-        return (columns.sigmoid() - y).mul_(share), losses.flatten(1, -2).sum(1)
+        slope, losses = columns.sigmoid() - y, F.softplus((1 - 2 * y) * columns)
+        if target.dim() == 2:
+            return slope, losses[:, 0]
+        share = _shares(target).to(columns.dtype).movedim(1, -1).reshape(columns.shape)
+        return slope.mul_(share), losses.mul_(share).flatten(1, -2).sum(1)
 
     def score(self, prediction: Tensor, target: Tensor) -> Tensor:
         """The share of the labels whose more probable value is correct."""
         right = (prediction.reshape(target.shape) > 0.5) == (target > 0.5)
         return mean_of_labels(right.to(prediction.dtype), target)
 
-    def _check(self, y: Tensor, outputs: int | None) -> None:
-        width = math.prod(y.shape[1:])
-        if outputs is not None and width != outputs:
-            raise DataError(f"multilabel: a sample has {width} labels but the model {outputs} outputs; make them equal")
+    def _check(self, y: Tensor) -> None:
         wrong = (y != 0) & (y != 1) & ~_ignored(y)
         refuse_values(wrong, y, "is not 0 or 1", f"use {IGNORED} for a label that is not known")
         refuse_nothing_but_padding(y)
+
+
+class Logistic(MultiLabel):
+    """Labels 0 or 1 (B,) of any type, one output per sample (B,) or (B, 1), sigmoid."""
+
+    name = "logistic"
+
+    def _check(self, y: Tensor) -> None:
+        check_one_column(self.name, y, "use the loss 'multilabel' for several labels per sample")
+        refuse_values((y != 0) & (y != 1), y, "is not 0 or 1", "use (y > 0) for -1 and 1, cross_entropy for more")
 
 
 def mean_of_labels(values: Tensor, target: Tensor, ignored: int = IGNORED) -> Tensor:
@@ -354,11 +335,6 @@ class Squared(Loss):
             raise ModelError(unfit(self.name, output, target, "one output per number of the target"))
         return (output - target.to(output.dtype).reshape(output.shape)).square().unsqueeze(-1).flatten(1)
 
-    def _check(self, y: Tensor, outputs: int | None) -> None:
-        width = math.prod(y.shape[1:])
-        if outputs is not None and width != outputs:
-            raise DataError(f"squared: a target has {width} numbers but the model {outputs}; make them equal")
-
 
 class Poisson(Loss):
     """Counts or rates >= 0 (B,), one output per sample (B,) or (B, 1), log link; log y! is dropped."""
@@ -384,8 +360,8 @@ class Poisson(Loss):
         r = one_output(prediction[None], y, self.name)[0]
         return poisson_deviance(r, y)
 
-    def _check(self, y: Tensor, outputs: int | None) -> None:
-        check_one_column(self.name, y, outputs, "fit columns one by one")
+    def _check(self, y: Tensor) -> None:
+        check_one_column(self.name, y, "fit columns one by one")
         refuse_values(y < 0, y, "is negative", "a count or rate is at least 0; use squared for other numbers")
 
 
@@ -429,6 +405,7 @@ def poisson_deviance(mean: Tensor, y: Tensor) -> Tensor:
 
 cross_entropy, logistic, multilabel, squared, poisson = CrossEntropy(), Logistic(), MultiLabel(), Squared(), Poisson()
 LOSSES: dict[str, Loss] = {loss.name: loss for loss in (cross_entropy, logistic, multilabel, squared, poisson)}
+_ELSEWHERE = {"mse": "squared", "l2": "squared", "bce": "logistic", "ce": "cross_entropy", "nll": "cross_entropy"}
 
 
 def loss_by_name(name: str) -> Loss:
@@ -438,5 +415,7 @@ def loss_by_name(name: str) -> Loss:
     'rmse'
     """
     if name not in LOSSES:
-        raise ModelError(f"there is no loss {name!r}; use one of {', '.join(map(repr, sorted(LOSSES)))}")
+        other = _ELSEWHERE.get(name.lower())
+        near = f"did you mean {other!r}? " if other else did_you_mean(name, LOSSES)
+        raise ModelError(f"there is no loss {name!r}; {near}use one of {', '.join(map(repr, sorted(LOSSES)))}")
     return LOSSES[name]

@@ -4,13 +4,13 @@ the canonical part is linear (outputs and weights) or the link is the identity (
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from .dropout import layer_uses, return_to_uses
+from .dropout import call_counts, set_call_counts
 from .losses import Classification, Loss
 from .trees import Params, tree_map, weighted_sum
 
@@ -21,48 +21,46 @@ if TYPE_CHECKING:
 MembershipLoss = Callable[[Tensor], tuple[Tensor, Tensor]]  # c (C, K) -> slopes (C, K), losses (C,)
 
 
-class Mix(Protocol):
-    """How one client's loss and prediction depend on (theta, c)."""
+class Mix:
+    """How one client's loss and prediction depend on (theta, c). By default it ends in one ordinary output."""
 
     name: str
-    caches_outputs: bool  # c enters after the K outputs, so they can be kept while c moves
-    takes_any_part: bool  # ... wherever in the network the canonical part is
+    caches_outputs = True  # c enters after the K outputs, so they can be kept while c moves; others write `run` alone
+    takes_any_part = False  # ... wherever in the network the canonical part is
 
     def needs_outputs(self, loss: Loss) -> bool:
         """Whether `membership_loss` keeps outputs; else it keeps a few numbers per sample."""
+        return True
 
     def run(self, backend: Autograd, models: Params, c: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
         """What one client's network gives: the mixed output (B, ...), or all K of them (K, B, ...)."""
+        raise NotImplementedError
 
     def of_outputs(self, outputs: Tensor, c: Tensor) -> Tensor:
         """The same, from the outputs (K, B, ...) of the canonical models."""
-
-    def losses(self, loss: Loss, ran: Tensor, c: Tensor, y: Tensor) -> Tensor: ...
-    def predictions(self, loss: Loss, ran: Tensor, c: Tensor) -> Tensor: ...
-    def slopes(self, loss: Loss, outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """d loss / d outputs of many clients' outputs (C, K, ..., B), samples last, and the losses (C, B)."""
-
-    def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
-        """sum_n share_n loss_n of every client as a function of c alone, from kept outputs (C, K, ..., N)."""
-
-
-class OneOutput:
-    """Mixes that end in one ordinary output."""
-
-    def needs_outputs(self, loss: Loss) -> bool:
-        return True
+        raise NotImplementedError
 
     def losses(self, loss: Loss, ran: Tensor, c: Tensor, y: Tensor) -> Tensor:
+        """(B,), from what `run` gave."""
         return loss.per_sample(ran, y)
 
     def predictions(self, loss: Loss, ran: Tensor, c: Tensor) -> Tensor:
+        """(B, ...), from what `run` gave."""
         return loss.inverse_link(ran)
 
+    def slopes(self, loss: Loss, outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """d loss / d outputs of many clients' outputs (C, K, ..., B), samples last, and the losses (C, B)."""
+        raise NotImplementedError
 
-class Outputs(OneOutput):
+    def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
+        """sum_n share_n loss_n of every client as a function of c alone, from kept outputs (C, K, ..., N)."""
+        raise NotImplementedError
+
+
+class Outputs(Mix):
     """Fig. 2a: sum_k c_k I(theta_k) goes to the next layer, or to the loss."""
 
-    name, caches_outputs, takes_any_part = "outputs", True, False
+    name = "outputs"
 
     def run(self, backend: Autograd, models: Params, c: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
         return backend.run_mixed_outputs(models, c, x, key)
@@ -87,10 +85,10 @@ class Outputs(OneOutput):
         return at
 
 
-class Predictions:
+class Predictions(Mix):
     """Eq. (7): sum_k c_k g^-1(output_k), a mixture of what the K models predict."""
 
-    name, caches_outputs, takes_any_part = "predictions", True, True
+    name, takes_any_part = "predictions", True
 
     def needs_outputs(self, loss: Loss) -> bool:
         return not isinstance(loss, Classification)
@@ -144,26 +142,14 @@ class Predictions:
         return at
 
 
-_ENTERS_BEFORE = "mixed weights have no outputs to mix: c enters before the network runs"
-
-
-class Weights(OneOutput):
+class Weights(Mix):
     """Fig. 2b and Eq. (8): one network with parameters sum_k c_k theta_k."""
 
-    name, caches_outputs, takes_any_part = "weights", False, False
+    name, caches_outputs = "weights", False
 
     def run(self, backend: Autograd, models: Params, c: Tensor, x: Tensor, key: Tensor | None) -> Tensor:
         common, canonical = backend.population.split(models)
         return backend.run({**common, **{name: weighted_sum(c, theta) for name, theta in canonical.items()}}, x, key)
-
-    def of_outputs(self, outputs: Tensor, c: Tensor) -> Tensor:
-        raise TypeError(_ENTERS_BEFORE)
-
-    def slopes(self, loss: Loss, outputs: Tensor, c: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        raise TypeError(_ENTERS_BEFORE)
-
-    def membership_loss(self, loss: Loss, outputs: Tensor, y: Tensor, share: Tensor) -> MembershipLoss:
-        raise TypeError(_ENTERS_BEFORE)
 
 
 class MixedModule(nn.Module):
@@ -189,9 +175,9 @@ class MixedModule(nn.Module):
 
         if self.one_by_one:
             each = [dict(zip(stacked, model, strict=True)) for model in zip(*stacked.values(), strict=True)]
-            uses, outputs = layer_uses(self.inner), []
+            counts, outputs = call_counts(self.inner), []
             for theta in each:
-                return_to_uses(uses)  # all models have the same masks, as with vmap
+                set_call_counts(counts)  # all models have the same masks, as with vmap
                 outputs.append(run(theta))
             return tree_map(self._mixed, *outputs)
         return tree_map(lambda outputs: weighted_sum(self.membership, outputs), vmap(run)(stacked))

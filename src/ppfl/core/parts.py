@@ -236,14 +236,14 @@ def _refuse_number_of_outputs(loss: str, output: Tensor, n_classes: int | None) 
 # Their outputs are constants, which can be computed once per sample.
 
 
-def frozen_start(net: nn.Module) -> tuple[str, ...]:
+def first_frozen_layers(net: nn.Module) -> tuple[str, ...]:
     """Names of the submodules that run first, in this order, and have no trained parameter and no randomness.
 
     They are found in nn.Sequential, also in nested ones: only there is it known what runs first. Layers without any
     parameters are left out at the end, because they cost little and may make the output larger.
 
     >>> backbone = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).requires_grad_(False)
-    >>> frozen_start(nn.Sequential(backbone, nn.Flatten(), nn.Linear(8, 2)))
+    >>> first_frozen_layers(nn.Sequential(backbone, nn.Flatten(), nn.Linear(8, 2)))
     ('0',)
     """
     names = _constant_children(net, "")
@@ -272,12 +272,12 @@ def _is_watched(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def take_start(net: nn.Module, names: tuple[str, ...]) -> nn.Sequential:
+def layers_as_network(net: nn.Module, names: tuple[str, ...]) -> nn.Sequential:
     """The frozen layers as a network of their own."""
     return nn.Sequential(*(net.get_submodule(name) for name in names))
 
 
-def without_start(net: nn.Module, names: tuple[str, ...]) -> nn.Module:
+def without_layers(net: nn.Module, names: tuple[str, ...]) -> nn.Module:
     """A copy of the network that takes the outputs of these layers, with the very tensors of `net` and their names."""
     kept: dict[int, Any] = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     rest = copy.deepcopy(net, kept)

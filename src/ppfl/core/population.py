@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError
+from . import links
 from .adapters import (
     ADAPTERS_UP,
     Lora,
@@ -27,7 +28,7 @@ from .criteria import LossFunction, as_loss
 from .dropout import refuse_running_statistics, with_keyed_dropout
 from .losses import Loss
 from .mixing import MIXES, Mix
-from .parts import are_affine, canonical_modules, is_in_module, with_tensors_of, without_start
+from .parts import are_affine, canonical_modules, is_in_module, with_tensors_of, without_layers
 from .registry import did_you_mean
 from .simplex import harden
 from .trees import Params, first_clients
@@ -95,6 +96,7 @@ class Population:
         self.net: nn.Module = keyed.cpu()  # start values are drawn there, whatever device the data are on
         self.architecture = with_tensors_of(net, self.net)  # the network as it was given, for models that leave here
         self.loss = as_loss(loss)
+        _refuse_probabilities(net, self.loss)
         self.mix: Mix = MIXES[mix]
         if mix == "predictions":
             self.loss.check_mixing()
@@ -155,10 +157,6 @@ class Population:
                 parameters[name].copy_(value)
         self.pretrained = True
 
-    def network_without_adapters(self) -> Params:
-        """The network's own values, of frozen parameters too."""
-        return {name: p.detach().clone() for name, p in parameters_without_adapters(self.net).items()}
-
     def initial_network(self) -> Params:
         """The network's own values of its trained parameters."""
         return {name: p.detach().clone() for name, p in self.net.named_parameters() if p.requires_grad}
@@ -176,10 +174,10 @@ class Population:
             for name, value in first.items()
         }
 
-    def after(self, names: tuple[str, ...]) -> Population:
+    def without_layers(self, names: tuple[str, ...]) -> Population:
         """The population without these frozen layers at the beginning of its network: it takes their outputs."""
         rest = copy.copy(self)
-        rest.net = without_start(self.net, names)
+        rest.net = without_layers(self.net, names)
         return rest
 
     def split(self, models: Params) -> tuple[Params, Params]:
@@ -217,6 +215,18 @@ class Population:
                     reset()
         shrink_adapters_(net)
         return {name: p.detach().clone() for name, p in net.named_parameters() if p.requires_grad}
+
+
+def _refuse_probabilities(net: nn.Module, loss: Loss) -> None:
+    """A loss that makes probabilities of outputs would do so twice."""
+    last = net
+    while isinstance(last, nn.Sequential) and len(last):
+        last = last[-1]
+    if isinstance(last, nn.Softmax | nn.Sigmoid) and loss.link in (links.softmax, links.logit):
+        raise ModelError(
+            f"the network ends in {type(last).__name__}, and the loss {loss.name!r} takes outputs before it; leave it "
+            f"out: fitted.predict gives probabilities"
+        )
 
 
 def _describe_shape(leaf: Tensor | None) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import math
+import json
 import os
 import re
 import sys
@@ -51,11 +51,9 @@ class Imports(NamedTuple):
     """Lets modules be imported for names in settings: `Experiment.model_validate(found, context=Imports(folder))`.
 
     folder: whose modules come before all others; None: the working directory.
-    allow: names that may be imported; None: all.
     """
 
     folder: Path | None = None
-    allow: tuple[str, ...] | None = None
 
 
 class Registry(Mapping[str, T]):
@@ -98,9 +96,6 @@ class Registry(Mapping[str, T]):
                 f"there is no {self.what} {name!r:.200}; {did_you_mean(name, self)}use one of "
                 f'{", ".join(map(repr, self))}, or "{self._own_name}" for one of your own'
             )
-        if imports is not None and imports.allow is not None and name not in imports.allow:
-            allowed = ", ".join(imports.allow) or "nothing"
-            raise SettingError(f"{name!r:.200} may not be imported here; `allow` in site.toml has {allowed}")
         return self._find_own(name, imports)
 
     _own_name: ClassVar[str] = "module:Class"
@@ -110,10 +105,10 @@ class Registry(Mapping[str, T]):
             if name not in self._imported:
                 raise SettingError(f"the {self.what} {name!r:.200} has not been imported here; pass its class")
             return self._imported[name]
-        self._imported[name] = found = self.check(name, find_object(name, imports.folder))
+        self._imported[name] = found = self.check(name, find_function(name, imports.folder))
         return found
 
-    def holds(self, kind: type) -> None:
+    def check_class(self, kind: type) -> None:
         """Raise SettingError where a class is none of these."""
         self.check(self.name_of(kind), kind)
 
@@ -174,11 +169,13 @@ class _OwnCall(NamedCall):
     @model_validator(mode="after")
     def _takes_plain_values(self) -> _OwnCall:
         for key, value in (self.model_extra or {}).items():
-            if not _is_plain(value):
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError):
                 raise ValueError(
                     f"{key} is {value!r:.100}; an argument of a function is a finite number, text, true or false, or a "
                     "list or table of these"
-                )
+                ) from None
         return self
 
 
@@ -229,7 +226,7 @@ class Functions(Registry[type[NamedCall]]):
         except ValidationError as error:
             raise SettingError(f"[{self.table}] {first_fault(error, kind.model_fields, 'key')}") from None
 
-    def holds(self, kind: type) -> None:
+    def check_class(self, kind: type) -> None:
         """Raise SettingError where a class is none of these."""
         if getattr(kind, "registry", None) is not self:
             raise SettingError(f"{kind.__name__} is not a {self.what}; use one of {', '.join(map(repr, self))}")
@@ -266,14 +263,14 @@ class Functions(Registry[type[NamedCall]]):
 class ByName:
     """A field with a table whose `name` says which class of a registry the other keys are settings of."""
 
-    def __init__(self, registry: Registry[Any], *, besides: str | None = None, optional: bool = False) -> None:
-        self.registry, self.besides = registry, besides  # besides: a name that cannot be chosen here
+    def __init__(self, registry: Registry[Any], *, excluded: str | None = None, optional: bool = False) -> None:
+        self.registry, self.excluded = registry, excluded  # excluded: a name that cannot be chosen here
         self.optional = optional  # whether None stands for no table
 
     @property
     def names(self) -> list[str]:
         """The registered names to choose from."""
-        return [name for name in self.registry if name != self.besides]
+        return [name for name in self.registry if name != self.excluded]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         dump = core_schema.plain_serializer_function_ser_schema(self._dump, info_arg=True)
@@ -295,10 +292,10 @@ class ByName:
             name = str(value["name"])
         else:
             raise ValueError(f"it has no name (found {value!r:.200}); set name to one of {names}")
-        if name == self.besides:
+        if name == self.excluded:
             raise ValueError(f"the {what} {name!r} cannot stand here; use one of {names}")
         if isinstance(value, Settings):
-            self.registry.holds(type(value))
+            self.registry.check_class(type(value))
             return value
         kind = self.registry.find(name, info.context if isinstance(info.context, Imports) else None)
         return kind.model_validate({key: of for key, of in value.items() if key != "name"}, context=info.context)
@@ -344,8 +341,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
-def find_object(text: str, folder: Path | None, table: str = "") -> Any:
-    """The object "package.module:object"; modules in `folder` come before all others. Errors name the `table`."""
+def find_function(text: str, folder: Path | None, table: str = "") -> Callable[..., Any]:
+    """The function or class "package.module:function"; modules in `folder` come before all others. Errors name the
+    `table`."""
     name, _, path = text.partition(":")
     where = f"[{table}]: " if table else ""
     folder = (Path() if folder is None else folder).resolve()
@@ -369,14 +367,8 @@ def find_object(text: str, folder: Path | None, table: str = "") -> Any:
                 f"it has {', '.join(public[:10]) or 'no functions'}"
             )
         found = getattr(found, part)
-    return found
-
-
-def find_function(text: str, folder: Path | None, table: str) -> Callable[..., Any]:
-    """The function or class "package.module:function"."""
-    found = find_object(text, folder, table)
     if not callable(found):
-        raise SettingError(f"[{table}]: {text!r} is a {type(found).__name__}; name a function or a class")
+        raise SettingError(f"{where}{text!r} is a {type(found).__name__}; name a function or a class")
     function: Callable[..., Any] = found
     return function
 
@@ -447,11 +439,3 @@ def _where(fault: BaseException) -> str:
     frames = traceback.extract_tb(fault.__traceback__)
     last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename), None)
     return said if last is None or isinstance(fault, SyntaxError) else f"{said} ({last.filename}, line {last.lineno})"
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(inner) for key, inner in value.items())
-    return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))

@@ -5,7 +5,7 @@ few numbers stay finite in single precision.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -94,6 +94,16 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # too many digits, or nested too deep
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def quoted(names: Sequence[Any], most: int = 5) -> str:
+    """A few names for an error message.
+
+    >>> quoted(["a", "b", "c"], most=2), quoted([])
+    ("'a', 'b' and 1 more", 'none')
+    """
+    first = ", ".join(repr(str(name)) for name in names[:most]) or "none"
+    return first if len(names) <= most else f"{first} and {len(names) - most} more"
 
 
 def expected_value(fault: Any) -> str:

@@ -36,19 +36,16 @@ def mirror_step(c: Tensor, g: Tensor, eta: float | Tensor) -> Tensor:
     return torch.softmax(c.log() - eta * g, dim=-1)
 
 
-def inside(c: Tensor, floor: float = FLOOR) -> Tensor:
-    """Raise every entry to at least the floor and scale the mass above the floor so that every row sums to one.
+def raise_to_floor(c: Tensor) -> Tensor:
+    """Raise every entry to at least FLOOR and scale the mass above it so that every row sums to one.
 
     Rows without an entry below the floor do not change.
 
-    >>> bool((inside(torch.tensor([1.0, 0.0, 0.0])) >= FLOOR).all())
+    >>> bool((raise_to_floor(torch.tensor([1.0, 0.0, 0.0])) >= FLOOR).all())
     True
     """
-    k = c.shape[-1]
-    if not 0 <= k * floor < 1:
-        raise ModelError(f"a floor of {floor:g} does not fit {k} memberships that sum to 1; use one in [0, 1/{k})")
-    above = (c - floor).clamp_min(0)
-    return floor + above * ((1 - k * floor) / above.sum(-1, keepdim=True))
+    above = (c - FLOOR).clamp_min(0)
+    return FLOOR + above * ((1 - c.shape[-1] * FLOOR) / above.sum(-1, keepdim=True))
 
 
 def project(v: Tensor) -> Tensor:

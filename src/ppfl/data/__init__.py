@@ -15,6 +15,7 @@ from ppfl.data.partitions import (
     iid,
     label_groups,
 )
+from ppfl.data.preparation import PreparationSettings
 from ppfl.data.sample_spec import SampleSpec
 from ppfl.data.samples import MappedRows, Samples
 from ppfl.data.synthetic import (
@@ -36,6 +37,7 @@ __all__ = [
     "Federation",
     "MappedRows",
     "Pool",
+    "PreparationSettings",
     "SampleSpec",
     "Samples",
     "Truth",

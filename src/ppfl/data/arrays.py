@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ppfl.core.losses import IGNORED
+from ppfl.core.settings import quoted as quoted
 from ppfl.data.files import check_limit
 from ppfl.data.samples import Inputs, mapped_rows
 from ppfl.errors import DataError
@@ -39,6 +40,8 @@ def as_features(x: Any, tokens: bool = False, pad: int = 0) -> Inputs:
             f"x is a {type(x).__name__}; expected one array (n, ...): put several inputs side by side in its columns, "
             f"or use ppfl.data.DataTable for a table with columns by name"
         )
+    if hasattr(x, "toarray"):
+        raise DataError(f"x is a sparse {type(x).__name__}; expected an array with all its zeros: use x.toarray()")
     if is_ragged(x):
         x, tokens = pad_rows(x, pad, "x"), True
     if (mapped := mapped_rows(x)) is not None:
@@ -57,7 +60,9 @@ def as_features(x: Any, tokens: bool = False, pad: int = 0) -> Inputs:
 
 def _check_width(shape: tuple[int, ...]) -> None:
     if not 2 <= len(shape) <= _MOST_AXES:
-        raise DataError(f"x has shape {tuple(shape)}; expected (n, features): use x.reshape(-1, 1)")
+        raise DataError(
+            f"x has shape {tuple(shape)}; expected (n, features): use x.reshape(-1, 1), if x and y are not swapped"
+        )
     width = math.prod(shape[1:])
     if not width:
         raise DataError(
@@ -105,6 +110,11 @@ def as_targets(
         if task == "regression" and len(array):
             raise DataError(f"y contains text ({str(array.flat[0])!r}) but regression needs numbers; convert it")
         codes, names = _codes(as_text(array.reshape(-1), "y"), names)
+        if task == "auto" and classes is None and (example := _fraction(names)) is not None:
+            raise DataError(
+                f"y is text that reads as numbers, such as {example!r}; convert it to numbers, or pass "
+                f"task='classification' if they are names of classes"
+            )
         return codes.reshape(array.shape), names
     if task == "regression" or (task == "auto" and array.dtype.kind == "f"):
         return torch.from_numpy(as_float32(array)), None
@@ -112,6 +122,15 @@ def as_targets(
         bad = array[array != np.floor(array)][0]
         raise DataError(f"y contains {bad}, which is not a class label; use integers or strings, or regression")
     return torch.from_numpy(as_int64(array, "y")), names
+
+
+def _fraction(names: Sequence[str]) -> str | None:
+    """One of these texts that is no whole number, where all of them are numbers."""
+    try:
+        values = [float(name) for name in names]
+    except ValueError:
+        return None
+    return next((name for name, value in zip(names, values, strict=True) if value % 1), None)
 
 
 def as_mask(is_test: Any, n: int) -> Tensor:
@@ -203,16 +222,6 @@ def pad_rows(values: Any, pad: int, what: str) -> np.ndarray[Any, np.dtype[np.in
             )
         padded[at, : len(row)] = row
     return padded
-
-
-def quoted(names: Sequence[str], most: int = 5) -> str:
-    """A few names for an error message.
-
-    >>> quoted(["a", "b", "c"], most=2)
-    "'a', 'b' and 1 more"
-    """
-    shown = ", ".join(repr(str(n)) for n in names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def as_array(values: Any, what: str) -> np.ndarray[Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -254,6 +254,8 @@ class Federation:
 
     def split(self, name: Split) -> Samples:
         """One split; an error that says how to create it if it does not exist."""
+        if name not in get_args(Split):
+            raise DataError(f"there is no split {name!r}; it is 'train', 'test' or 'validation'")
         if name not in self.splits:
             raise DataError(f"{self.name} has no {name} samples; use federation.holdout(0.2, seed=0, into={name!r})")
         return self.splits[name]

@@ -54,7 +54,10 @@ class Pool:
             settings: For example `test_fraction`, which the data set's own test part replaces.
         """
         if self.clients is None and clients is None:
-            raise DataError(f"{self.name} has no clients of its own (no array 'client'); choose a partition")
+            raise DataError(
+                f"{self.name} has no clients of its own, such as an array 'client'; choose a partition: in a file, "
+                f'partition = {{ name = "iid", clients = 10 }} under [data]'
+            )
         if self.clients is not None and clients is not None:
             raise DataError(f"{self.name} has clients of its own, which a partition would ignore; leave it out")
         about = {"name": self.name, "classes": self.classes, "is_test": self.is_test, **settings}
@@ -128,7 +131,7 @@ def load_data(asked: NamedCall, preparation: PreparationSettings | None = None, 
         if not isinstance(clients, Assignment):
             raise DataError(
                 f"[data.partition]: {partition.name} returned a {type(clients).__name__}; it must return a "
-                "ppfl.data.Assignment"
+                "ppfl.data.Assignment(clients, ids): the position of each row's client in ids, and the names"
             )
     return found.federation(clients, **fractions)
 

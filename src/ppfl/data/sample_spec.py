@@ -170,6 +170,8 @@ class SampleSpec(Settings):
             )
         if found.is_complex():
             raise DataError(f"x is {found.dtype}; expected real numbers: convert it first")
+        if found.is_floating_point() and (bad := int((~found.isfinite()).flatten(1).any(1).sum())):
+            raise DataError(f"x has NaN or infinity in {bad} of {len(found)} samples; fill them, or leave them out")
         return found
 
     def _as_dtype(self, x: Tensor) -> Tensor:

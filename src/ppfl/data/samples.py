@@ -160,10 +160,13 @@ def held_out(sizes: Tensor, ids: Sequence[str], fraction: float, seed: int, into
     counts = torch.minimum(sizes - 1, (fraction * sizes.double() + 0.5).long())
     starts, keys = offsets_of(sizes), name_keys(ids)
     mask = torch.zeros(int(starts[-1]), dtype=torch.bool)
-    for at in _similar_sizes(sizes, counts > 0):
-        draws = hashed(seed, "hold out", into, keys[at, None, None], torch.arange(int(sizes[at].max())))
-        first = shuffles(draws, sizes[at])[:, 0, : int(counts[at].max())]
-        mask[(starts[at, None] + first)[torch.arange(first.shape[1]) < counts[at, None]]] = True
+    largest_first = sizes.argsort(descending=True, stable=True)[: int((counts > 0).sum())]
+    for run in similar_sizes(sizes[largest_first]):
+        longest = int(sizes[largest_first[run.start]])
+        for at in torch.split(largest_first[run], max(1, BLOCK // longest)):
+            draws = hashed(seed, "hold out", into, keys[at, None, None], torch.arange(longest))
+            first = shuffles(draws, sizes[at])[:, 0, : int(counts[at].max())]
+            mask[(starts[at, None] + first)[torch.arange(first.shape[1]) < counts[at, None]]] = True
     if fraction and not bool(mask.any()):
         raise DataError(
             f"no client is large enough for a {into} sample (the largest has {int(sizes.max())}); "
@@ -172,12 +175,18 @@ def held_out(sizes: Tensor, ids: Sequence[str], fraction: float, seed: int, into
     return mask
 
 
-def _similar_sizes(sizes: Tensor, chosen: Tensor) -> Iterator[Tensor]:
-    """Positions of the chosen clients, in blocks whose sizes differ by less than a factor of two, to limit padding."""
-    for power in range(int(sizes.max()).bit_length()):
-        similar = (chosen & (sizes >> power == 1)).nonzero().flatten()
-        if len(similar):
-            yield from torch.split(similar, max(1, BLOCK >> power))
+def similar_sizes(sizes: Tensor, most: int | None = None) -> list[slice]:
+    """Sizes (C,), largest first, in runs of at most `most` whose smallest is at least half the largest.
+
+    >>> [sizes[run].tolist() for sizes in [torch.tensor([100, 90, 60, 4, 3])] for run in similar_sizes(sizes, most=2)]
+    [[100, 90], [60], [4, 3]]
+    """
+    runs, first, most, all_ = [], 0, most or len(sizes), sizes.numpy()
+    while first < len(all_):
+        alike = int(np.count_nonzero(2 * all_[first : first + most] >= all_[first]))
+        runs.append(slice(first, first + alike))
+        first += alike
+    return runs
 
 
 def offsets_of(sizes: Tensor) -> Tensor:

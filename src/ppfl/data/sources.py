@@ -89,7 +89,10 @@ def _join_parts(parts: Iterable[Any]) -> Any:
 def _pair(item: Any, what: str, at: int) -> tuple[Any, Any]:
     if not isinstance(item, tuple | list) or len(item) != 2:
         kind = f"{type(item).__name__} of {len(item)}" if hasattr(item, "__len__") else type(item).__name__
-        raise DataError(f"item {at} of {what} is a {kind}; expected a pair (x, y): choose two of its values")
+        raise DataError(
+            f"item {at} of {what} is a {kind}; expected a pair (x, y): choose two of its values, "
+            f"or give TensorDataset(x, y) where these are arrays of all samples"
+        )
     x, y = item
     return x, y
 

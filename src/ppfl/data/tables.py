@@ -47,6 +47,8 @@ def _feature_names(
     frame: pd.DataFrame, apart: Sequence[str], columns: Sequence[str] | None, text: Sequence[str]
 ) -> list[str]:
     features = [name for name in frame.columns if name not in apart] if columns is None else list(columns)
+    if apart[0] == apart[1]:
+        raise DataError(f"client and target are one column, {apart[0]!r}; set target to the column to predict")
     if absent := [name for name in [*apart, *features] if name not in frame.columns]:
         raise DataError(f"no column {quoted(absent)}; the table has {quoted(list(frame.columns), most=12)}")
     if both := [name for name in features if name in apart]:
@@ -306,10 +308,12 @@ class DataTable:
         if text := [str(name) for name in self.features if self.features[name].dtype == object]:
             raise UnpreparedError(
                 f"columns {quoted(text)} are not numeric; list them in drop, encode them first, for instance with "
-                f"pandas.get_dummies, or add [preparation] to the experiment"
+                f"pandas.get_dummies, or add [preparation] to the experiment (in Python, "
+                f"prepared=PreparationSettings())"
             )
         if gaps := self._gaps():
             raise UnpreparedError(
                 f"columns {gaps} have missing values; fill them, drop the rows or columns, or add [preparation] with "
-                f"missing = 'drop' or 'fill' to the experiment"
+                f"missing = 'drop' or 'fill' to the experiment (in Python, "
+                f"prepared=PreparationSettings(missing='fill'))"
             )

@@ -1,2 +1,1 @@
-"""The same experiment on real machines: keys and certificates, folders to hand to sites, sums that only their total
-can be read of. flwr is imported here and nowhere else."""
+"""The same experiments over sites that keep their data, on Flower: the server, the sites, and what may leave them."""

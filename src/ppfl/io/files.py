@@ -86,7 +86,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_toml(path: Path, settings: Mapping[str, Any]) -> None:
     """Write settings as TOML to `path`, whole or not at all; TOML has no null, so None values are left out."""
-    write_text(path, tomli_w.dumps(_without_none(settings)))
+    write_text(path, toml_text(settings))
+
+
+def toml_text(settings: Mapping[str, Any]) -> str:
+    """Settings as TOML, without None values."""
+    return tomli_w.dumps(_without_none(settings))
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ A network is a function of a `SampleSpec`, the loss, and the keys of `[model]`, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -74,9 +75,21 @@ def check_size(parameters: int, copies: int) -> None:
 
 def choose_loss(name: str | None, spec: SampleSpec) -> Loss:
     """The loss of that name, or the usual one: cross entropy for labels, squared for real targets."""
-    if name is not None:
-        return loss_by_name(name)
-    return squared if spec.n_classes is None else cross_entropy
+    if name is None:
+        return squared if spec.n_classes is None else cross_entropy
+    loss = loss_by_name(name)
+    refuse_text_as_numbers(loss, spec.classes)
+    return loss
 
 
-__all__ = ["NETWORKS", "NetworkSettings", "build_network", "choose_loss"]
+def refuse_text_as_numbers(loss: Loss, classes: Sequence[str] | None) -> None:
+    """Text targets become numbered classes, and to predict these numbers would mean nothing."""
+    named = [name for name in classes or () if not name.lstrip("-").isdigit()]
+    if named and loss.name in ("squared", "poisson"):
+        raise ModelError(
+            f"y has the classes {', '.join(map(repr, (classes or ())[:3]))}, and the loss is {loss.name!r}, which is "
+            f"for numbers; use loss='cross_entropy', or numbers in y"
+        )
+
+
+__all__ = ["NETWORKS", "NetworkSettings", "build_network", "choose_loss", "refuse_text_as_numbers"]

@@ -19,12 +19,12 @@ class ResultColumn(NamedTuple):
     values: list[list[float]]  # for each method, one value per seed
     show: Callable[[float], str]
     show_spread: Callable[[float], str] | None = None
-    higher_is_better: bool = False
+    higher_is_better: bool | None = False  # None: not known
 
     def best(self) -> str | None:
         """The best value as text, so that all values that look equal are bold; None if there is nothing to compare."""
         known = [value for values in self.values if (value := mean(values)) is not None]
-        if len({self.show(value) for value in known}) < 2:
+        if self.higher_is_better is None or len({self.show(value) for value in known}) < 2:
             return None
         return self.show(max(known) if self.higher_is_better else min(known))
 
@@ -70,21 +70,29 @@ def _columns(methods: Sequence[MethodRuns], metric: Metric) -> list[ResultColumn
 
     direction = "higher" if metric.higher_is_better else "lower"
     pooled = f"{metric.full_name} over all test samples, each client with its own model; {direction} is better"
-    uploads = over_methods(lambda run: run.upload)
-    scale, unit = byte_unit([value for values in uploads for value in values])
-    scaled = [[value / scale for value in values] for values in uploads]
+    own = dict.fromkeys(name for method in methods for run in method.runs for name in run.own_metrics)
+    traffic = {"up": over_methods(lambda run: run.upload), "down": over_methods(lambda run: run.download)}
+    scale, unit = byte_unit([value for found in traffic.values() for values in found for value in values])
+    scaled = {way: [[value / scale for value in values] for values in found] for way, found in traffic.items()}
     seconds = over_methods(lambda run: run.total("seconds"))
     refused = over_methods(lambda run: run.total("refused"))
     refused = refused if any(map(any, refused)) else []
     return [
         scores(metric.name, pooled, ""),
-        scores("mean of clients", "every client counts the same", "_mean"),
-        scores("worst tenth", "mean over the tenth of the clients with the worst scores", "_worst_tenth"),
+        scores("mean", "over clients, which all count the same", "_mean"),
+        scores("worst 10%", "mean over the tenth of the clients with the worst scores", "_worst_tenth"),
+        *(_own_metric(methods, name) for name in own),
         _truth_column(methods),
         ResultColumn("refused", "updates that were left out", refused, "{:.3g}".format),
-        ResultColumn(f"{unit} up", "sent by a client in a round, on average", scaled, "{:.3g}".format),
+        ResultColumn(f"{unit} up", "sent by a client in a round, on average", scaled["up"], "{:.3g}".format),
+        ResultColumn(f"{unit} down", "received by a client in a round, on average", scaled["down"], "{:.3g}".format),
         ResultColumn("seconds", "time to train, all rounds together", seconds, _duration),
     ]
+
+
+def _own_metric(methods: Sequence[MethodRuns], name: str) -> ResultColumn:
+    values = [method.values(lambda run: run.final(name)) for method in methods]
+    return ResultColumn(name, "a metric of this experiment", values, "{:.3g}".format, "{:.2g}".format, None)
 
 
 def _truth_column(methods: Sequence[MethodRuns]) -> ResultColumn:

@@ -9,7 +9,7 @@ from ..core.registry import Functions, NamedCall
 from ..core.settings import Count
 from ..data.federation import Federation
 from ..data.files import check_limit
-from ..errors import AffinityError
+from ..errors import AffinityError, SettingError
 
 AFFINITIES = Functions("affinity", "affinity", given=("federation", "method"), error=AffinityError)
 AffinityByName = Annotated[NamedCall, AFFINITIES.field()]
@@ -17,8 +17,15 @@ AffinityByName = Annotated[NamedCall, AFFINITIES.field()]
 
 @AFFINITIES.register("auto")
 def auto(federation: Federation, method: Method) -> Affinity | None:
-    """Label counts where the method pulls memberships together and the data have labels, else none."""
-    return labels(federation) if method.uses_affinity and federation.n_classes is not None else None
+    """Label counts where the method pulls memberships together, else none."""
+    if not method.uses_affinity:
+        return None
+    if federation.n_classes is None:
+        raise SettingError(
+            "[method] has a penalty between clients, and targets that are numbers do not say which clients resemble "
+            'each other; set [affinity] name to "features", "nearest" or "uniform", or penalty = 0'
+        )
+    return labels(federation)
 
 
 @AFFINITIES.register("labels")

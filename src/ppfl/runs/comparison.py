@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import closing
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,6 @@ from .load import explain, load_settings
 from .processes import ProcessPool
 from .record import RunRecord, load_run
 from .run import run
-
-_READ: dict[tuple[str, Path | None], Federation] = {}  # what was read last
 
 
 class RunTask(NamedTuple):
@@ -215,14 +213,13 @@ def run_tasks(
 
 def _finished(tasks: list[RunTask], jobs: int) -> Generator[tuple[RunTask, PPFLError | None]]:
     """Tasks as they end, each with what went wrong."""
-    waves = _waves(tasks)
+    waves, attempt = _waves(tasks), partial(_attempt, DataReader())
     if jobs == 1:
         for wave in waves:
             for task in wave:
-                yield task, _attempt(task)
-        _READ.clear()
+                yield task, attempt(task)
         return
-    with ProcessPool(jobs, _attempt, threads=max(1, torch.get_num_threads() // jobs)) as pool:
+    with ProcessPool(jobs, attempt, threads=max(1, torch.get_num_threads() // jobs)) as pool:
         for wave in waves:
             yield from pool.run(wave)
 
@@ -238,18 +235,26 @@ def _waves(tasks: list[RunTask]) -> list[list[RunTask]]:
     return waves
 
 
-def _attempt(task: RunTask) -> PPFLError | None:
+def _attempt(read: DataReader, task: RunTask) -> PPFLError | None:
     try:
-        run(task.experiment, task.folder, base=task.base, resume=True, read=read_once, start_method=task.start_method)
+        run(task.experiment, task.folder, base=task.base, resume=True, read=read, start_method=task.start_method)
     except PPFLError as error:
         return error
     return None
 
 
-def read_once(experiment: Experiment, base: Path | None) -> Federation:
-    """Methods that are compared have the same data, and a process runs several of them."""
-    asked = experiment.model_dump_json(include={"data", "preparation"}), base
-    if asked not in _READ:
-        _READ.clear()
-        _READ[asked] = experiment.build_data(base)
-    return _READ[asked]
+class DataReader:
+    """Reads the data of experiments, and keeps what was read last: methods that are compared have the same data.
+
+    One for each comparison, so that data which have changed since the last one are read anew.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[object, Federation] | None = None
+
+    def __call__(self, experiment: Experiment, base: Path | None) -> Federation:
+        asked = experiment.model_dump_json(include={"data", "preparation"}), base
+        if self._last is None or self._last[0] != asked:
+            self._last = None  # two at once may not fit into memory
+            self._last = asked, experiment.build_data(base)
+        return self._last[1]

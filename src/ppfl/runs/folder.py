@@ -2,7 +2,8 @@
 
 run.json                the experiment as it was asked for, the method as it ran (lr = "auto" has become a number), the
                         fingerprint of the data, of which run the start is, and what it ran on
-clients.json            ids, sizes, true memberships where they are known, and what a sample is
+clients.json            ids, sizes, true memberships where they are known, and what a sample is; over sites clients
+                        may leave, and `changes` says after which round, and where the others stood
 metrics.jsonl           one line per round
 memberships.log         at the rounds that were evaluated; round_log.py says how it is read
 start.safetensors       only with [start]: the network it began with
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..algorithms.contract import Method
+from ..core.settings import shown
 from ..core.trees import Params, Tree
 from ..data.federation import Federation
 from ..data.sample_spec import SampleSpec
@@ -38,9 +40,8 @@ from .provenance import describe_environment, package_version
 from .round_log import Record, RoundLog, finite
 from .states import check_values, pack, pack_clients, pack_server, unpack
 
-_LONGEST = 60  # characters of a value in a message
 
-
+@message
 class StartNetwork(NamedTuple):
     """The network that a run began with, and of which run it is."""
 
@@ -82,6 +83,7 @@ class RunFolder:
         self.run_file, self.clients_file = path / "run.json", path / "clients.json"
         self.start_file, self.result_file = path / "start.safetensors", path / "result.safetensors"
         self.checkpoint_file = path / "checkpoint.safetensors"
+        self._next_clients = path / "clients.next.json"
         self.log = RoundLog(path)
         self._clients = 0, ""  # how many are in clients.json, and its digest
         self._resumed: list[Record] = []
@@ -154,9 +156,27 @@ class RunFolder:
         self._clients = beside._clients
 
     def write_clients(self, clients: Record) -> None:
-        """Other clients than before, where sites have joined; the fingerprint of the data stays."""
+        """The clients, before the first round."""
         write_json(self.clients_file, clients)
         self._clients = len(clients["ids"]), digest_of(clients)
+
+    def change_clients(self, clients: Record, checkpoint: Checkpoint) -> None:
+        """Fewer clients than before, and a checkpoint of the state that knows these alone; both or neither."""
+        write_json(self._next_clients, clients)
+        self._clients = len(clients["ids"]), digest_of(clients)
+        self.checkpoint(checkpoint)
+        self.finish_change()
+
+    def finish_change(self) -> None:
+        """What `change_clients` does last, where a kill came before it; or undo what it had begun."""
+        if not self._next_clients.exists():
+            return
+        digest = digest_of(read_json(self._next_clients))
+        if self.checkpoint_file.exists() and read_about(self.checkpoint_file, "checkpoint")["clients"] == digest:
+            self._next_clients.replace(self.clients_file)
+            flush(self.path)
+        else:
+            self._next_clients.unlink()
 
     def _remove_leftovers(self) -> None:
         """Of a process that was killed while it made this folder."""
@@ -228,7 +248,9 @@ class RunFolder:
             clients, whole = read_json(self.clients_file), result is not None
             chain = self._read_chain(clients)
             metrics = self.log.read_metrics(chain["logs"], whole=whole)
-            by_round = self.log.read_memberships(chain["logs"], len(metrics), len(clients["ids"]), whole=whole)
+            by_round = self.log.read_memberships(
+                chain["logs"], len(metrics), len(clients["ids"]), whole=whole, changes=clients.get("changes", ())
+            )
             if result is not None:
                 shown = {} if result.memberships is None else {"memberships": result.memberships}
                 check_values(self.result_file, {**result.state.server, **shown})
@@ -299,5 +321,4 @@ def _difference(there: Any, here: Any, key: str = "") -> str:
             return f"{key} has {len(there):,} entries there and {len(here):,} here"
         at = next(at for at, pair in enumerate(zip(there, here, strict=True)) if pair[0] != pair[1])
         return _difference(there[at], here[at], f"{key}[{at}]")
-    shown = [text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for text in map(repr, (there, here))]
-    return f"{key} is {shown[0]} there and {shown[1]} here"
+    return f"{key} is {shown(there)} there and {shown(here)} here"

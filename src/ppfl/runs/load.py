@@ -32,12 +32,10 @@ Location = Sequence[int | str]
 Variants = list[type[BaseModel]]
 
 
-def load_experiment(
-    path: str | Path, overrides: Iterable[str] = (), allow: tuple[str, ...] | None = None
-) -> Experiment:
+def load_experiment(path: str | Path, overrides: Iterable[str] = (), base: Path | None = None) -> Experiment:
     """The experiment of a TOML file; each override is "key.sub=value". Without a name, the file's is taken.
 
-    allow: "module:Class" of the methods that may be imported; None: all.
+    base: the folder in which modules are looked for first; None: that of the file.
     """
     path = Path(path)
     settings = load_settings(path, overrides)
@@ -46,7 +44,7 @@ def load_experiment(
     if settings.get("estimator") is not None and (both := [t for t in _INSTEAD_OF_ESTIMATOR if t in settings]):
         raise SettingError(f"the file has [estimator] and [{both[0]}], and one stands for the other; keep one of them")
     try:
-        return Experiment.model_validate(settings, context=Imports(path.parent, allow))
+        return Experiment.model_validate(settings, context=Imports(path.parent if base is None else base))
     except ValidationError as error:
         raise SettingError(f"{path}: {explain(error, settings)}") from None
 
@@ -69,7 +67,8 @@ def _read(path: Path) -> dict[str, Any]:
             )
         return _parse_toml(path.read_text(encoding="utf-8"), str(path))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path} is not TOML: {one_line(error)}; correct it there") from None
+        quotes = ", and put text in quotes" if "Invalid value" in str(error) else ""
+        raise SettingError(f"{path} is not TOML: {one_line(error)}; correct it there{quotes}") from None
     except OSError as error:
         raise SettingError(f"{path} cannot be read ({error.strerror}); check its permissions") from None
 
@@ -141,35 +140,35 @@ def explain(error: ValidationError, found: Mapping[str, Any], whole: type[BaseMo
     faults = error.errors(include_url=False)
     # a key that is unknown may be the one that is missing
     first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
-    key, value = _locate(first["loc"], found)
-    if first["type"] in _EXPLANATIONS:
-        location = first["loc"][:-1] if first["type"] == "extra_forbidden" else first["loc"]
-        here = _settings_at(location, found, whole)
-        return _EXPLANATIONS[first["type"]](key, value, first, here)
-    alternatives = [fault for fault in faults if _locate(fault["loc"], found)[0] == key]
-    return _wrong(key, value, [_expected(fault) for fault in alternatives])
+    location = first["loc"]
+    key, value = _locate(location, found)
+    if first["type"] == "extra_forbidden":
+        return _unknown(key, value, location, _settings_at(location[:-1], found, whole))
+    if first["type"] == "missing":
+        return _missing(key, location, _settings_at(location, found, whole))
+    alternatives = [expected_value(fault) for fault in faults if _locate(fault["loc"], found)[0] == key]
+    expected = ", or ".join(dict.fromkeys(alternatives)).replace("a valid tuple", "a list")  # as TOML calls it
+    where = f"[{key}]: " if isinstance(value, dict) else f"{key} is {shown(value)}; "
+    return f"{where if key else ''}{expected}"
 
 
 def _locate(location: Location, found: Any) -> tuple[str, Any]:
-    """The dotted key as its writer knows it, and its value: pydantic's location also names variants."""
+    """The dotted key as its writer knows it, and its value: pydantic's location also names the kinds of a union."""
     parts: list[str] = []
-    tagged = False
     for part in location:
-        if isinstance(found, dict) and (part in found or tagged or part != found.get("name")):
+        if isinstance(found, dict):
             parts.append(str(part))
-            found, tagged = found.get(part), False
-        elif isinstance(found, dict):
-            tagged = True  # the variant the table names; what follows is a key of it
+            found = found.get(part)
         elif isinstance(found, list | tuple) and isinstance(part, int):
             parts.append(str(part))
             found = found[part] if part < len(found) else None
     return ".".join(parts), found
 
 
-def _unknown(key: str, value: Any, fault: Any, here: Variants) -> str:
+def _unknown(key: str, value: Any, location: Location, here: Variants) -> str:
     named = ["name"] if any(_name(s) for s in here) else []
     allowed = list(dict.fromkeys([*named, *(key for s in here for key in s.model_fields)]))
-    near = _meant(str(fault["loc"][-1]), allowed)
+    near = _meant(str(location[-1]), allowed)
     return f"unknown key {shown(key)} (found {shown(value)}); {near}keys here are {', '.join(allowed)}"
 
 
@@ -190,45 +189,14 @@ def _meant(key: str, allowed: Sequence[str]) -> str:
     return did_you_mean(key.lower(), allowed)
 
 
-def _missing(key: str, value: Any, fault: Any, here: Variants) -> str:
-    last = fault["loc"][-1]
-    if isinstance(last, int):
-        return f"{key.rpartition('.')[0]} has {last} values, too few; give one more"
-    if len(fault["loc"]) == 1 and here:
+def _missing(key: str, location: Location, here: Variants) -> str:
+    table, _, name = key.rpartition(".")
+    if isinstance(location[-1], int):
+        return f"{table} has {location[-1]} values, too few; give one more"
+    if len(location) == 1 and here:
         names = ", ".join(map(repr, filter(None, map(_name, here))))
         return f"table [{key}] is missing; add it, with name = one of {names}"
-    return f"{key} is missing; add {key.rpartition('.')[2]} = ... " + (
-        f"under [{key.rpartition('.')[0]}]" if "." in key else "at the top"
-    )
-
-
-def _unnamed(key: str, value: Any, fault: Any, here: Variants) -> str:
-    names = ", ".join(map(repr, filter(None, map(_name, here))))
-    return f"[{key}] has no name (found {shown(value)}); set name to one of {names}"
-
-
-def _misnamed(key: str, value: Any, fault: Any, here: Variants) -> str:
-    names, tag = [name for s in here if (name := _name(s)) is not None], str(fault["ctx"]["tag"])
-    return f"{key}.name is {shown(tag)}; {did_you_mean(tag, names)}use one of {', '.join(map(repr, names))}"
-
-
-def _wrong(key: str, value: Any, expectations: Iterable[str]) -> str:
-    expected = ", or ".join(dict.fromkeys(expectations))
-    if isinstance(value, dict):
-        return f"[{key}]: {expected}" if key else expected
-    return f"{key} is {shown(value)}; {expected}" if key else expected
-
-
-def _expected(fault: Any) -> str:
-    return expected_value(fault).replace("a valid tuple", "a list")  # as TOML calls it
-
-
-_EXPLANATIONS = {
-    "extra_forbidden": _unknown,
-    "missing": _missing,
-    "union_tag_not_found": _unnamed,
-    "union_tag_invalid": _misnamed,
-}
+    return f"{key} is missing; add {name} = ... {f'under [{table}]' if table else 'at the top'}"
 
 
 def _settings_at(location: Location, found: Any, whole: type[BaseModel]) -> Variants:
@@ -236,9 +204,7 @@ def _settings_at(location: Location, found: Any, whole: type[BaseModel]) -> Vari
     here: Variants = [whole]
     for part in location:
         field = next((s.model_fields[part] for s in here if part in s.model_fields), None)
-        if field is None:
-            here = [s for s in here if _name(s) == part] or here
-        else:
+        if field is not None:
             found = found.get(part) if isinstance(found, Mapping) else None
             here = _variants(field, found)
     return here

@@ -69,6 +69,11 @@ class RunRecord:
         return metric_name(self.scores)
 
     @property
+    def own_metrics(self) -> list[str]:
+        """The names of the metrics under [watch]."""
+        return [str(name).rpartition(":")[2] for name in self.experiment["watch"]["metrics"]]
+
+    @property
     def evaluated(self) -> list[Record]:
         """The rounds that were evaluated; all rounds where there was nothing to evaluate on."""
         return [record for record in self.metrics if self.metric in record] if self.metric else self.metrics
@@ -89,8 +94,16 @@ class RunRecord:
     @property
     def upload(self) -> float | None:
         """Mean number of bytes that a participating client sends in a round."""
-        uploads = self.total("participants")
-        return self.total("bytes_up") / uploads if uploads else None
+        return self._in_a_round("bytes_up")
+
+    @property
+    def download(self) -> float | None:
+        """Mean number of bytes that a participating client receives in a round."""
+        return self._in_a_round("bytes_down")
+
+    def _in_a_round(self, key: str) -> float | None:
+        participants = self.total("participants")
+        return self.total(key) / participants if participants else None
 
     def curve(self, key: str) -> dict[int, float]:
         """The recorded values by round."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -61,9 +61,11 @@ class RoundLog:
             raise damaged(file, f"does not have the rounds 1 to {len(found)} in its lines")
         return found
 
-    def read_memberships(self, marks: Record, rounds: int, clients: int, *, whole: bool) -> dict[int, Tensor]:
+    def read_memberships(
+        self, marks: Record, rounds: int, clients: int, *, whole: bool, changes: Sequence[Any] = ()
+    ) -> dict[int, Tensor]:
         """By round, of the first rounds. A method that makes new models on the way (clustered FL) has fewer columns in
-        its first rounds: they get zeros."""
+        its first rounds: they get zeros. changes: after which round clients left, and where the others stood."""
         file = self.memberships.path
         content, start = self.memberships.read(marks.get(file.name), whole=whole), _LENGTH
         found: dict[int, Tensor] = {}
@@ -72,9 +74,11 @@ class RoundLog:
             while start < (end := start + int.from_bytes(content[start - _LENGTH : start], "little")) <= len(content):
                 round, values = load(content[start:end], _ROUND)
                 check(values, "memberships")
-                # clients of sites that joined later are the last ones, and had no preference yet
-                new = values.new_full((clients - len(values), values.shape[1]), 1 / values.shape[1])
-                found[round], start = torch.cat([values, new]), end + _LENGTH
+                for changed, stayed in changes:
+                    values = values[stayed] if round <= changed else values
+                if len(values) != clients:
+                    raise ValueError(f"{len(values)} memberships of {clients} clients")
+                found[round], start = values, end + _LENGTH
         except (PPFLError, ValueError, TypeError, RuntimeError, AttributeError, IndexError) as error:
             raise damaged(file, f"has a record that cannot be read ({' '.join(str(error).split())})") from None
         most = max((values.shape[1] for values in found.values()), default=0)

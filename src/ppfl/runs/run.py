@@ -5,40 +5,45 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
-import torch
-
-from ..algorithms.contract import Method
+from ..algorithms.contract import Method, Roster
+from ..core.affinity import Affinity
+from ..core.population import Population
 from ..data.federation import Federation
 from ..data.sample_spec import SampleSpec
 from ..errors import CheckpointError, RankError, SettingError
 from ..io.lock import locked
 from ..server import (
+    ALONE,
     Checkpoint,
     Ranks,
     RoundEnd,
     ServerState,
     Training,
+    Transport,
     client_states,
     connect,
     launched_ranks,
     part_newcomers,
     score_newcomers,
 )  # fmt: skip
+from ..sites import PredictionMetric
 from .experiment import Experiment
 from .folder import Result, RunFolder, describe_clients, method_that_ran
 from .provenance import describe_environment
 from .record import RunRecord, load_run
-from .start import load_start, start_on_every_rank
+from .start import load_start, start_population_from
 from .states import pack, unpack
 
 CHECKPOINT_SECONDS = 10.0
 _USERS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
+Record = dict[str, Any]
 OnRoundEnd = Callable[[int, RoundEnd], None]  # the seed, and the end of a round
 Reader = Callable[[Experiment, Path | None], Federation]  # relative paths start at the second
 
@@ -92,12 +97,13 @@ def run(
     out, ranks = Path(out), launched_ranks(experiment.device)
     folders = {seed: RunFolder(out / f"seed-{seed}") for seed in experiment.seeds}
     with _usable(out), ExitStack() as locks:
-        todo = ranks.decide_on_first(partial(_claim, experiment, folders, locks, resume=resume))
+        todo = ranks.from_first(partial(claim, experiment, folders, locks, resume=resume))
         if todo:
             federation = read(experiment, base).to(experiment.device)
         for seed in todo:
-            one = SeedRun(experiment.for_seed(seed), federation, folders[seed], ranks, base, start_method)
-            one.go(checkpoint_every, on_round_end)
+            one = experiment.for_seed(seed)
+            clients = LocalClients(one, federation, ranks, base)
+            SeedRun(one, clients, folders[seed], ranks, base, start_method).go(checkpoint_every, on_round_end)
         return [load_run(folder.path) for folder in folders.values()] if ranks.first else []
 
 
@@ -112,14 +118,82 @@ def _usable(out: Path) -> Iterator[None]:
         ) from error
 
 
-def _claim(experiment: Experiment, folders: dict[int, RunFolder], locks: ExitStack, *, resume: bool) -> list[int]:
+def claim(experiment: Experiment, folders: dict[int, RunFolder], locks: ExitStack, *, resume: bool) -> list[int]:
     """The seeds that are not finished, each locked against other processes."""
     for seed, folder in folders.items():
-        with _usable(folder.path):
-            if not folder.finished:
-                locks.enter_context(locked(folder.path))
-            folder.claim(experiment.for_seed(seed), resume=resume)
+        if not folder.finished:
+            locks.enter_context(locked(folder.path))
+        folder.claim(experiment.for_seed(seed), resume=resume)
     return [seed for seed, folder in folders.items() if not folder.finished]
+
+
+class Clients(Protocol):
+    """The clients of one seed's run, wherever they are: in this process, in those of torchrun, or at sites."""
+
+    spec: SampleSpec  # what a sample of theirs is
+
+    def describe(self) -> Record:
+        """What the run folder says of them."""
+
+    def connect(self, population: Population, metrics: Mapping[str, PredictionMetric]) -> Transport:
+        """The way to them."""
+
+    def affinity(self, roster: Roster) -> Affinity | None:
+        """Who resembles whom."""
+
+    def notes(self) -> Record:
+        """What is to be recorded of the last round, besides what the server knows."""
+
+    def safe(self, state: ServerState) -> None:
+        """This state is in a checkpoint."""
+
+    def changed(self) -> bool:
+        """Between two rounds: whether the transport's roster is another one now."""
+
+    def last_scores(self, training: Training) -> Record:
+        """What is to be recorded of the state that is returned, besides its scores."""
+
+
+class LocalClients:
+    """Clients whose data this process reads, and those of torchrun."""
+
+    def __init__(self, experiment: Experiment, federation: Federation, ranks: Ranks, base: Path | None) -> None:
+        self.experiment, self.ranks, self.base = experiment, ranks, base
+        self.fingerprint = ranks.from_first(lambda: federation.fingerprint)
+        self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, experiment.seeds[0])
+        self.spec = SampleSpec.of(self.federation)
+
+    def describe(self) -> Record:
+        return describe_clients(self.federation, self.fingerprint)
+
+    def connect(self, population: Population, metrics: Mapping[str, PredictionMetric]) -> Transport:
+        on_disk = self.experiment.states_on_disk
+        return connect(
+            self.federation, population, self.experiment.build_engine(), metrics=metrics, states_on_disk=on_disk,
+            ranks=self.ranks,
+        )  # fmt: skip
+
+    def affinity(self, roster: Roster) -> Affinity | None:
+        return self.experiment.build_affinity(self.federation, self.base)
+
+    def notes(self) -> Record:
+        return {}
+
+    def safe(self, state: ServerState) -> None:
+        pass
+
+    def changed(self) -> bool:
+        return False
+
+    def last_scores(self, training: Training) -> Record:
+        """Those of newcomers."""
+        if self.newcomers is None or self.newcomers.test is None:
+            return {}
+        population = training.problem.population
+        transport = connect(self.newcomers, population, self.experiment.build_engine())
+        found = score_newcomers(training.method, training.problem, training.state.server, transport)
+        scores = {"newcomers_before": found.before, "newcomers": found.after}
+        return {f"{name}_{population.loss.metric_name}": score.pooled for name, score in scores.items()}
 
 
 class SeedRun:
@@ -128,30 +202,26 @@ class SeedRun:
     def __init__(
         self,
         experiment: Experiment,
-        federation: Federation,
+        clients: Clients,
         folder: RunFolder,
-        ranks: Ranks,
-        base: Path | None,
-        start_method: Path | None,
+        ranks: Ranks = ALONE,
+        base: Path | None = None,
+        start_method: Path | None = None,
     ) -> None:
-        self.experiment, self.folder, self.ranks = experiment, folder, ranks
+        self.experiment, self.clients, self.folder, self.ranks = experiment, clients, folder, ranks
         (self.seed,) = experiment.seeds
-        self.fingerprint = ranks.decide_on_first(lambda: federation.fingerprint)
-        self.federation, self.newcomers = part_newcomers(federation, experiment.newcomers, self.seed)
-        self.resumes = ranks.decide_on_first(lambda: folder.started)
-        self.population = experiment.build_population(SampleSpec.of(self.federation), self.seed, base)
+        self.resumes = ranks.from_first(lambda: folder.started)
+        self.population = experiment.build_population(clients.spec, self.seed, base)
         self.start = None
         if experiment.start is not None:
             find = folder.read_start if self.resumes else partial(load_start, experiment, base, start_method)
-            self.start = start_on_every_rank(self.population, find, ranks)
+            self.start = ranks.from_first(find)
+            assert self.start is not None, "the experiment has a start"
+            start_population_from(self.population, self.start)
         watch = experiment.watch.with_functions(base)
         self.training = Training(
-            connect(
-                self.federation, self.population, experiment.build_engine(), metrics=watch.metrics,
-                states_on_disk=experiment.states_on_disk, ranks=ranks,
-            ),
-            self.population, self._method(), rounds=experiment.rounds, seed=self.seed,
-            affinity=experiment.build_affinity(self.federation, base), watch=watch,
+            clients.connect(self.population, watch.metrics), self.population, self._method(),
+            rounds=experiment.rounds, seed=self.seed, affinity=clients.affinity, watch=watch,
             dropout=experiment.dropout,
         )  # fmt: skip
         self.saved = 0  # the round of the last checkpoint
@@ -160,7 +230,7 @@ class SeedRun:
         """As the experiment has it; a run that is resumed has chosen what was left to it."""
         if not self.resumes:
             return self.experiment.method
-        return method_that_ran(self.experiment, self.ranks.decide_on_first(lambda: self.folder.about))
+        return method_that_ran(self.experiment, self.ranks.from_first(lambda: self.folder.about))
 
     def go(self, checkpoint_every: int | None, on_round_end: OnRoundEnd | None) -> None:
         """Train to the end, from the start or from the checkpoint."""
@@ -169,13 +239,18 @@ class SeedRun:
         recorded: RoundEnd | None = None  # the last round that is in the log and not in a checkpoint
         try:
             for end in training.rounds():
+                end = end._replace(record=end.record | self.clients.notes())
                 self._record(end, environment)
                 recorded = end
-                if self.ranks.decide_on_first(partial(self._is_due, timer, end.state.round)):
+                if self.ranks.from_first(partial(self._is_due, timer, end.state.round)):
                     self._save(end)
                     timer.restart()
                 if on_round_end is not None:
                     on_round_end(self.seed, end)
+                if end.state.round < training.problem.rounds and self.clients.changed():
+                    training.add_clients()
+                    self.folder.change_clients(self.clients.describe(), training.checkpoint(training.end))
+                    self.clients.safe(training.state)
             if recorded is not None:
                 self._save(recorded)
                 recorded = None
@@ -199,26 +274,23 @@ class SeedRun:
 
     def _checkpoint(self) -> Checkpoint | None:
         """As the first process has it."""
-        states, ids = self.training.first_states, self.federation.ids
-        found: list[Checkpoint] = []
-
-        def read() -> bool:
-            checkpoint = self.folder.resume(*states, describe_clients(self.federation, self.fingerprint))
-            found.extend([] if checkpoint is None else [checkpoint])
-            return checkpoint is not None
-
-        if not self.ranks.decide_on_first(read):
-            return None
+        states, ids = self.training.first_states, self.training.problem.roster.ids
+        resume = partial(self.folder.resume, *states, self.clients.describe())
         if self.ranks.size == 1:
-            return found[0]
-        packed = self.ranks.value_from_first(pack(found[0], len(ids)) if found else None)
-        return unpack(self.folder.checkpoint_file, packed, *states, ids)
+            return resume()
+
+        def packed() -> Checkpoint | None:
+            found = resume()
+            return None if found is None else pack(found, len(ids))
+
+        heard = self.ranks.from_first(packed)
+        return None if heard is None else unpack(self.folder.checkpoint_file, heard, *states, ids)
 
     def _record(self, end: RoundEnd, environment: dict[str, str]) -> None:
         if self.ranks.first:
             if end.state.round == 1 and not self.resumes:  # a run that fails at once should leave nothing behind
-                clients = describe_clients(self.federation, self.fingerprint)
-                self.folder.begin(self.experiment, self.training.method, clients, environment, self.start)
+                clients, method = self.clients.describe(), self.training.method
+                self.folder.begin(self.experiment, method, clients, environment, self.start)
             self.folder.log.append(end.record, None if end.measured is None else end.measured.memberships)
 
     def _is_due(self, timer: _Timer, round: int) -> bool:
@@ -229,6 +301,7 @@ class SeedRun:
         checkpoint = self.training.checkpoint(end)
         if self.ranks.first:
             self.folder.checkpoint(checkpoint)
+        self.clients.safe(end.state)
         self.saved = end.state.round
 
     def _finish(self) -> None:
@@ -236,20 +309,8 @@ class SeedRun:
         measured, state = self.training.finish(), self.training.state
         clients = client_states(self.training.transport, state)
         if self.ranks.first:
-            scores = measured.record | self._scores_of_newcomers(state)
+            scores = measured.record | self.clients.last_scores(self.training)
             self.folder.finish(Result(state, clients, measured.memberships, scores))
-
-    def _scores_of_newcomers(self, state: ServerState) -> dict[str, float]:
-        if self.newcomers is None or self.newcomers.test is None:
-            return {}
-        loss, training = self.population.loss, self.training
-        transport = connect(self.newcomers, self.population, self.experiment.build_engine())
-        found = score_newcomers(training.method, training.problem, state.server, transport)
-        scores = {"newcomers_before": found.before, "newcomers": found.after}
-        return {
-            f"{name}_{loss.metric_name}": float(loss.metric(torch.tensor(score.pooled)))
-            for name, score in scores.items()
-        }
 
 
 class _Timer:

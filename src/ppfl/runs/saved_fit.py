@@ -14,7 +14,6 @@ What is not one of ours, such as a network with code of its own, cannot be kept 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,13 +60,18 @@ def save_fit(path: Path, fit: Trained) -> None:
             "k": population.k,
             "mix": population.mix.name,
             "canonical": "all" if population.canonical_modules == ("",) else list(population.canonical_modules),
-            "loss": describe_loss(population.loss),
+            "loss": population.loss.name,
+            "own_loss": type(LOSSES.get(population.loss.name)) is not type(population.loss),
             "network": describe_network(net),
             "adapters": describe_adapters(net),
             "evaluation_mode": [name for name, module in net.named_modules() if not module.training],
         },
         "data": fit.spec.model_dump(mode="json"),
-        "method": describe_method(fit.method),
+        "method": {
+            "name": fit.method.name,
+            "settings": fit.method.model_dump(mode="json"),
+            "own": METHODS.get(fit.method.name) is not type(fit.method),
+        },
         "problem": {"rounds": problem.rounds, "seed": problem.seed, "importance": problem.importance},
         "splits": list(problem.splits),
         "engine": getattr(fit.engine, "name", Stacked.name),
@@ -102,7 +106,7 @@ def load_fit(
         about, found = parts["about"], parts["about"]["population"]
         check_values(path, parts["network"])
         built = restore_network(path, found, net, parts)
-        chosen = restore_loss(path, found["loss"], loss)
+        chosen = restore_loss(path, found["loss"], loss, is_own=found["own_loss"])
         spec = SampleSpec.model_validate(about["data"])
         k, canonical, mix = found["k"], found["canonical"], found["mix"]
         population = Population(built, k=k, canonical=canonical, mix=mix, loss=chosen)
@@ -133,6 +137,8 @@ def _refuse_weights(path: Path) -> None:
             f"{path} is of torch.save or a pickle, and ppfl.load reads what fitted.save wrote; weights go into a "
             f"network with net.load_state_dict(torch.load(...)), and then Population(net, ...) begins with them"
         )
+    if start[8:] != b"{":
+        raise CheckpointError(f"{path} is not in the format safetensors; give a file that fitted.save wrote")
 
 
 def restore_states(
@@ -177,19 +183,6 @@ def load_finished_run(path: Path, device: torch.device, base: Path | None = None
 
 
 # ---------------------------------------------------------------------- network, loss and method
-
-
-def describe_loss(loss: Loss) -> dict[str, Any]:
-    """The name of a loss, and its settings if it is one of ours."""
-    ours = LOSSES.get(loss.name)
-    if ours is None or type(ours) is not type(loss):
-        return {"name": loss.name, "settings": None}
-    try:
-        again = type(loss)(**vars(loss))
-        json.dumps(vars(loss))
-    except (TypeError, ValueError):
-        return {"name": loss.name, "settings": None}
-    return {"name": loss.name, "settings": vars(loss) if vars(again) == vars(loss) else None}
 
 
 def restore_network(path: Path, about: dict[str, Any], net: nn.Module | None, parts: dict[str, Any]) -> nn.Module:
@@ -246,9 +239,8 @@ def _refuse_other_tensors(net: nn.Module, expected: Mapping[str, Tensor], path: 
             )
 
 
-def restore_loss(path: Path, about: dict[str, Any], loss: Loss | None) -> Loss:
-    """The loss that was described; one that is passed must have the same name."""
-    name = about["name"]
+def restore_loss(path: Path, name: str, loss: Loss | None, *, is_own: bool) -> Loss:
+    """The loss of that name; one that is passed must have it."""
     if loss is not None:
         if not isinstance(loss, Loss) or loss.name != name:
             raise ModelError(
@@ -256,19 +248,12 @@ def restore_loss(path: Path, about: dict[str, Any], loss: Loss | None) -> Loss:
                 f"pass an object of the loss it was fitted with"
             )
         return loss
-    if about["settings"] is None or name not in LOSSES:
+    if is_own or name not in LOSSES:
         raise ModelError(
             f"{path} was fitted with a loss of your own, {name!r}, which a file cannot keep; "
             f"pass it again: ppfl.load(path, loss=...)"
         )
-    return type(LOSSES[name])(**about["settings"]) if about["settings"] else LOSSES[name]
-
-
-def describe_method(method: Method) -> dict[str, Any]:
-    """The name of a method, its settings, and whether it is the user's own."""
-    dump = getattr(method, "model_dump", None)
-    settings = None if dump is None else dump(mode="json")
-    return {"name": method.name, "settings": settings, "own": METHODS.get(method.name) is not type(method)}
+    return LOSSES[name]
 
 
 def restore_method(path: Path, about: dict[str, Any], method: Method | type[Method] | None) -> Method:

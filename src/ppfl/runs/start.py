@@ -11,7 +11,6 @@ client's own model. A copy of it is kept in the folder of the new run, which doe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,7 +19,6 @@ from ..algorithms.contract import common_network
 from ..core.population import Population
 from ..errors import CheckpointError, ModelError, SettingError
 from ..io.codec import read_digest
-from ..server import Ranks
 from .experiment import Experiment
 from .folder import RunFolder, StartNetwork
 from .record import find_runs
@@ -61,25 +59,6 @@ def start_population_from(population: Population, start: StartNetwork) -> None:
         population.start_from(start.values)
     except ModelError as error:
         raise ModelError(f"[start], run {start.about['folder']}: {error}") from None
-
-
-def start_on_every_rank(
-    population: Population, find: Callable[[], StartNetwork | None], ranks: Ranks
-) -> StartNetwork | None:
-    """Make what the first process finds the start values of a population in all processes; what the first one found."""
-    found: list[StartNetwork] = []
-
-    def load_on_first() -> None:
-        start = find()
-        assert start is not None, "the experiment has a start"
-        start_population_from(population, start)
-        found.append(start)
-
-    ranks.decide_on_first(load_on_first)
-    values = ranks.value_from_first(found[0].values if found else None)
-    if not found:
-        population.start_from(values)
-    return found[0] if found else None
 
 
 def _run_with_seed(path: Path, seed: int) -> Path:

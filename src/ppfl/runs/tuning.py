@@ -17,7 +17,7 @@ from ..data.federation import Federation
 from ..data.sample_spec import SampleSpec
 from ..errors import SettingError
 from ..server import DivergedError, RefusedUpdateWarning, Training, connect
-from .comparison import read_once
+from .comparison import DataReader
 from .experiment import Experiment
 from .start import load_start, start_population_from
 
@@ -46,8 +46,9 @@ def tune(
     if budget < 1:
         raise SettingError(f"budget is {budget}; a method needs at least one trial")
     found: dict[str, list[Trial]] = {}
+    read = DataReader()
     for label, experiment in experiments.items():
-        federation = without_test(read_once(experiment, base)).to(experiment.device)
+        federation = without_test(read(experiment, base)).to(experiment.device)
         trials = []
         for changes in candidates(experiment.method, budget, experiment.seeds[0]):
             trial = attempt(experiment, federation, changes, rounds or experiment.rounds, base)

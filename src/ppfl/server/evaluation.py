@@ -25,21 +25,27 @@ class Scores(NamedTuple):
     nobody has one.
 
     `pooled` is the mean over all samples; of a metric, its value on all samples of a site together, where several sites
-    are weighted by their numbers of samples.
+    are weighted by their numbers of samples. A squared error is shown by its root, after the mean was taken.
     """
 
     sums: dict[str, Tensor]  # as `sites.evaluation.SplitScores.sums` has them
-    values: Tensor | None  # (M,), one per client, nan where it has none; None: not reported client by client
+    rows: Tensor | None  # (M,), one per client, nan where it has none; None: not reported client by client
     higher_is_better: bool = False
+    metric: Callable[[Tensor], Tensor] = torch.clone  # what is shown of a mean: `Loss.metric`
+
+    @property
+    def values(self) -> Tensor | None:
+        """(M,), one per client, nan where it has none; None where they are not reported client by client."""
+        return None if self.rows is None else self.metric(self.rows)
 
     @property
     def pooled(self) -> float:
-        return float(self.sums["total"] / self.sums["samples"])
+        return float(self.metric(self.sums["total"] / self.sums["samples"]))
 
     @property
     def mean(self) -> float:
         """Over clients, all alike."""
-        return float(self.sums["sum"] / self.sums["clients"])
+        return float(self.metric(self.sums["sum"] / self.sums["clients"]))
 
     @property
     def sd(self) -> float:
@@ -55,26 +61,25 @@ class Scores(NamedTuple):
     @property
     def worst_tenth(self) -> float:
         """Mean over the tenth of the clients that fares worst, at least of one: exact, or from a histogram."""
-        if self.values is not None:
-            ordered = self.values[self.values.isfinite()].sort(descending=not self.higher_is_better).values
-            return float(ordered[: max(1, len(ordered) // 10)].mean())
+        if self.rows is not None:
+            ordered = self.rows[self.rows.isfinite()].sort(descending=not self.higher_is_better).values
+            return float(self.metric(ordered[: max(1, len(ordered) // 10)].mean()))
         counts, totals = self.sums["histogram"] if self.higher_is_better else self.sums["histogram"].flip(1)
         worst = (counts.sum() // 10).clamp_min(1)
         taken = torch.minimum(counts.cumsum(0), worst).diff(prepend=counts.new_zeros(1))
-        return float((taken * totals / counts.clamp_min(1)).sum() / taken.sum())
+        return float(self.metric((taken * totals / counts.clamp_min(1)).sum() / taken.sum()))
 
-    def figures(self, name: str, metric: Callable[[Tensor], Tensor] = torch.clone) -> dict[str, float]:
-        """The figures of a record by name; metric: what it shows of a mean."""
-        means = {"": self.pooled, "_mean": self.mean, "_worst_tenth": self.worst_tenth}
-        shown = {key: float(metric(torch.tensor(mean, dtype=torch.float64))) for key, mean in means.items()}
-        return {f"{name}{key}": value for key, value in (shown | {"_sd": self.sd}).items()}  # FIGURES
+    def figures(self, name: str) -> dict[str, float]:
+        """The figures of a record by name."""
+        shown = {"": self.pooled, "_mean": self.mean, "_worst_tenth": self.worst_tenth, "_sd": self.sd}  # FIGURES
+        return {f"{name}{key}": value for key, value in shown.items()}
 
 
 class Evaluation(NamedTuple):
     """Scores of every client's own model on its own data, on one split."""
 
     loss: Scores
-    score: Scores  # what the loss's metric is the mean of: accuracy for classifiers
+    score: Scores  # the loss's metric: accuracy for classifiers, rmse for numbers
     metrics: dict[str, Scores] = {}  # those that were asked for, by name
 
     def __repr__(self) -> str:
@@ -86,7 +91,7 @@ class Evaluation(NamedTuple):
 
     @property
     def pooled(self) -> float:
-        """Mean score over all samples, as in the paper."""
+        """The score over all samples, as in the paper."""
         return self.score.pooled
 
 
@@ -133,7 +138,8 @@ def read_evaluation(
     def scores(split: str, name: str, higher_is_better: bool) -> Scores:
         prefix = f"{split}.{name}."
         sums = {key.removeprefix(prefix): v.cpu() for key, v in reply.metrics.items() if key.startswith(prefix)}
-        return Scores(sums, rows.get(f"{split}.{name}"), higher_is_better)
+        metric = loss.metric if name == "score" else torch.clone
+        return Scores(sums, rows.get(f"{split}.{name}"), higher_is_better, metric)
 
     better = {name: metric.higher_is_better is not False for name, metric in (metrics or {}).items()}
     found = {
@@ -165,13 +171,12 @@ def _prefix(split: str) -> str:
 def summary(evaluation: Evaluation, split: str, loss: Loss) -> dict[str, Any]:
     """The figures of a split, as a record has them."""
     prefix = _prefix(split)
-    found: dict[str, Any] = evaluation.score.figures(f"{prefix}{loss.metric_name}", loss.metric)
+    found: dict[str, Any] = evaluation.score.figures(f"{prefix}{loss.metric_name}")
     found[f"{split}_loss"] = evaluation.loss.pooled
     for name, scores in evaluation.metrics.items():
         if f"{prefix}{name}" in found:
             raise SettingError(f"a metric is named {name!r}, as the loss's own is; give it another name")
         found |= scores.figures(f"{prefix}{name}")
-    if evaluation.score.values is not None:
-        shown = loss.metric(evaluation.score.values).tolist()
-        found[f"{prefix}per_client"] = [None if math.isnan(value) else round(value, 6) for value in shown]
+    if (shown := evaluation.score.values) is not None:
+        found[f"{prefix}per_client"] = [None if math.isnan(value) else round(value, 6) for value in shown.tolist()]
     return found

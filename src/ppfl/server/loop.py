@@ -132,22 +132,22 @@ def run_round(
 ) -> tuple[ServerState, RoundReport]:
     """One round. warned: the clients that a warning has named, which is given once in a run."""
     clock, carried = time.perf_counter(), transport.bytes_carried
-    tally = _RoundTally(warned)
+    counts = _RoundCounts(warned)
     server, exchange = state.server, state.exchange
     while True:
         plan = method.plan(problem, server, state.round)
         exchange += 1
         reply = ask_clients(transport, make_request(method, problem, server, plan, state.round, exchange, session))
-        tally.add(reply)
+        counts.add(reply)
         if number(reply, "participants"):
             server = method.merge(problem, server, plan.task, reply.totals, reply.rows)
-        else:  # nothing came back: the round is over, and as if it had never been
+        else:  # no client answered: the round ends, and changes nothing
             server = state.server
-        if plan.ends_round or server is state.server:  # or it led nowhere, and would again in this round
+        if plan.ends_round or server is state.server:  # an exchange that changed nothing would not when asked again
             break
     state = ServerState(state.round + 1, exchange, server)
     _refuse_divergence(state)
-    return state, tally.report(state.round, transport.bytes_carried - carried, time.perf_counter() - clock)
+    return state, counts.report(state.round, transport.bytes_carried - carried, time.perf_counter() - clock)
 
 
 def _refuse_divergence(state: ServerState) -> None:
@@ -192,11 +192,9 @@ def next_request(method: Method, problem: Problem, state: ServerState) -> Train 
     return make_request(method, problem, state.server, plan, state.round, state.exchange + 1)
 
 
-def client_states(
-    transport: Transport, state: ServerState, snapshot: Snapshot = "now", session: str = MAIN
-) -> SavedStates:
+def client_states(transport: Transport, state: ServerState, snapshot: Snapshot = "now") -> SavedStates:
     """The states that clients have when the server is at `state`: of those that were ever written to, in order."""
-    (reply,) = transport.ask([Save(session, state.exchange, snapshot)])
+    (reply,) = transport.ask([Save(MAIN, state.exchange, snapshot)])
     return SavedStates(in_roster_order(reply.rows, transport), reply.by_site)
 
 
@@ -228,7 +226,7 @@ def close(transport: Transport, session: str) -> None:
     transport.ask([Close(session)])
 
 
-class _RoundTally:
+class _RoundCounts:
     """Counts over the exchanges of a round."""
 
     def __init__(self, warned: set[str]) -> None:

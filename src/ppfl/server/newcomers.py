@@ -16,6 +16,7 @@ from ..algorithms.contract import Method, Problem, Rows
 from ..core.draws import name_keys, uniform
 from ..core.trees import Tree
 from ..data import Federation
+from ..data.arrays import quoted
 from ..data.sample_spec import SampleSpec
 from ..errors import DataError, SettingError
 from ..sites import Describe, Evaluate, Restore, SavedStates
@@ -80,6 +81,17 @@ def adapt_clients(
 def refuse_other_data(spec: SampleSpec, federation: Federation) -> None:
     """Samples and classes must be those that the models were trained on."""
     found = SampleSpec.of(federation)
+    if found.preparation != spec.preparation:
+        advice = "leave prepared out" if spec.preparation is None else "use prepared=fitted.spec.preparation"
+        raise DataError(
+            f"{federation.name} is not prepared as the training data were, with the same means and levels; in "
+            f"DataTable.federation {advice}"
+        )
+    if found.features and spec.features and found.features != spec.features:
+        raise DataError(
+            f"{federation.name} has the columns {quoted(found.features)}; the models were trained on "
+            f"{quoted(spec.features)}: give the same in this order"
+        )
     if found.shape != spec.shape or found.dtype != spec.dtype:
         raise DataError(
             f"{federation.name} has samples of shape {found.shape}, {found.dtype}; the models were trained on "

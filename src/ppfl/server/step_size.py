@@ -2,7 +2,7 @@
 
 Good steps differ by powers of ten between problems, so they are tried rather than guessed: a few rounds from the
 start for each lr, from 0.1 in half decades in the direction that improves, until it no longer does. A step whose loss
-rises on the way is refused: it is at the edge of stability, and early luck there does not last.
+rises on the way is refused, however low it was before: so long a step is not stable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .transports import Transport
 TRIAL_ROUNDS = 6  # the first of them may be a survey
 FIRST = 0.1
 RANGE = -8, 8  # half decades from FIRST: 1e-5 to 1e3
-RISE = 1.02  # a trial whose loss rises in any round is too bold, however low it was before
+RISE = 1.02  # by which the loss may rise in a round of a trial; more means that the step is too long
 TRIAL_CLIENTS = 100_000  # about so many are evaluated at most: a mean over more would choose the same
 TRIAL = "trial"  # the session of trials at the sites
 

@@ -7,7 +7,6 @@ type of number adds the sums, and rows are put together.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -45,14 +44,9 @@ class Ranks:
         """Whether this process is the one that writes files and prints."""
         return self.rank == 0
 
-    def decide_on_first(self, question: Callable[[], Answer]) -> Answer:
-        """What the first process answers (as JSON has it); where it raises an error, all of them stop."""
+    def from_first(self, question: Callable[[], Answer]) -> Answer:
+        """What the first process answers, whatever the codec can write; where it raises an error, all of them stop."""
         return question()
-
-    def value_from_first(self, value: Answer | None) -> Answer:
-        """The value that the first process has, in all of them: whatever the codec can write."""
-        assert value is not None
-        return value
 
 
 ALONE = Ranks()
@@ -98,7 +92,7 @@ class TorchRanks(Ranks):
         ends = [sum(sizes[: at + 1]) for at in range(self.size)]
         return [together[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
-    def decide_on_first(self, question: Callable[[], Answer]) -> Answer:
+    def from_first(self, question: Callable[[], Answer]) -> Answer:
         answer: Any = None
         refusal: PPFLError | None = None
         if self.first:
@@ -106,27 +100,17 @@ class TorchRanks(Ranks):
                 answer = question()
             except PPFLError as error:
                 refusal = error
-        heard = json.loads(
-            self.gather_texts(json.dumps({"answer": answer, "refused": refusal is not None}).encode())[0]
-        )
-        if refusal is not None:
-            raise refusal
-        if heard["refused"]:
-            raise SystemExit(2)  # the first process says why
-        result: Answer = answer if self.first else heard["answer"]
-        return result
-
-    def from_first(self, tensor: Tensor) -> Tensor:
-        """The first process's values."""
-        return self.add(tensor.clone() if self.first else torch.zeros_like(tensor))
-
-    def value_from_first(self, value: Answer | None) -> Answer:
-        text, tensors = split(value) if self.first else (b"{}", [])
+        text, tensors = split((answer, refusal is not None)) if self.first else (b"{}", [])
         text = self.gather_texts(text)[0]
         if not self.first:
             tensors = [torch.zeros(shape, dtype=dtype) for dtype, shape in specs_of(text)]
-        found: Answer = join(text, [self.from_first(tensor.to(self.device)) for tensor in tensors])
-        return found
+        heard, refused = join(text, [self.add(tensor.to(self.device, copy=True)) for tensor in tensors])
+        if refusal is not None:
+            raise refusal
+        if refused:
+            raise SystemExit(2)  # the first process says why
+        result: Answer = answer if self.first else heard
+        return result
 
     def _stop(self, signum: int, frame: FrameType | None) -> NoReturn:
         raise RankError(f"process {self.rank} of {self.size} was told to stop: most likely another one has died")
@@ -135,13 +119,11 @@ class TorchRanks(Ranks):
 class TorchRun:
     """One site per process."""
 
-    durable = False
-
     def __init__(self, site: Site, ranks: TorchRanks, order: Sequence[str] | None = None) -> None:
         """order: of the clients in the roster; by default site after site."""
         self.site, self.ranks = site, ranks
-        described = [join(text, []) for text in ranks.gather_texts(split(_plain(site))[0])]
-        self._ids = [ids for ids, _ in described]
+        text, _ = split(site.answer(Describe()).rows.ids)
+        self._ids = [join(other, []) for other in ranks.gather_texts(text)]
         self.roster = make_roster(self._ids, order)
         self.device = ranks.device
 
@@ -168,7 +150,8 @@ class TorchRun:
         return self._added(combine(replies, [f"rank {rank}" for rank in range(self.ranks.size)]))
 
     def _added(self, reply: Reply) -> Reply:
-        named = named_leaves({"totals": reply.totals, "metrics": reply.metrics, "rows": reply.rows.values})
+        tree = {"totals": reply.totals, "metrics": reply.metrics, "rows": reply.rows.values}
+        named = named_leaves(tree)
         by_dtype: dict[torch.dtype, list[str]] = {}
         for name, leaf in named.items():
             by_dtype.setdefault(leaf.dtype, []).append(name)
@@ -178,13 +161,8 @@ class TorchRun:
             parts = torch.split(flat, [named[name].numel() for name in names])
             for name, part in zip(names, parts, strict=True):
                 found[name] = part.reshape(named[name].shape)
-        tree = with_leaves({"totals": reply.totals, "metrics": reply.metrics, "rows": reply.rows.values}, found)
+        tree = with_leaves(tree, found)
         return reply._replace(totals=tree["totals"], metrics=tree["metrics"], rows=Rows(reply.rows.ids, tree["rows"]))
-
-
-def _plain(site: Site) -> tuple[Any, Any]:
-    described = site.answer(Describe())
-    return described.rows.ids, described.facts
 
 
 def _leave() -> None:

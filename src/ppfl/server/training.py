@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from ..algorithms.contract import Method, Plan, Problem, Roster, Rows
+from ..algorithms.contract import Method, Plan, Problem, Roster
 from ..core.affinity import Affinity, nothing
 from ..core.draws import uniform
 from ..core.ids import ClientIds
@@ -164,6 +164,7 @@ class Training:
     """
 
     state: ServerState  # after the last round
+    end: RoundEnd  # of the last round
 
     def __init__(
         self,
@@ -196,12 +197,11 @@ class Training:
         return self
 
     def resume(self, saved: Checkpoint) -> Self:
-        """From a checkpoint of the same training on. Sites whose transport is durable have their clients' states."""
+        """From a checkpoint of the same training on."""
         self.method.check(self.problem)
-        if not self.transport.durable:
-            setup_sites(self.method, self.problem, self.transport, dropout=self.dropout)
-            now = Restore(MAIN, saved.state.exchange, saved.clients)
-            self.transport.ask([now, Restore(MAIN, saved.state.exchange, saved.kept_clients, "kept")])
+        setup_sites(self.method, self.problem, self.transport, dropout=self.dropout)
+        now = Restore(MAIN, saved.state.exchange, saved.clients)
+        self.transport.ask([now, Restore(MAIN, saved.state.exchange, saved.kept_clients, "kept")])
         self.state, self.kept = saved.state, saved.kept
         return self
 
@@ -249,10 +249,11 @@ class Training:
                 self.transport.ask([Keep(MAIN)])
             self.state, self.kept, self.measured = state, kept, measured
             self.history.append(record)
-            yield RoundEnd(state, kept, record, measured)
+            self.end = RoundEnd(state, kept, record, measured)
+            yield self.end
 
-    def take_in(self) -> None:
-        """Go on with the clients of sites that have joined: they begin as every client does."""
+    def add_clients(self) -> None:
+        """Go on with the clients that the transport has now; new ones begin as every client does."""
         before, after = self.problem.roster, self.transport.roster
         affinity = (self._find_affinity() or nothing(after.ids)).check(after.ids).to(self.problem.device)
         self.problem = self.problem._replace(roster=after, affinity=affinity)
@@ -263,16 +264,15 @@ class Training:
         self.state = moved(self.state)
         if self.kept is not None:
             self.kept = self.kept._replace(state=moved(self.kept.state))
+            self.end = self.end._replace(state=self.state, kept=self.kept)
 
-    # ------------------------------------------------------------------ what is left of it
+    # ------------------------------------------------------------------ its result
 
     def checkpoint(self, end: RoundEnd) -> Checkpoint:
         """From which training can be resumed after this round. Work of a later round is undone at the sites."""
-        clients = kept_clients = SavedStates(Rows((), {}))
-        if not self.transport.durable:
-            clients = kept_clients = client_states(self.transport, end.state)
-            if end.kept.state.round != end.state.round:
-                kept_clients = client_states(self.transport, end.state, "kept")
+        clients = kept_clients = client_states(self.transport, end.state)
+        if end.kept.state.round != end.state.round:
+            kept_clients = client_states(self.transport, end.state, "kept")
         return Checkpoint(end.state, clients, end.kept, kept_clients)
 
     def finish(self) -> Measurement:
@@ -285,7 +285,7 @@ class Training:
         return self.measured
 
     def trained(self, spec: SampleSpec, engine: Engine) -> Trained:
-        """What is left: the state to return, and the states of all clients. spec: what a sample is."""
+        """The result: the state to return, and the states of all clients. spec: what a sample is."""
         returned = self.state if self.kept is None else self.kept.state
         snapshot: Literal["now", "kept"] = "now" if returned.round == self.state.round else "kept"
         clients, ids = client_states(self.transport, self.state, snapshot), self.problem.roster.ids

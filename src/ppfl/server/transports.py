@@ -34,10 +34,6 @@ class Transport(Protocol):
     def bytes_carried(self) -> int:
         """Since the transport was made."""
 
-    @property
-    def durable(self) -> bool:
-        """Whether sites keep the states of their clients when the server ends; else a checkpoint has them."""
-
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         """One reply of all sites together for each request. One message to a site carries them all."""
 
@@ -47,8 +43,6 @@ class Transport(Protocol):
 
 class InProcess:
     """Sites in this process."""
-
-    durable = False
 
     def __init__(self, *sites: Site, order: Sequence[str] | None = None) -> None:
         """order: of the clients in the roster; by default site after site."""

@@ -20,6 +20,7 @@ from .messages import (
     Train,
     UseKept,
 )
+from .model_files import export_models, predict_table
 from .personal_models import PersonalModels, export_onnx
 from .site import Site
 
@@ -52,5 +53,7 @@ __all__ = [
     "client_model",
     "default_filters",
     "engine_by_name",
+    "export_models",
     "export_onnx",
+    "predict_table",
 ]

@@ -16,11 +16,11 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..algorithms.local.batches import similar_sizes
 from ..algorithms.local.memberships import KEPT_OUTPUTS
 from ..core.backends import Autograd, Backend, make_backend
 from ..core.population import Population
 from ..data import Samples
+from ..data.samples import similar_sizes
 from ..errors import SettingError
 
 SMALL_MODEL = 64 * 2**10  # bytes; below, operations are short, and threads would wait for each other's Python

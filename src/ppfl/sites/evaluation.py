@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithms.local.batches import LocalData, similar_sizes
+from ..algorithms.local.batches import LocalData
 from ..core.backends import Backend
 from ..core.losses import IGNORED, SCORES, Loss
 from ..core.population import Models
 from ..data import Samples
+from ..data.samples import similar_sizes
 from ..errors import ModelError, SettingError
+from .totals import Spread
 
 BLOCK_BYTES = 16 * 2**20
 BINS = 512
@@ -80,10 +82,11 @@ class SplitScores(NamedTuple):
     samples: Tensor  # (N,), how many each client has
     pooled: dict[str, float]  # of each metric, on the samples of all these clients together
 
-    def sums(self, importance: Tensor, loss: Loss) -> dict[str, Tensor]:
+    def sums(self, importance: Tensor, loss: Loss, fewest: float = 0) -> dict[str, Tensor]:
         """What is reported of all clients together; a client whose value is not finite is only counted.
 
-        `shown` is what a record shows: the root of a squared error, and otherwise the value as it is.
+        `shown` is what a record shows: the root of a squared error, and otherwise the value as it is. Sums over
+        effectively fewer clients than `fewest` are 0, and bins of the histogram with fewer are joined.
         """
         found: dict[str, Tensor] = {}
         for name, all_values in self.values.items():
@@ -104,8 +107,10 @@ class SplitScores(NamedTuple):
                 "weighted": (p * values).sum(),
                 "importance": p.sum(),
                 "not_finite": ((self.samples > 0) & ~finite).sum().double(),
-                "histogram": histogram(values),
+                "histogram": joined_bins(histogram(values), fewest) if fewest else histogram(values),
             }
+            if fewest and not min(_spread(n), _spread(p)) >= fewest:
+                sums = {field: torch.zeros_like(value) for field, value in sums.items()}
             found |= {f"{name}.{field}": value for field, value in sums.items()}
         return found
 
@@ -191,6 +196,29 @@ def histogram(scores: Tensor) -> Tensor:
     return torch.stack([counts, torch.bincount(bins, weights=scores, minlength=BINS).double()])
 
 
+def joined_bins(bins: Tensor, fewest: float) -> Tensor:
+    """A histogram (2, BINS) in which every bin that is not empty has so many clients: bins next to each other share
+    the first one's place."""
+    joined = torch.zeros_like(bins)
+    at: int | None = None  # the bin that is being filled
+    before = 0
+    for bin in bins[0].nonzero()[:, 0].tolist():
+        at = bin if at is None else at
+        joined[:, at] += bins[:, bin]
+        if joined[0, at] >= fewest:
+            before, at = at, None
+    if at is not None and at != before:  # too few are left for a bin of their own
+        left = joined[:, at].clone()
+        joined[:, at] = 0
+        joined[:, before] += left
+    return joined
+
+
+def _spread(weights: Tensor) -> float:
+    """The effective number of clients with these weights (C,)."""
+    return float(Spread.of(weights[:, None]).clients)
+
+
 def bin_of(scores: Tensor) -> Tensor:
     """Bins that grow with the score: even steps up to 1, where accuracies are, and in powers of 2 above."""
     low, high = scores.clamp(0, 1), scores.clamp_min(1).log2()
@@ -214,7 +242,8 @@ def _value(name: str, metric: PredictionMetric, pair: Any, client: str) -> float
     except Exception as error:  # code of the user: whatever it raises
         raise ModelError(
             f"metric {name!r} failed on predictions {tuple(pair[0].shape)} and targets {tuple(pair[1].shape)} of "
-            f"{client!r}: {(str(error) or type(error).__name__).splitlines()[0]}; return nan where it is not defined"
+            f"{client!r}: {(str(error) or type(error).__name__).splitlines()[0]}; expected a function "
+            f"(prediction, target) -> one number, or nan where it is not defined"
         ) from error
 
 

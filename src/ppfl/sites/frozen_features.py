@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.dropout import refuse_side_effects
-from ..core.parts import frozen_start, take_start
+from ..core.parts import first_frozen_layers, layers_as_network
 from ..core.population import Population
 from ..data import Federation
 from ..data.lazy import LazySamples
@@ -49,20 +49,17 @@ def watch_frozen_layers(show: ShowProgress) -> Iterator[None]:
         _show.reset(token)
 
 
-def run_frozen_layers(
-    population: Population, federation: Federation, store: FeatureStore | None = None
-) -> tuple[Population, Federation]:
+def run_frozen_layers(population: Population, federation: Federation) -> tuple[Population, Federation]:
     """The population without the frozen layers at its beginning, and a federation with their outputs as samples."""
-    names = frozen_start(population.architecture)
+    names = first_frozen_layers(population.architecture)
     if not names or isinstance(federation.train, LazySamples):  # outputs of samples that come and go are not kept
         return population, federation
-    store = store or _default_store()
-    layers = take_start(population.net, names).to(federation.train.x.device)
+    layers = layers_as_network(population.net, names).to(federation.train.x.device)
     refuse_side_effects(layers, federation.train.first_inputs(2))
     splits = federation.splits
-    features = store.features(layers, [samples.x for samples in splits.values()])
+    features = STORE.features(layers, [samples.x for samples in splits.values()])
     found: dict[str, Any] = {name: replace(splits[name], x=x) for name, x in zip(splits, features, strict=True)}
-    return population.after(names), replace(federation, features=None, **found)
+    return population.without_layers(names), replace(federation, features=None, **found)
 
 
 class _Known(NamedTuple):
@@ -84,11 +81,15 @@ class _Known(NamedTuple):
 
 
 class FeatureStore:
-    """Features by layers and sample: those used last, and all that are in the folder."""
+    """Features by layers and sample: those used last, and all that are in the folder PPFL_CACHE."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self._kept: OrderedDict[str, list[_Known]] = OrderedDict()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where files are, if they are wanted."""
+        return Path(os.environ["PPFL_CACHE"]) if os.environ.get("PPFL_CACHE") else None
 
     def features(self, layers: nn.Module, inputs: Sequence[Inputs]) -> list[Inputs]:
         """The outputs of the layers for all samples of each of these inputs, (n, ...)."""
@@ -128,12 +129,6 @@ class FeatureStore:
 
 
 STORE = FeatureStore()
-
-
-def _default_store() -> FeatureStore:
-    folder = os.environ.get("PPFL_CACHE")
-    STORE.folder = Path(folder) if folder else None
-    return STORE
 
 
 def fingerprint(layers: nn.Module, x: Inputs) -> str:

@@ -19,7 +19,6 @@ from ..core.ids import ClientIds, Positions, Roster
 from ..core.trees import Params, Tree, tree_map
 from ..errors import DataError
 from ..io.codec import dump, load, message
-from .filters import FilterMemory
 
 Snapshot = Literal["now", "kept"]
 
@@ -120,7 +119,9 @@ class SavedStates(NamedTuple):
     """What sites have saved of their clients."""
 
     rows: Rows  # the states of clients that were ever written to; the others are as every client begins
-    filters: dict[str, FilterMemory] = {}  # what filters remember, by the name of the site
+    # by the name of the site: what its filters remember; or of a site that keeps the states of its clients itself, the
+    # last exchange whose reply the server has merged
+    by_site: dict[str, Any] = {}
 
 
 @message
@@ -180,7 +181,7 @@ class Reply(NamedTuple):
     rows: Rows = Rows((), {})
     facts: dict[str, Any] = {}
     refused: tuple[Refusal, ...] = ()
-    by_site: dict[str, Any] = {}  # what secure sums need from each site, or what its filters remember; no tensors
+    by_site: dict[str, Any] = {}  # of SavedStates, by site; no tensors
 
 
 def encode(messages: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,16 +50,20 @@ class PersonalModels:
     def models(self, clients: Sequence[str], *, hard: bool = False) -> Models:
         """The models of these clients. hard: every client is wholly in its largest membership."""
         ids = tuple(clients)
-        if unknown := [client for client in ids if client not in self._known]:
-            raise DataError(
-                f"there is no client {unknown[0]!r} among the {len(self.ids)} that have models; ids look like "
-                f"{self.ids[0]!r}"
-            )
+        self.refuse_unknown(ids)
         shared, own = self.send(ids)
         states = states_of(self.method.init_client(self.population), self.states, ids)
         placed = tree_map(lambda leaf: leaf.to(self.device), states)
         models = self.method.model(self.backend, shared, own, placed)
         return models.hardened() if hard else models
+
+    def refuse_unknown(self, clients: Sequence[str]) -> None:
+        """Raise a DataError where one of these clients has no model."""
+        if unknown := [client for client in clients if client not in self._known]:
+            raise DataError(
+                f"there is no client {unknown[0]!r} among the {len(self.ids)} that have models; ids look like "
+                f"{self.ids[0]!r}"
+            )
 
     @cached_property
     def _known(self) -> Mapping[str, int]:
@@ -105,11 +110,13 @@ def export_onnx(module: nn.Module, path: str | Path, example: Tensor) -> Path:
         raise SettingError(f"export to ONNX needs the package {missing[0]}; install it: pip install 'ppfl[export]'")
     if not path.parent.is_dir():
         raise WriteError(f"there is no folder {path.parent}; make it first, or choose another place")
-    was_training = module.training
+    was_training, log = module.training, logging.getLogger("torch.onnx")
+    level = log.level
     batch = example if len(example) > 1 else example.repeat(2, *(1 for _ in example.shape[1:]))  # 1 is never dynamic
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of the exporter's own parts
+            log.setLevel(logging.ERROR)  # it warns where torchvision is missing, which no network here needs
             program = torch.onnx.export(
                 module.eval(), (batch,), dynamo=True, input_names=["x"], output_names=["output"], verbose=False,
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -119,6 +126,7 @@ def export_onnx(module: nn.Module, path: str | Path, example: Tensor) -> Path:
         raise ModelError(f"the network cannot be written as ONNX ({reason}); save its state_dict() instead") from error
     finally:
         module.train(was_training)
+        log.setLevel(level)
     assert program is not None
     partial = path.with_name(f"{path.name}.partial")
     try:

@@ -42,7 +42,7 @@ from .messages import (
     UseKept,
 )
 from .states import ClientStates
-from .totals import UploadTotals, refuse_undeclared_rows
+from .totals import Spread, UploadTotals, refuse_undeclared_rows
 
 
 class Session(NamedTuple):
@@ -69,8 +69,11 @@ class Site:
         filters: Sequence[Filter] | None = None,
         metrics: Mapping[str, PredictionMetric] | None = None,
         states_on_disk: bool | None = None,
+        fewest: float = 0,
     ) -> None:
         """importance (M,): of the clients, on the scale of all sites; by default their numbers of samples.
+
+        fewest: clients that a sum must be over, also effectively, or it is left out.
 
         metrics: what it can be asked to compute besides the loss and its score.
         states_on_disk: whether client states are in a file; None: where they would take more than MOST_BYTES.
@@ -79,7 +82,7 @@ class Site:
         self.filters = default_filters() if filters is None else tuple(filters)
         self.importance = federation.importance if importance is None else importance
         self.metrics = metrics or {}
-        self.states_on_disk = states_on_disk
+        self.states_on_disk, self.fewest = states_on_disk, fewest
         self.roster = Roster(federation.ids)
         self.keys, self.positions = self.roster.keys, self.roster.position
         refuse_unknown_tokens(population.net, federation)
@@ -155,6 +158,8 @@ class Site:
         refused: dict[int, str] = {}
         while True:  # again without those whose uploads are refused: work depends on nothing but its keys
             counted = here[[int(at) not in refused for at in here]] if refused else here
+            if self._are_few(session, asked[counted]):
+                counted = counted[:0]
             totals = self._work(session, request, asked, counted)
             norms = None if totals is None else totals.norms(session.states.filters)
             found = {} if norms is None else refusals(self.filters, norms)
@@ -163,9 +168,15 @@ class Site:
             refused |= {int(counted[at]): reason for at, reason in found.items()}
             if request.keep_states:
                 session.states.undo_work()
+        if totals is not None and self.fewest:
+            totals.leave_out_few(self.fewest, self.backend.population.canonical_names)
         if totals is not None and norms is not None and request.keep_states:
             session.states.filters = session.states.filters | {totals.kind: remember(norms)}
         return self._reply(totals, asked, here, counted, refused)
+
+    def _are_few(self, session: Session, who: Tensor) -> bool:
+        """Whether a sum over these clients is over too few of them, also effectively."""
+        return bool(self.fewest) and not float(Spread.of(session.weight[who][:, None]).clients) >= self.fewest
 
     def _work(self, session: Session, request: Train, asked: Tensor, counted: Tensor) -> UploadTotals | None:
         """The work of the clients asked[counted] in an exchange; None where there are none.
@@ -208,6 +219,10 @@ class Site:
         refuse_undeclared_rows(method, work.upload)
         if request.keep_states:
             session.states.write(who, work.client)
+        if self.fewest and self.backend.population.k > 1:
+            models = method.model(self.backend, request.shared, own, work.client)
+            if isinstance(models, Mixture):
+                totals.add_members(weight[:, None] * models.memberships)
         totals.add(chunk, work, weight, data.sizes if batch_size is None else data.sizes.clamp_max(batch_size))
 
     def _reply(
@@ -251,7 +266,7 @@ class Site:
             with torch.no_grad():
                 predictions = KeptPredictions(metrics, names)
                 scores = score_clients(self.backend, samples, who, clients_at, predictions, request.hard)
-            found = scores.sums(self.importance[who], self.backend.loss)
+            found = scores.sums(self.importance[who], self.backend.loss, self.fewest)
             sums |= {f"{split}.{name}": value for name, value in found.items()}
             rows |= {f"{split}.{name}": values for name, values in scores.values.items()} if per_client else {}
         if per_client and isinstance(models_of(everyone[:1]), Mixture):
@@ -297,7 +312,7 @@ class Site:
         return SavedStates(Rows(names, values), {self.name: filters})
 
     def restore(self, request: Restore) -> Reply:
-        states, (saved, filters) = self._session(request.session).states, request.saved
+        states, (saved, by_site) = self._session(request.session).states, request.saved
         ids, values = self.federation.ids, saved.values
         at = torch.arange(len(ids))
         if saved.ids is not None and saved.ids != ids:
@@ -306,7 +321,7 @@ class Site:
                 here = at >= 0
                 at, values = at[here], {name: leaf[here.to(leaf.device)] for name, leaf in values.items()}
         rows = with_leaves(states.initial, values)
-        states.restore(at, rows, filters.get(self.name, {}), request.exchange, kept=request.snapshot == "kept")
+        states.restore(at, rows, by_site.get(self.name, {}), request.exchange, kept=request.snapshot == "kept")
         return Reply()
 
     def _session(self, name: str) -> Session:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..algorithms.contract import Method, Sum, Total, Upload, Work
-from ..core.trees import tree_leaves, tree_map
+from ..core.trees import named_leaves, tree_leaves, tree_map
 from ..errors import SettingError
 from ..io.codec import size_of
 from .filters import FilterMemory, Norms, row_norms
+
+_MEMBERS = "members"  # among the names of sums: how much each canonical model is used
 
 
 def refuse_undeclared_rows(method: Method, upload: Upload) -> None:
@@ -48,6 +51,24 @@ def _weighted_sums(weight: Tensor, leaf: Tensor) -> Tensor:
     return (weight.T @ leaf.reshape(len(leaf), -1)).view(weight.shape[1], *leaf.shape[1:])
 
 
+class Spread(NamedTuple):
+    """Over how many clients weights spread: ten equal ones are ten, and one that outweighs all others is one."""
+
+    total: Tensor  # (r,): sum_i |w_ir|
+    squares: Tensor  # (r,): sum_i w_ir^2
+
+    @classmethod
+    def of(cls, weights: Tensor) -> Spread:
+        """Of weights (C, r)."""
+        wide = weights.detach().double().cpu()
+        return cls(wide.abs().sum(0), wide.square().sum(0))
+
+    @property
+    def clients(self) -> Tensor:
+        """(r,): the effective number of clients, (sum_i |w_ir|)^2 / sum_i w_ir^2; 0 where all weights are 0."""
+        return self.total.square() / self.squares.clamp_min(torch.finfo(torch.float64).tiny)
+
+
 class UploadTotals:
     """What the uploads of some of a round's clients add up to. One thread's own; threads' are joined at the end."""
 
@@ -55,6 +76,7 @@ class UploadTotals:
         self.clients = clients
         self.totals: dict[str, Total] = {}
         self.metrics: dict[str, Tensor] = {}
+        self.spread: dict[str, Spread] = {}  # of the weights of each sum, and of memberships where they were given
         self.bytes_up = 0
         self.kind = ""  # which parts the uploads have
         self._parts: list[tuple[Tensor, dict[str, Tensor], Tensor]] = []  # positions, rows, norms (C, 3)
@@ -79,10 +101,31 @@ class UploadTotals:
         self.kind = ",".join([*upload.sums, *upload.rows])
         self.bytes_up += size_of(Upload(upload.sums, upload.rows))
 
+    def add_members(self, weights: Tensor) -> None:
+        """How much each canonical model is used by each client of a chunk, (C, K): p_i c_ik."""
+        self._add_spread(_MEMBERS, Spread.of(weights))
+
+    def _add_spread(self, name: str, spread: Spread) -> None:
+        known = self.spread.get(name)
+        self.spread[name] = spread if known is None else tree_map(torch.add, known, spread)
+
+    def leave_out_few(self, fewest: float, canonical: Container[str]) -> None:
+        """Replace by 0 what is a sum over effectively fewer clients: of each sum the rows with such weights, with their
+        weights; and of canonical models that are side by side in one row, those that so few clients use."""
+        members = self.spread.get(_MEMBERS)
+        for name, total in self.totals.items():
+            few = self.spread[name].clients < fewest
+            total.weight[few.to(total.weight.device)] = 0
+            for path, leaf in named_leaves(total.value).items():
+                leaf[few.to(leaf.device)] = 0
+                if members is not None and path in canonical and leaf.shape[:2] == (1, len(members.total)):
+                    leaf[:, (members.clients < fewest).to(leaf.device)] = 0
+
     def _add_sum(self, name: str, sum_: Sum, p: Tensor) -> None:
         """sum_i p_i weight_i ⊗ value_i over a chunk."""
         refuse_sum(name, sum_, len(p))
         weight = p[:, None] if sum_.weight is None else p[:, None] * sum_.weight  # (C, r)
+        self._add_spread(name, Spread.of(weight))
         total = self.totals.get(name)
         if total is None:
             self.totals[name] = Total(weight.sum(dim=0), tree_map(partial(_weighted_sums, weight), sum_.value))
@@ -97,6 +140,8 @@ class UploadTotals:
             self.totals[name] = tree_map(torch.add, self.totals[name], total) if name in self.totals else total
         for metric, value in other.metrics.items():
             self.metrics[metric] = self.metrics[metric] + value if metric in self.metrics else value
+        for name, spread in other.spread.items():
+            self._add_spread(name, spread)
         self._parts += other._parts
         self.bytes_up += other.bytes_up
 

@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from kit.twins.plain import Outcome, average, descend, vector, with_values
+from ppfl.algorithms.server_optimizers import OPTIMIZERS
 
 
 def local(given):
@@ -64,18 +65,19 @@ def fedprox(given):
 def fedopt(given):
     """Algorithms 1 and 2 of Reddi et al. (2021)."""
     settings, m = given.method.server_optimizer, 0.0
-    v = 0.0 if settings.name == "momentum" else settings.tau**2
+    name = OPTIMIZERS.name_of(type(settings))
+    v = 0.0 if name == "momentum" else settings.tau**2
 
     def server_step(w, mean):
         nonlocal m, v
         d = vector(mean) - vector(w)
-        if settings.name == "momentum":
+        if name == "momentum":
             m = settings.momentum * m + d
             return with_values(w, vector(w) + settings.lr * m)
         m = settings.beta1 * m + (1 - settings.beta1) * d
-        if settings.name == "adagrad":
+        if name == "adagrad":
             v = v + d**2
-        elif settings.name == "adam":
+        elif name == "adam":
             v = settings.beta2 * v + (1 - settings.beta2) * d**2
         else:
             v = v - (1 - settings.beta2) * d**2 * torch.sign(v - d**2)

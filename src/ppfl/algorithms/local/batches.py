@@ -22,7 +22,7 @@ from ...core.trees import Params
 from ...core.workspace import Workspace
 from ...data import Samples
 from ...data.files import check_limit
-from ...data.samples import Inputs, MappedRows, scaled
+from ...data.samples import Inputs, MappedRows, scaled, similar_sizes
 from ...errors import SettingError
 
 Integers = npt.NDArray[np.int64]  # which samples: numpy takes a fraction of torch's time for so few numbers
@@ -158,7 +158,7 @@ class LocalData:
         x, y, device = self.samples.x, self.samples.y, self.samples.x.device
         count = real.astype(np.float64 if x.dtype == torch.float64 else np.float32)
         if int(real.min()) == rows.shape[1]:  # no padding: one number serves all
-            share = torch.from_numpy(1 / count[:1, None]).to(device).expand(rows.shape)
+            share = torch.from_numpy(np.reciprocal(count[:1, None])).to(device).expand(rows.shape)
         else:
             of_client = np.arange(rows.shape[1]) < real[:, None]
             share = torch.from_numpy(np.divide(of_client, count[:, None], dtype=count.dtype)).to(device)
@@ -197,17 +197,3 @@ def _rectangle(first: Integers, real: Integers) -> Integers:
     position: Integers = first[:, None] + np.arange(real.max())
     np.minimum(position, (first + real - 1)[:, None], out=position)
     return position
-
-
-def similar_sizes(sizes: Tensor, most: int | None = None) -> list[slice]:
-    """Sizes (C,), largest first, in runs of at most `most` whose smallest is at least half the largest.
-
-    >>> [sizes[run].tolist() for sizes in [torch.tensor([100, 90, 60, 4, 3])] for run in similar_sizes(sizes, most=2)]
-    [[100, 90], [60], [4, 3]]
-    """
-    runs, first, most, all_ = [], 0, most or len(sizes), sizes.numpy()
-    while first < len(all_):
-        alike = int(np.count_nonzero(2 * all_[first : first + most] >= all_[first]))
-        runs.append(slice(first, first + alike))
-        first += alike
-    return runs

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...core.backends import Backend, Batch
 from ...core.mixing import MembershipLoss
-from ...core.simplex import FLOOR, inside
+from ...core.simplex import FLOOR, raise_to_floor
 from ...core.trees import Params
 from .batches import LocalData
 
@@ -145,7 +145,7 @@ def best_memberships(loss_at: MembershipLoss, c: Tensor, most_steps: int) -> tup
         slope, loss = loss_at(c.to(precision))
         return slope.double(), loss.double()
 
-    precision, c = c.dtype, inside(c.double())
+    precision, c = c.dtype, raise_to_floor(c.double())
     g, loss = at(c)
     eta, near, rounding = torch.ones_like(loss), GAP[precision], ROUNDING[precision]
     for _ in range(most_steps):
@@ -153,7 +153,7 @@ def best_memberships(loss_at: MembershipLoss, c: Tensor, most_steps: int) -> tup
         done = (gap <= near * (1 + loss.abs())) | (eta <= SHORTEST)
         if bool(done.all()):
             break
-        new = inside(torch.softmax(c.log() - eta[:, None] * g, dim=-1))
+        new = raise_to_floor(torch.softmax(c.log() - eta[:, None] * g, dim=-1))
         new_g, new_loss = at(new)
         # who is done moves no more, so that no client depends on how long others take
         kept = ~done & _keeps_its_promise(c, g, loss, new, new_g, new_loss, eta, rounding)

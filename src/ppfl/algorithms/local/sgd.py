@@ -102,7 +102,14 @@ class LocalTraining(Method):
 
     def plan(self, problem: Problem, server: Any, round: int) -> Plan:
         """All who take part get a task that is its step size."""
-        return Plan(participants(problem, self.participation, round), self.step_size(round, problem.rounds))
+        return Plan(participants(problem, self.participation, round), self.task(round, problem.rounds))
+
+    def task(self, round: int, rounds: int) -> Any:
+        """What is to be done in a round (from 0): by default training with this step size."""
+        return self.step_size(round, rounds)
+
+    def possible_tasks(self, round: int, rounds: int, seed: int) -> tuple[Any, ...]:
+        return (self.task(round, rounds),)
 
 
 class TrainingLoss(NamedTuple):
