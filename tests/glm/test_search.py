@@ -84,7 +84,7 @@ def test_a_converged_fit_is_a_minimum(name, k, residual):
     sums = points.evaluate(found.vector).sums
     task = Task("", found.layout, Subset(), 1024, 0, problem.facts.regularization, 1.0, 1.0)
     left = newton_step(task.add_penalty(found.vector, sums), None, np.inf)
-    assert left.gain < SMALL_GAIN + 0.02 * problem.rows.n_clients * (k > 3)
+    assert left.gain < SMALL_GAIN + 4 * sums.error  # what the points themselves get wrong
 
 
 def test_a_saddle_is_left_downhill():
