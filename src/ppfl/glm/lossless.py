@@ -231,7 +231,8 @@ class SiteObjective:
         metrics, found = self.ask(Sums(sent)).metrics, []
         for i in range(len(asks)):
             parts: Any = (metrics[f"{i} {name}"].numpy() for name in LikelihoodSums._fields)
-            found.append(LikelihoodSums(*(part if part.ndim else float(part) for part in parts)))
+            numbers: list[Any] = [part if part.ndim else float(part) for part in parts]
+            found.append(LikelihoodSums(*numbers))
         return found
 
     def held_out(self, asks: Sequence[HeldOutAsk]) -> HeldOutSums:
