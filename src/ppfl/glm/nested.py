@@ -60,7 +60,8 @@ def _residual_in(layout: Layout, covariance: torch.Tensor) -> torch.Tensor:
         if column != layout.intercept and layout.intercept >= 0 and layout.centres:
             variance[layout.intercept] -= layout.centres[column] ** 2 * covariance[column, column]
     own = torch.stack([variance[column].clamp_min(0).sqrt() for column in layout.effects])
-    return torch.tensordot(own, residual_basis(layout), 1)
+    independent: torch.Tensor = torch.tensordot(own, residual_basis(layout), 1)
+    return independent
 
 
 def splitting_axes(

@@ -240,8 +240,7 @@ def find_posterior(fit: PopulationFit, data: Likelihood) -> Posterior:
     """Of new clients: everything else stays as fitted. With one point per client, its mean."""
     if fit.posterior.memberships is not None:
         count = points_each(dimensions_of(data, fit.layout), data.n_clients)
-        points = Marginal.of(data, fit.layout, count).adapted(fit.vector)
-        return Posterior.of_points(points.posterior(fit.vector).mean)
+        return Posterior.of_points(Marginal.of(data, fit.layout, count).adapted(fit.vector).posterior(fit.vector).mean)
     vector = fit.layout.reordered(fit.vector, torch.argsort(fit.order))
     found = Marginal.of(data, fit.layout, fit.posterior.count).adapted(vector)
     return found.posterior(vector).reorder(fit.order)

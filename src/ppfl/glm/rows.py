@@ -260,9 +260,9 @@ class RowsAt:
         rows, layout = self.rows, self.layout
         given = rows.n_clients, rows.weight
         if rows.mix == "predictions":  # every canonical model has predictors of its own
-            own = slope.unflatten(1, (layout.k, -1))
-            canonical = [rows.varying.scores(own[:, k], *given) for k in range(layout.k)]
-            return torch.cat(canonical, 1), rows.shared.scores(own.sum(1), *given), canonical[0][:, :0]
+            own = slope.reshape(len(slope), layout.k, -1, slope.shape[2])
+            found = [rows.varying.scores(own[:, k], *given) for k in range(layout.k)]
+            return torch.cat(found, 1), rows.shared.scores(own.sum(1), *given), found[0][:, :0]
         varying, shared = (design.scores(slope, *given) for design in (rows.varying, rows.shared))
         canonical = (shares[:, : layout.k, None] * varying[:, None]).flatten(1, 2)
         if not layout.n_residual:
@@ -331,5 +331,5 @@ def _from_blocks(layout: Layout, nuisance: int) -> Tensor:
     canonical, shared = layout.k * layout.varying * layout.outputs, layout.shared * layout.outputs
     residual = layout.n_effects * layout.varying
     eye = torch.eye(canonical + residual + shared + nuisance, dtype=torch.float64)
-    first, loadings, rest = eye.split([canonical, residual, shared + nuisance])
+    first, loadings, rest = torch.split(eye, [canonical, residual, shared + nuisance])
     return torch.cat([first, rest, residual_basis(layout).flatten(1) @ loadings])

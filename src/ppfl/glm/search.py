@@ -76,7 +76,7 @@ class Fit(NamedTuple):
 class Starts(NamedTuple):
     """Random starts."""
 
-    count: int = 0
+    number: int = 0
     seed: int = 0
 
 
@@ -200,7 +200,7 @@ class Chain:
             start = np.zeros(layout.size)
             start[layout.places["nuisance"]] = facts.nuisance
             starts.append(start)
-        if node.k > 1 and self.starts.count and not node.tied:
+        if node.k > 1 and self.starts.number and not node.tied:
             starts.append((yield from self._random_start(node)))
         return starts
 
@@ -305,7 +305,7 @@ class Chain:
         root = root_of_differences(one.layout, one.solution.found)
         task = self._task(node, "random", min(self.share, _CLIENTS_OF_RANDOM_STARTS / self.facts.clients))
         starts = []
-        for _ in range(self.starts.count):
+        for _ in range(self.starts.number):
             vector = embedded_many(one.layout, one.solution.vector, task.layout)
             at = task.layout.unpack(vector)
             noise = random.normal(size=(node.k, len(root))) @ root.T * random.uniform(1.0, 3.0)
