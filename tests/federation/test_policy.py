@@ -243,6 +243,9 @@ def test_effective_clients_count_weights_and_not_names():
     equal = Spread.of(torch.ones(10, 1))
     one_heavy = Spread.of(torch.tensor([[1.0]] + [[1e-6]] * 9))
     assert float(equal.clients) == pytest.approx(10)
+    for weight in (0.1, 0.3, 1 / 7):
+        assert not Spread.of(torch.full((5, 1), weight)).is_few(5)
+        assert Spread.of(torch.full((4, 1), weight)).is_few(5)
     assert float(one_heavy.clients) == pytest.approx(1, abs=1e-4)
 
 

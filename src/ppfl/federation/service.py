@@ -184,12 +184,12 @@ class SiteService:
         if lacking := [row for row in rows_shown(experiment) if row not in self.settings.policy.rows]:
             raise Refused("rows-not-allowed", f"the experiment shows {', '.join(lacking)} of each client")
         names, described = self._names(approved), self._describe(approved)
-        effective = float(Spread.of(described.importance[:, None]).clients)
-        if effective < self.settings.fewest * (1 - 1e-9):
+        effective = Spread.of(described.importance[:, None])
+        if effective.is_few(self.settings.fewest):
             raise Refused(
                 "too-few-clients",
-                f"{len(described.ids)} clients, by their samples as many as {effective:.1f} equal ones; min_clients is "
-                f"{self.settings.fewest}",
+                f"{len(described.ids)} clients, by their samples as many as {float(effective.clients):.1f} equal ones; "
+                f"min_clients is {self.settings.fewest}",
             )
         ids = tuple(names.outside(described.ids))
         if known is None or ids != known.ids:
