@@ -1,127 +1,231 @@
-"""Compare held-out predictions of population GLMs with pooled and own models, mixed models and latent classes.
+"""Population GLMs beside lme4, glmmTMB, GPBoost, flexmix, one model for all and a model per client, on public tables.
 
-OMP_NUM_THREADS=1 python experiments/glm_comparison.py [--only sleepstudy Exam] [--splits 3] [--out results/glm.md]
+    OMP_NUM_THREADS=1 python experiments/glm_comparison.py [--tools lme4 ppfl] [--tables cake] [--splits "rows 1"]
+    python experiments/glm_comparison.py --tools --page results/glm.md
 
-Needs pandas, statsmodels, and R with lme4, glmmTMB and flexmix (see glm_r.py). Measurements are saved in --work, so an
-interrupted run continues where it stopped, and `--again ours` measures one method again.
+The first command measures what is missing in --out, a file of JSON lines for each tool and table; the second writes the
+page. `glm_tables.py` says which tables there are and which formula every tool is given. R writes them to --cache. On
+Debian: apt-get install r-base-core r-cran-lme4 r-cran-glmmtmb r-cran-flexmix r-cran-mlmrev r-cran-hsaur3 r-cran-geepack
+r-cran-lmertest r-cran-plm r-cran-cardata. GPBoost is fitted by --gpboost, a Python that has gpboost and formulaic.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import os
-import shlex
-from collections.abc import Callable
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from glm_data import Table, held_out, standardise
-from glm_methods import MethodPredictions, ours, own, pooled, score
-from glm_mixed import mixed_model
-from glm_page import METHODS, ROOT, Summary, page
-from glm_r import METHODS as R_METHODS
-from glm_r import r_methods
-from glm_tables import NAMES, load_table
+import numpy as np
+import pandas as pd
+from glm_tables import TABLES, Table
 
-DATA = Path(os.environ.get("PPFL_DATA") or ROOT.parent / "shared" / "data") / "tabular"
-FEW_ROWS = 1000  # tables with fewer rows have twice as many splits, because one split says little about them
-Measure = Callable[[Table, Table], dict[str, Any]]
+Array = np.ndarray[Any, Any]
+HERE = Path(__file__).parent
+R_TOOLS, PYTHON_TOOLS = ("pooled", "own", "flexmix", "lme4", "glmmTMB"), ("gpboost", "ppfl")
+TOOLS = (*R_TOOLS, *PYTHON_TOOLS)
+SPLITS = [f"{kind} {number}" for kind in ("rows", "clients") for number in range(1, 6)]
 
 
-class Measurements:
-    """The results for one table: a file with one dictionary of methods per split."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"splits": []}
-
-    def forget(self, method: str) -> None:
-        for split in self.found["splits"]:
-            split.pop(method, None)
-        self.save()
-
-    def save(self) -> None:
-        self.file.write_text(json.dumps(self.found, indent=1))
-
-    def measure(self, table: Table, splits: int, limit: float, methods: list[str]) -> None:
-        """Run all missing methods, on the same splits."""
-        self.found.update(family=table.family, clients=table.n_clients, rows=len(table.y), columns=table.x.shape[1])
-        done = self.found["splits"]
-        splits *= 1 + (len(table.y) < FEW_ROWS)
-        done += [{} for _ in range(splits - len(done))]
-        tables = []
-        for seed in range(splits):
-            test = held_out(table, 0.25, seed)
-            tables.append(standardise(table.take(~test), table.take(test)))
-        if any(method not in row for row in done for method in R_METHODS if method in methods):
-            self._measure_r(tables, limit)
-        for seed, (train, test) in enumerate(tables):
-            row = done[seed]
-            # random slopes that failed on one split are not tried on the next
-            slopes = all(
-                before["statsmodels"]["effects"] == "slopes" for before in done[:seed] if "statsmodels" in before
-            )
-            python: dict[str, Measure] = {
-                "pooled": lambda train, test: _with_score(pooled(train, test), test),
-                "own": lambda train, test: _with_score(own(train, test), test),
-                "statsmodels": lambda train, test: _mixed(train, test, limit, slopes=slopes),  # noqa: B023
-                "ours": ours,
-            }
-            for method in python:
-                if method in methods and method not in row:
-                    row[method] = python[method](train, test)
-                    print(f"  split {seed}, {method}: {row[method]}", flush=True)
-                    self.save()
-
-    def _measure_r(self, tables: list[tuple[Table, Table]], limit: float) -> None:
-        for method, results in r_methods(tables, limit).items():
-            for row, (_, test), result in zip(self.found["splits"], tables, results, strict=True):
-                mean = result.pop("mean")
-                row[method] = {"score": None if mean is None else score(test, mean), **result}
-                print(f"  {method}: {row[method]}", flush=True)
-        self.save()
+def load_table(name: str, cache: Path) -> tuple[Path, pd.DataFrame]:
+    """A table from the cache, which R fills, and its file."""
+    entry, file = TABLES[name], cache / f"{name}.csv"
+    if not file.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        run_r("table", file, entry.package, name, entry.prepare, entry.formula)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    if digest != entry.digest:
+        raise SystemExit(f"{file} has the digest {digest}, expected {entry.digest}; is R another version?")
+    return file, pd.read_csv(file, keep_default_na=False)
 
 
-def _with_score(predictions: MethodPredictions, test: Table) -> dict[str, Any]:
-    return {"score": score(test, predictions.mean), "seconds": predictions.seconds}
+def run_r(*arguments: Any) -> str:
+    command = ["Rscript", str(HERE / "glm_comparison.R"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def _mixed(train: Table, test: Table, limit: float, *, slopes: bool) -> dict[str, Any]:
-    found = mixed_model(train, test, limit, slopes=slopes)
-    value = None if found.mean is None else score(test, found.mean)
-    return {"score": value, **found._replace(mean=None)._asdict()}
+# ---------------------------------------------------------------------- fits in Python, in a process of their own
+
+
+def fit_ppfl(entry: Table, train: pd.DataFrame, test: pd.DataFrame) -> tuple[float, Any, str, Array]:
+    from ppfl.glm import PopulationClassifier, PopulationRegressor
+
+    family = entry.family
+    start = time.process_time()
+    if family == "binomial":
+        model = PopulationClassifier.from_formula(entry.formula, train, k="auto", random_state=0)
+        seconds, mean = time.process_time() - start, model.predict_proba(test)[:, 1]
+    else:
+        model = PopulationRegressor.from_formula(entry.formula, train, k="auto", family=family, random_state=0)
+        seconds, mean = time.process_time() - start, model.predict(test)
+    chosen = [
+        f"K = {np.shape(model.memberships_)[1]}",
+        getattr(model, "residual_", ""),
+        "" if model.converged_ else "!",
+    ]
+    dispersion = model.dispersion_**0.5 if family == "gaussian" else ""
+    return seconds, dispersion, " ".join(filter(None, map(str, chosen))), np.asarray(mean)
+
+
+def fit_gpboost(entry: Table, train: pd.DataFrame, test: pd.DataFrame) -> tuple[float, Any, str, Array]:
+    import formulaic
+    import gpboost
+
+    fixed, bar = entry.formula.partition("~")[2].split("+ (")
+    varying, client = (part.strip(" )") for part in bar.split("|"))
+    found = [formulaic.Formula(text).get_model_matrix(train) for text in (fixed, varying)]
+    x, z = found[0].to_numpy(), found[1].to_numpy()[:, 1:]
+    family = entry.family.replace(" ", "_").replace("binomial", "bernoulli_logit")
+    family = family.replace("negative_bernoulli_logit", "negative_binomial")
+    slopes = {"group_rand_coef_data": z, "ind_effect_group_rand_coef": [1] * z.shape[1]} if z.shape[1] else {}
+    start = time.process_time()
+    model = gpboost.GPModel(likelihood=family, group_data=train[client].to_numpy(), num_parallel_threads=1, **slopes)
+    model.fit(y=train[entry.formula.split()[0]].to_numpy(float), X=x)
+    seconds = time.process_time() - start
+    x, z = (found[i].model_spec.get_model_matrix(test).to_numpy() for i in (0, 1))
+    slopes = {"group_rand_coef_data_pred": z[:, 1:]} if slopes else {}
+    mean = model.predict(X_pred=x, group_data_pred=test[client].to_numpy(), predict_response=True, **slopes)["mu"]
+    dispersion = float(np.ravel(model.get_cov_pars())[0]) ** 0.5 if family == "gaussian" else ""
+    return seconds, dispersion, "", mean
+
+
+def work(tool: str, name: str, file: Path, splits: list[str]) -> None:
+    """Fit these splits, and print a line of each as glm_comparison.R does."""
+    data, entry = pd.read_csv(file, keep_default_na=False), TABLES[name]
+    warnings.simplefilter("ignore")
+    for split in splits:
+        held = held_out(data, split)
+        try:
+            fit = {"ppfl": fit_ppfl, "gpboost": fit_gpboost}[tool]
+            seconds, dispersion, note, mean = fit(entry, data[~held], data[held])
+            cells = [f"{seconds:.6g}", str(dispersion), note, " ".join(f"{value:.10g}" for value in mean)]
+        except Exception as error:  # an error is a result, as a user would see it
+            cells = ["", "", f"error: {' '.join(f'{type(error).__name__}: {error}'.split())[:300]}", ""]
+        print("\t".join([split, *cells]), flush=True)
+
+
+def held_out(data: pd.DataFrame, split: str) -> Array:
+    kind, number = split.split()
+    return data["row_split" if kind == "rows" else "client_split"].to_numpy() == int(number)
+
+
+# ---------------------------------------------------------------------- measurements
+
+
+def measure(tool: str, name: str, args: argparse.Namespace, stop: float) -> None:
+    """Measure the splits that are missing, until this time."""
+    table_file, data = load_table(name, args.cache)
+    file = args.out / f"{tool}-{name}.jsonl"
+    missing = [split for split in args.splits if split not in {one["split"] for one in read_lines(file)}]
+    if not missing:
+        return
+    entry = TABLES[name]
+    if tool in R_TOOLS:
+        family = entry.family
+        command = ["Rscript", HERE / "glm_comparison.R", tool, table_file, family, entry.formula, *missing]
+    else:
+        command = [args.gpboost if tool == "gpboost" else sys.executable, __file__, "--work", tool, name, table_file]
+        command += missing
+    for cells in lines_of([str(word) for word in command], args.limit, stop):
+        if cells is None and time.monotonic() >= stop:
+            return
+        late = [missing[0], "", "", f"error: no result in {args.limit:g} s, or the process ended", ""]
+        record = score(entry, data, *(late if cells is None else cells))
+        append(file, record)
+        missing.remove(record["split"])
+        print(tool, name, *(f"{key} {value}" for key, value in record.items()), flush=True)
+    if missing:
+        for split in missing:  # a tool that is too slow is not tried on the other splits
+            append(file, {"split": split, "note": "error: not tried after the one before"})
+
+
+def lines_of(command: list[str], limit: float, stop: float) -> Iterator[list[str] | None]:
+    """The cells of every line that a command prints, and None if it took too long for one, which ends it."""
+    count = len([word for word in command if word in SPLITS])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for _ in range(count):
+            timer = threading.Timer(max(min(limit, stop - time.monotonic()), 0.1), process.kill)
+            timer.start()
+            # some tools print warnings among the results
+            line = next((line for line in process.stdout or () if line.startswith(("rows ", "clients "))), "")
+            timer.cancel()
+            yield line.rstrip("\n").split("\t") if line.endswith("\n") else None
+            if not line.endswith("\n"):
+                return
+
+
+def score(
+    entry: Table, data: pd.DataFrame, split: str, seconds: str, dispersion: str, note: str, means: str
+) -> dict[str, Any]:
+    """The mean squared error or mean deviance of the held-out rows; for known clients the log density as well."""
+    record: dict[str, Any] = {"split": split, "note": note}
+    if note.startswith("error"):
+        return record
+    y = data[held_out(data, split)].iloc[:, 0].to_numpy(float)
+    mean, family = np.array(means.split(), float), entry.family
+    record |= {"seconds": float(seconds), "rows": len(y), "loss": float(loss(family, y, mean).mean())}
+    if family == "gaussian" and dispersion and split.startswith("rows"):
+        variance = float(dispersion) ** 2
+        record["log_density"] = -0.5 * (record["loss"] / variance + float(np.log(2 * np.pi * variance)))
+    return record
+
+
+def loss(family: str, y: Array, mean: Array) -> Array:
+    """Squared errors for gaussian targets, deviances for others; for all counts those of Poisson means."""
+    if family == "gaussian":
+        return (y - mean) ** 2
+    mean = np.maximum(mean, 1e-12)
+    if family == "binomial":
+        return -2 * np.log(np.maximum(np.where(y == 1, mean, 1 - mean), 1e-12))
+    if family == "gamma":
+        return 2 * (y / mean - 1 - np.log(y / mean))
+    return 2 * (np.where(y > 0, y * np.log(np.maximum(y, 1) / mean), 0.0) - (y - mean))
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def append(file: Path, record: dict[str, Any]) -> None:
+    """One write at the end of the file, so that several processes can write and a stopped one leaves whole lines."""
+    with file.open("a") as stream:
+        stream.write(json.dumps(record) + "\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="the folder with the tables")
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
-    parser.add_argument("--splits", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one fit of statsmodels or R")
-    parser.add_argument("--again", nargs="+", choices=METHODS, default=[], help="measure these methods again")
-    parser.add_argument("--out", type=Path, default=Path("results/glm.md"))
-    parser.add_argument("--work", type=Path, default=Path("runs/glm"), help="the folder of saved measurements")
-    args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    records = {name: Measurements(args.work / f"{name}.json") for name in args.only}
-    for record in records.values():
-        for method in args.again:
-            record.forget(method)
-    for name, record in records.items():
-        print(name, flush=True)
-        record.measure(load_table(name, args.data, args.work / "tables"), args.splits, args.limit, args.methods)
-    summaries = [Summary(name, record.found) for name, record in records.items()]
-    if not all(summary.complete for summary in summaries):
-        print("Some methods are not measured yet; the page is written when all are.")
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2], sys.argv[3], Path(sys.argv[4]), sys.argv[5:])
         return
-    only = ["--only", *args.only] if len(args.only) < len(NAMES) else []
-    settings = ["--splits", str(args.splits), "--limit", f"{args.limit:g}"]
-    command = shlex.join(["python", "experiments/glm_comparison.py", *only, *settings])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(page(summaries, args.splits, args.limit, command))
-    print(args.out.read_text())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tools", nargs="*", choices=TOOLS, default=TOOLS, metavar="TOOL")
+    parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES), metavar="TABLE")
+    parser.add_argument("--splits", nargs="+", choices=SPLITS, default=SPLITS, metavar="SPLIT")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one fit")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop then; the same command goes on later")
+    parser.add_argument("--gpboost", default=sys.executable, help="a Python that has gpboost and formulaic")
+    parser.add_argument("--cache", type=Path, default=Path("runs/glm-tables"), help="the folder of the tables")
+    parser.add_argument("--out", type=Path, default=Path("runs/glm"), help="the folder of measurements")
+    parser.add_argument("--page", type=Path, help="write the page of all measurements to this file")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    stop = time.monotonic() + 60 * args.minutes
+    for name in args.tables:
+        for tool in args.tools:
+            if time.monotonic() < stop:
+                measure(tool, name, args, stop)
+    if args.page:
+        from glm_page import page
+
+        found = {(tool, name): read_lines(args.out / f"{tool}-{name}.jsonl") for tool in TOOLS for name in TABLES}
+        sizes = {name: load_table(name, args.cache)[1] for name in TABLES}
+        args.page.write_text(page(TABLES, sizes, found, TOOLS))
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from glm_page import heading
+from glm_page import heading, markdown
+from glm_simulate import Array, estimator
 
 from ppfl.core import simplex
-from ppfl.glm import NEW, PopulationClassifier, PopulationRegressor
+from ppfl.glm import NEW
 
-Array = np.ndarray[Any, Any]
 CLIENTS, ROWS, COLUMNS, ALPHA, LEVEL = 100, 40, 4, 0.4, 0.9
 KINDS = ("coefficients", "dispersion", "concentration", "memberships", "client coefficients", "mean", "new observation",
          "new client")  # fmt: skip
@@ -60,9 +60,7 @@ def coverage(family: str, k: int, seed: int) -> dict[str, float]:
     clients = np.repeat(np.arange(CLIENTS), ROWS)
     x = random.normal(size=(len(clients), COLUMNS))
     _, y = truth.draw_y(x, truth.memberships[clients], random)
-    settings = {"k": k, "random_state": 0}
-    model = PopulationClassifier(**settings) if family == "binomial" else PopulationRegressor(family=family, **settings)
-    model.fit(x, y, clients=clients)
+    model = estimator(family, k=k).fit(x, y, clients=clients)
     order = simplex.match(torch.from_numpy(truth.memberships), torch.from_numpy(np.array(model.memberships_))).numpy()
     table = model.conf_int(LEVEL)
     terms = ["intercept", *(f"x{i}" for i in range(COLUMNS))]
@@ -109,20 +107,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the page to write")
     parser.add_argument("--repeats", type=int, default=40)
     args = parser.parse_args()
-    lines = [f"| family | K | tables | {' | '.join(KINDS)} | s per table |", "|---" * (len(KINDS) + 4) + "|"]
-    print("\n".join(lines))
+    rows = []
     for family, k in SETTINGS:
         begun = time.process_time()
         found = [coverage(family, k, seed) for seed in range(args.repeats)]
         seconds = (time.process_time() - begun) / args.repeats
-        shares = [np.mean([each[kind] for each in found]) if kind in found[0] else np.nan for kind in KINDS]
-        cells = " | ".join("" if np.isnan(share) else f"{share:.1%}" for share in shares)
-        lines.append(f"| {family} | {k} | {args.repeats} | {cells} | {seconds:.1f} |")
-        print(lines[-1], flush=True)
+        shares = [f"{np.mean([each[kind] for each in found]):.1%}" if kind in found[0] else "" for kind in KINDS]
+        rows.append([family, str(k), str(args.repeats), *shares, f"{seconds:.1f}"])
+        print(" | ".join(rows[-1]), flush=True)
     if args.out:
         command = f"python experiments/glm_coverage.py --repeats {args.repeats} --out {args.out}"
-        top = heading("Coverage of intervals", command)
-        args.out.write_text("\n".join([top, "", NOTES, "", *lines, ""]))
+        head = ["family", "K", "tables", *KINDS, "s per table"]
+        args.out.write_text(
+            "\n".join([heading("Coverage of intervals", command), "", NOTES, "", *markdown(head, rows), ""])
+        )
 
 
 if __name__ == "__main__":

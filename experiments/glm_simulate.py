@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppfl.glm import PopulationClassifier, PopulationRegressor
+
 Array = np.ndarray[Any, Any]
 FAMILIES = ("gaussian", "binomial", "poisson")
+
+
+def estimator(family: str, **settings: Any) -> Any:
+    """Not fitted yet."""
+    settings = {"random_state": 0, **settings}
+    return PopulationClassifier(**settings) if family == "binomial" else PopulationRegressor(family=family, **settings)
+
+
+def quietly(fit: Any, *arguments: Any, **more: Any) -> Any:
+    """Call a fit; whether it converged is in its results."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fit(*arguments, **more)
 
 
 class Drawn(NamedTuple):

@@ -1,129 +1,82 @@
-"""Processor seconds of one fit and of choosing K, beside lme4 and glmmTMB on the same data in the same run.
+"""Processor seconds of fits to many clients, beside lme4 and glmmTMB on the same data in the same run.
 
-    OMP_NUM_THREADS=1 python experiments/glm_speed.py [--only InstEval small] [--limit 300] [--out FILE]
+    OMP_NUM_THREADS=1 python experiments/glm_speed.py [--families gaussian] [--clients 10000] [--out FILE]
 
-Needs pandas, and R with lme4 and glmmTMB (see glm_r.py).
+Clients have ten rows of three columns each, drawn from three canonical models. Needs R with lme4 and glmmTMB.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import shlex
+import subprocess
+import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from glm_comparison import DATA
-from glm_data import Table, standardise
-from glm_methods import fit, fit_auto
+from glm_comparison import HERE
 from glm_page import heading, markdown
-from glm_r import r_names, run_r
-from glm_simulate import draw, spread_corners
-from glm_tables import load_table
+from glm_simulate import draw, estimator, quietly, spread_corners
 
-SMALL = ("sleepstudy", "Orthodont", "Oxboys", "Machines", "ChickWeight", "Milk", "bacteria", "epilepsy")
-
-
-class Case(NamedTuple):
-    name: str
-    table: Table
-    slopes: list[int]  # columns with a random slope, and with a coefficient for each canonical model
-    ks: tuple[int, ...]
-    auto: bool  # whether K is chosen as well
+ROWS, COLUMNS = 10, 3
+KS = {"gaussian": [2, 3, 4, "auto"], "binomial": [3]}
+FORMULA = "y ~ x0 + x1 + x2 + (x0 + x1 + x2 | client)"
 
 
-def cases(only: list[str], data: Path, cache: Path, rows: int) -> Iterator[Case]:
-    if "small" in only:
-        for name in SMALL:
-            table = load_table(name, data, cache)
-            yield Case(name, table, table.slopes, (3,), auto=True)
-    if "InstEval" in only:
-        table = load_table("InstEval", data, cache)
-        yield Case("InstEval, intercept", table, [], (3,), auto=False)
-        yield Case("InstEval, two slopes", table, [0, 1], (3,), auto=False)
-    for family, ks in (("gaussian", (2, 3, 4, 8)), ("binomial", (3,))):
-        if family in only:
-            table = simulated(family, rows)
-            yield Case(f"{family}, {rows} rows, {rows // 10} clients", table, [0, 1, 2], ks, auto=False)
-
-
-def simulated(family: str, rows: int) -> Table:
-    """Clients with ten rows of three columns each, from three canonical models."""
+def simulated(family: str, clients: int) -> pd.DataFrame:
     random = np.random.default_rng(0)
-    theta = spread_corners(3, 3, 1.5 if family == "gaussian" else 2.7, random)
-    drawn = draw(family, theta, rows // 10, 10, 0.4, random)
-    kind = "bernoulli" if family == "binomial" else family
-    y = drawn.y.astype(int) if family == "binomial" else drawn.y
-    return Table(kind, pd.DataFrame(drawn.x).add_prefix("x"), y, drawn.clients)
+    theta = spread_corners(3, COLUMNS, 1.5 if family == "gaussian" else 2.7, random)
+    drawn = draw(family, theta, clients, ROWS, 0.4, random)
+    data = pd.DataFrame(drawn.x).add_prefix("x").assign(client=drawn.clients)
+    data.insert(0, "y", drawn.y)
+    return data
 
 
-def ours(case: Case, k: Any) -> float:
-    shared = [i for i in range(case.table.x.shape[1]) if i not in case.slopes]
-    start = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if k == "auto":
-            fit_auto(case.table, shared=shared or None)
-        else:
-            fit(case.table, k, shared=shared or None)
-    return time.process_time() - start
+def ours(data: pd.DataFrame, family: str, k: int | str) -> str:
+    start = time.thread_time()
+    model = quietly(type(estimator(family)).from_formula, FORMULA, data, k=k, random_state=0)
+    seconds = f"{time.thread_time() - start:.2g}"
+    return seconds if k != "auto" else f"{seconds} (K = {np.shape(model.memberships_)[1]})"
 
 
-def mixed_models(case: Case, limit: float, file: Path) -> list[str]:
-    """Seconds of lme4 and glmmTMB, as text; kept in a file, because they do not depend on ppfl."""
-    if not file.exists():
-        names = r_names(case.table)
-        random = " + ".join(["1", *(names[i] for i in case.slopes)])
-        with tempfile.TemporaryDirectory() as folder:
-            data = Path(folder) / "table.csv"
-            case.table.x.set_axis(names, axis=1).assign(y=case.table.y, client=case.table.clients).to_csv(data)
-            formula = f"y ~ {' + '.join(names)} + ({random} | client)"
-            script = str(Path(__file__).with_name("glm_speed.R"))
-            found = run_r(script, str(data), case.table.family, formula, str(limit))
-        file.write_text(json.dumps(found.splitlines()))
-    return [str(line).strip() for line in json.loads(file.read_text())]
-
-
-HEAD = ["data", "clients", "rows", "varying", "K", "ours, one fit", "ours, choosing K", "lme4", "glmmTMB"]
-NOTES = """\
-Processor seconds on one thread. All methods have the same columns, and a random slope in lme4 and glmmTMB where ours
-has one coefficient for each canonical model; the intercept always varies. A first fit that loads libraries or compiles
-is not counted, neither in Python nor in R. The simulated tables have ten rows of three columns for each client, from
-three canonical models. "> {limit:g}" means stopped after {limit:g} s."""
+def theirs(data: pd.DataFrame, family: str, tool: str, limit: float) -> str:
+    """Of the fit to the rows that the first split keeps, which are nearly all."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "data.csv"
+        data.assign(row_split=np.arange(len(data)) < 100).to_csv(file, index=False)
+        command = ["Rscript", str(HERE / "glm_comparison.R"), tool, str(file), family, FORMULA, "rows 1"]
+        try:
+            found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=limit).stdout
+        except subprocess.TimeoutExpired:
+            return f"> {limit:g}"
+    return f"{float(found.split(chr(9))[1]):.3g}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    groups = ["small", "InstEval", "gaussian", "binomial"]
-    parser.add_argument("--only", nargs="+", choices=groups, default=groups, metavar="GROUP")
-    parser.add_argument("--rows", type=int, default=100_000, help="of the simulated tables")
-    parser.add_argument("--data", type=Path, default=DATA, help="the folder with the tables")
+    parser.add_argument("--families", nargs="+", choices=list(KS), default=list(KS), metavar="FAMILY")
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--tools", nargs="*", default=["lme4", "glmmTMB"], metavar="TOOL")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for one fit of lme4 or glmmTMB")
-    parser.add_argument("--r-only", action="store_true", help="measure and save lme4 and glmmTMB only")
-    parser.add_argument("--work", type=Path, default=Path("runs/glm-speed"), help="saved seconds of lme4 and glmmTMB")
-    parser.add_argument("--out", type=Path, default=Path("results/glm-speed.md"))
+    parser.add_argument("--out", type=Path, help="the page to write")
     args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
+    ours(simulated("gaussian", 50), "gaussian", 2)  # what is loaded with the first fit does not count
     rows = []
-    fit(simulated("gaussian", 500), 2)
-    for case in cases(args.only, args.data, args.work / "tables", args.rows):
-        case = case._replace(table=standardise(case.table, case.table)[0])
-        others = mixed_models(case, args.limit, args.work / f"{case.name}.json")
-        print(case.name, others, flush=True)
-        for k in () if args.r_only else case.ks:
-            alone = ours(case, k)
-            choosing = f"{ours(case, 'auto'):.2g}" if case.auto else "–"
-            sizes = [case.table.n_clients, len(case.table.y), 1 + len(case.slopes), k]
-            rows.append([case.name, *map(str, sizes), f"{alone:.2g}", choosing, *others])
-            print(" | ".join(rows[-1]), flush=True)
-    if rows:
-        top = heading("Seconds beside lme4 and glmmTMB", "python experiments/glm_speed.py")
-        args.out.write_text("\n".join([top, "", NOTES.format(limit=args.limit), "", *markdown(HEAD, rows), ""]))
+    for family in args.families:
+        data = simulated(family, args.clients)
+        rows += [[family, f"ppfl, K = {k}", ours(data, family, k)] for k in KS[family]]
+        rows += [[family, tool, theirs(data, family, tool, args.limit)] for tool in args.tools]
+    top = heading("Seconds of fits to many clients", shlex.join(["python", "experiments/glm_speed.py", *sys.argv[1:]]))
+    notes = (
+        f"Processor seconds for {args.clients} clients of {ROWS} rows, `{FORMULA}`, drawn from three canonical models."
+    )
+    text = "\n\n".join([top, notes, "\n".join(markdown(["family", "fit", "seconds"], rows, 2))]) + "\n"
+    print(text)
+    if args.out:
+        args.out.write_text(text)
 
 
 if __name__ == "__main__":

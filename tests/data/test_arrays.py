@@ -35,8 +35,8 @@ def test_datasets_and_tables_are_the_arrays_they_hold():
     expected = Federation.from_arrays(torch.cat([xa, xb]), torch.cat([ya, yb]), ["a"] * 6 + ["b"] * 9)
     pairs = [(x.numpy(), int(y)) for x, y in zip(xb, yb, strict=True)]
     joined = ConcatDataset([TensorDataset(xb[:4], yb[:4]), Subset(pairs, range(4, 9))])
-    whole = TensorDataset(xb, yb)
-    for b in (whole, pairs, joined, [*whole], Subset(whole, range(9))):
+    both, whole = TensorDataset(torch.cat([xa, xb]), torch.cat([ya, yb])), TensorDataset(xb, yb)
+    for b in (whole, pairs, joined, [*whole], Subset(both, range(6, 15))):
         assert_equal(Federation.from_datasets({"a": first, "b": b}), expected)
     assert Federation.from_datasets([first, pairs]).ids == ("0", "1")
     who = list("aabbaa")

@@ -1,11 +1,8 @@
 """Bad input raises an error that names the problem, and unusual but valid input is fitted."""
 
-from functools import partial
-
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse as sp
 from sklearn.exceptions import ConvergenceWarning
 
 from kit.refusals import AffinityError, DataError, SettingError, assert_refused
@@ -17,7 +14,6 @@ X, CLIENTS, N = TABLE.x, TABLE.clients, len(TABLE.x)
 NAMES = np.array(["no", "yes"], dtype=object)[TABLE.labels]
 CHOICES = make_choice_table()
 ONES = np.ones((12, 12))
-OWN_NOISE = "heteroscedastic gaussian"
 
 
 def with_entry(values, at, value):
@@ -34,7 +30,10 @@ def fit_choices(**change):
     return choice().fit(*{**CHOICES._asdict(), **change}.values())
 
 
-fit_graph = partial(fit, solver="profile", penalty=1e-3)
+def fit_graph(**settings):
+    return fit(penalty=1e-3, max_iter=2, **settings)
+
+
 SHOPS = [f"shop {client}" for client in CLIENTS]
 WITHOUT_ONE = pd.Series(CLIENTS).astype("Int64").mask(np.arange(N) == 3)
 NAMED_INTERCEPT = pd.DataFrame(X, columns=["price", "intercept"])
@@ -63,7 +62,7 @@ REFUSED = {
     },
     AffinityError: {
         "11 of 12": (lambda: fit_graph(affinity=np.ones((11, 11))), "11 rows", "12 client"),
-        "sparse one way": (lambda: fit_graph(affinity=sp.csr_array(with_entry(ONES, (0, 1), 2.0))), "symmetric"),
+        "one way": (lambda: fit_graph(affinity=with_entry(ONES, (0, 1), 2.0)), "symmetric"),
         "other clients": (lambda: fit_graph(affinity=pd.DataFrame(ONES, range(1, 13), range(1, 13))), "'0'", "'12'"),
         "no name": (lambda: fit_graph(affinity="friends"), "'friends'", "uniform, labels, features"),
         "labels of numbers": (lambda: fit_graph(affinity="labels"), "classes", "'features'"),
@@ -72,13 +71,16 @@ REFUSED = {
         "more models than clients": (lambda: fit(k=13), "13", "12"),
         "k": (lambda: fit(k=0), "k is 0"),
         "penalty": (lambda: fit(penalty=np.inf), "penalty is inf", "at least 0"),
-        "solver": (lambda: fit(solver="newton"), "'newton'", "marginal, profile, federated"),
+        "residual": (lambda: fit(residual="slopes"), "'slopes'", "auto, None, intercept, diagonal, full"),
+        "residual of predictions": (lambda: fit(residual="full", mix="predictions"), "'predictions'"),
+        "residual of classes": (lambda: fit(y=TABLE.counts.clip(max=2), family="multinomial", residual="full"), "None"),
+        "k of a penalty": (lambda: fit(k="auto", penalty=0.1), "'auto'", "set a number"),
+        "family of a penalty": (lambda: fit(y=TABLE.amounts, family="gamma", penalty=0.1), "'gamma'", "penalty = 0"),
         "family": (lambda: fit(family="tweedie"), "'tweedie'", "gaussian, poisson, gamma"),
-        "link": (lambda: fit(link="cloglog"), "'cloglog'", "identity, log"),
         "shared name": (lambda: fit(shared="prise"), "'prise'", "x0, x1, intercept"),
         "all shared": (lambda: fit(shared=["x0", "x1", "intercept"]), "all columns"),
         "which intercept": (lambda: fit(NAMED_INTERCEPT, shared="intercept"), "'intercept'", "rename"),
-        "own noise of a sparse table": (lambda: fit(sp.csr_array(X), family=OWN_NOISE), "toarray()", "'gaussian'"),
+        "no likelihood": (lambda: fit(family="quasipoisson"), "'quasipoisson'", "negative binomial"),
         "effects of predictions": (lambda: as_mixed_model(fitted("bernoulli", mix="predictions")), "'predictions'"),
     },
 }
@@ -94,7 +96,7 @@ def test_what_scikit_learn_checks_is_checked_in_every_method():
     """Missing and infinite numbers, weights, and columns of the wrong number or type; the words are scikit-learn's."""
     bad, y, negative = with_entry(X, (3, 1), np.nan), with_entry(TABLE.y, 3, np.inf), with_entry(np.ones(N), 3, -1.0)
     for call, word in (
-        (lambda: fit(sp.csr_array(bad)), "X contains NaN"),
+        (lambda: fit(bad), "X contains NaN"),
         (lambda: fitted().score(X, y, CLIENTS), "y contains infinity"),
         (lambda: fitted().onboard(np.c_[X, X], TABLE.y, CLIENTS + 100), "4 features.*2 features"),
         (lambda: fit(weight=np.zeros(N)), "non-zero|is 0 for all"),
@@ -108,22 +110,21 @@ def test_what_scikit_learn_checks_is_checked_in_every_method():
 
 def test_as_many_models_as_clients_and_one_row_per_client_are_enough():
     assert fit(k=3, clients=CLIENTS % 3).memberships_.shape == (3, 3)
-    for solver in ("marginal", "profile"):
-        model = fit(y=TABLE.labels, clients=np.arange(N), family="bernoulli", solver=solver)
-        np.testing.assert_allclose(model.memberships_.sum(axis=1), 1)
-        assert np.isfinite(model.canonical_coef_).all()
+    model = fit(y=TABLE.labels, clients=np.arange(N), family="bernoulli")
+    np.testing.assert_allclose(model.memberships_.sum(axis=1), 1)
+    assert np.isfinite(model.canonical_coef_).all()
 
 
 def test_a_constant_column_has_coefficient_zero_or_replaces_the_intercept():
     """A later table may have other values in this column."""
-    for value, kind in ((0.1, sp.csr_array), (7e9, np.asarray)):
-        model = fit(kind(np.c_[X, np.full(N, value)]), ridge=0.0)
+    for value in (0.1, 7e9):
+        model = fit(np.c_[X, np.full(N, value)], ridge=0.0)
         assert (model.canonical_coef_[:, 2] == 0).all()
         np.testing.assert_array_equal(*(model.predict(np.c_[X, X[:, at]], CLIENTS) for at in (0, 1)))
     age = 20.1 + CHOICES.clients  # the same for all alternatives; their mean has a rounding error
     model = fit_choices(x=np.c_[CHOICES.x, age])
     assert (model.canonical_coef_[:, 2] == 0).all()
-    np.testing.assert_allclose(model.canonical_coef_[:, :2], fitted_choice().canonical_coef_, atol=1e-3)
+    np.testing.assert_allclose(model.canonical_coef_[:, :2], fitted_choice().canonical_coef_, atol=5e-3)
     exact, constant = {"ridge": 0.0, "tol": 1e-7}, np.c_[X, np.full(N, 2.0)]
     by_hand, model = fit(constant, TABLE.y + 5, fit_intercept=False, **exact), fit(y=TABLE.y + 5, **exact)
     np.testing.assert_allclose(by_hand.predict(constant, CLIENTS), model.predict(X, CLIENTS), atol=1e-3)
@@ -141,10 +142,9 @@ def test_targets_without_a_best_fit_are_fitted():
     some = fit(y=np.where(CLIENTS == 0, 0, TABLE.counts), family="poisson")
     assert np.isfinite(some.predict(X, CLIENTS)).all()
     assert fit(y=np.zeros(N), family="poisson").predict(X, CLIENTS).max() < 0.05
-    for solver in ("marginal", "profile"):
-        separated = fit(y=X[:, 0] > 0.5, family="bernoulli", solver=solver)
-        assert np.abs(separated.canonical_coef_).max() < 1e3 and np.isfinite(separated.canonical_intercept_).all()
-        assert separated.score(X, X[:, 0] > 0.5, CLIENTS) == 1
+    separated = fit(y=X[:, 0] > 0.5, family="bernoulli")
+    assert np.abs(separated.canonical_coef_).max() < 1e3 and np.isfinite(separated.canonical_intercept_).all()
+    assert separated.score(X, X[:, 0] > 0.5, CLIENTS) == 1
     with pytest.warns(ConvergenceWarning, match="fits every row exactly.*fewer columns"):
         fit(y=X @ [1.0, 2.0], clients=None, k=1)
     # with the smallest tolerance a fit ends where rounding errors hide all that is left to gain

@@ -1,5 +1,7 @@
 """Standard errors, intervals and residuals: classical formulas, laws of units, and coverage in simulation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,12 +9,11 @@ import torch
 from scipy import stats
 
 from kit.refusals import SettingError, assert_refused
-from kit.tables import HETEROSCEDASTIC, classifier, fitted, fitted_choice, make_client_table, make_estimator, regressor
+from kit.tables import classifier, fitted, fitted_choice, make_client_table, make_estimator, penalized, regressor
 from ppfl.glm import NEW
 from ppfl.glm.families import REGRESSIONS, regression_family
-from ppfl.glm.inference.mixture_quantiles import mixture_quantile
-from ppfl.glm.inference.parameter_table import covariance_of
-from ppfl.glm.inference.posterior_draws import _deviations_by_draws, _deviations_by_scores
+from ppfl.glm.intervals import deviations, draw_parameters, mixture_quantile
+from ppfl.glm.problem import find_posterior
 
 TABLE = make_client_table()
 GIVEN, AT = {"clients": TABLE.clients}, (TABLE.x, TABLE.clients)
@@ -124,15 +125,18 @@ def test_probabilities_have_intervals_for_every_class(family):
 def test_memberships_move_with_the_parameters_as_far_as_the_delta_method_says(family, shared):
     """Against memberships that are found again for parameters that are drawn."""
     model = fitted(family, 30, 20, shared=shared)
-    covariance = covariance_of(model).matrix
-    exact, drawn = _deviations_by_scores(model, covariance), _deviations_by_draws(model, covariance)
+    moved = []
+    for at in draw_parameters(model, 20):
+        fit = replace(model.fit_, vector=model.fit_.layout.pack(at))
+        moved.append(find_posterior(fit, model._data).mean.numpy() - model.memberships_.to_numpy())
+    exact, drawn = deviations(model), np.sqrt(np.square(moved).mean(0))
     np.testing.assert_allclose(exact.mean(), drawn.mean(), rtol=0.4)  # of 20 draws
     assert np.corrcoef(exact.ravel(), drawn.ravel())[0, 1] > 0.8
 
 
 @pytest.mark.parametrize("name", sorted(REGRESSIONS))
 def test_the_quantile_of_a_mixture_splits_its_probability(name):
-    random, family = np.random.default_rng(0), regression_family(name, None)
+    random, family = np.random.default_rng(0), regression_family(name)
     parameters = family.mean_parameters(torch.from_numpy(random.uniform(-1.0, 3.0, size=(30, 7, 1))))
     nuisance = torch.from_numpy(random.normal(size=(len(family.nuisance), 7)) - 1)
     for level in (0.05, 0.5, 0.95):
@@ -144,7 +148,7 @@ def test_the_quantile_of_a_mixture_splits_its_probability(name):
             np.testing.assert_allclose(at, level, atol=1e-6)
 
 
-RESIDUALS = ("gaussian", HETEROSCEDASTIC, "poisson", "gamma", "bernoulli")
+RESIDUALS = ("gaussian", "poisson", "gamma", "bernoulli")
 
 
 @pytest.mark.parametrize("name", RESIDUALS)
@@ -155,18 +159,14 @@ def test_squared_deviance_residuals_sum_to_the_deviance_and_pearsons_are_divided
     mean = model.predict_proba(*AT)[:, 1] if name == "bernoulli" else model.predict(*AT)
     np.testing.assert_array_equal(np.sign(found), np.sign(y - mean))
     of_mean = {"poisson": mean, "gamma": mean**2, "bernoulli": mean * (1 - mean)}.get(name, 1.0)
-    dispersion = model.client_dispersion_.loc[TABLE.clients].to_numpy()
-    assert (dispersion == model.dispersion_).all() == (name != HETEROSCEDASTIC)
-    np.testing.assert_allclose(pearson, (y - mean) / np.sqrt(dispersion * of_mean), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(pearson, (y - mean) / np.sqrt(model.dispersion_ * of_mean), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", RESIDUALS)
 def test_quantile_residuals_of_new_rows_are_standard_normal(name):
     """Half of the rows are judged by a law that is estimated from the other half, so this is a test of two samples."""
-    table, random = make_client_table(60, 60), np.random.default_rng(0)
+    table = make_client_table(60, 60)
     x, y, clients = table.x, table.target(name).astype(float), table.clients
-    if name == HETEROSCEDASTIC:
-        y = y + 2 * random.gamma(1.0, size=60)[clients] * random.normal(size=len(y))
     model, limit = make_estimator(name).fit(x[::2], y[::2], clients=clients[::2]), 1.95 * np.sqrt(2 / 1800)  # 99.9 %
     found, other = (model.residuals(x[1::2], y[1::2], clients[1::2], kind="quantile", seed=seed) for seed in (0, 1))
     assert stats.kstest(found, "norm").statistic < limit
@@ -176,8 +176,8 @@ def test_quantile_residuals_of_new_rows_are_standard_normal(name):
 
 
 REFUSED = {
-    "errors of points": (lambda: fitted(solver="profile").conf_int(), "'profile'", "'marginal'"),
-    "intervals of points": (lambda: fitted(solver="profile").predict(TABLE.x, NEW, interval=0.9), "'marginal'"),
+    "errors of points": (lambda: penalized().conf_int(), "penalty > 0", "penalty = 0"),
+    "intervals of points": (lambda: penalized().predict(TABLE.x, NEW, interval=0.9), "penalty = 0"),
     "level in percent": (lambda: fitted().predict(TABLE.x, TABLE.clients, interval=90), "90"),
     "kind": (lambda: fitted().residuals(TABLE.x, TABLE.y, TABLE.clients, kind="raw"), "'raw'", "quantile"),
     "classes": (lambda: fitted("multinomial").residuals(TABLE.x, TABLE.labels, TABLE.clients), "three or more"),

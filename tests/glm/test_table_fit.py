@@ -11,11 +11,9 @@ from sklearn.metrics import log_loss, mean_gamma_deviance, mean_poisson_deviance
 from kit.refusals import PPFLError, assert_refused
 from kit.tables import make_client_table, make_estimator
 from ppfl.data import DataTable
+from ppfl.glm.local_models import MODELS, LocalModels
 from ppfl.glm.table import TableSettings, fit_table
-from ppfl.glm.table.encoding import Encoding
-from ppfl.glm.table.local_models import MODELS, LocalModels
-from ppfl.glm.table.prepare import prepare_table
-from ppfl.glm.table.target import FAMILIES, Target
+from ppfl.glm.table_data import FAMILIES, Encoding, Target, prepare_table
 
 RANDOM = np.random.default_rng(0)
 SHOPS = pd.DataFrame({"row": np.arange(1, 121), "shop": np.repeat(np.arange(12), 10), "price": RANDOM.normal(size=120)})
@@ -108,7 +106,7 @@ def test_incomplete_rows_are_counted_and_a_bad_cell_is_a_missing_number(settings
         np.testing.assert_allclose(found, SHOPS[column].drop(index=16))
 
 
-@pytest.mark.parametrize("family", ["gaussian", "quasipoisson", "bernoulli", "multinomial"])
+@pytest.mark.parametrize("family", ["gaussian", "poisson", "bernoulli", "multinomial"])
 def test_results_agree_with_the_estimator(family):
     found = fitted(family, test_fraction=0.0)
     (_, x), target = encoding_of(SHOPS, ["price", "day"]), found.table.target

@@ -3,27 +3,26 @@
 Shared fits are cached and never changed: a test that adds clients to one does so to a copy (`copy.deepcopy`).
 """
 
+import warnings
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
 from kit.oracles import objective
 from ppfl.core import affinity
 from ppfl.glm import PopulationChoice, PopulationClassifier, PopulationRegressor
-from ppfl.glm.client_ids import ClientCodes
-from ppfl.glm.families import BernoulliFamily, Family, MultinomialFamily, regression_family
-from ppfl.glm.gaussian_moments import fastest_form
-from ppfl.glm.sample_rows import ClientRows
-from ppfl.glm.solvers.parameters import ParameterShape, Regularization
-from ppfl.glm.solvers.problem import GLMProblem
-from ppfl.glm.standardize import ColumnScaling, sort_by_client
+from ppfl.glm.columns import ColumnScaling
+from ppfl.glm.families import BernoulliFamily, MultinomialFamily, regression_family
+from ppfl.glm.family import Family
+from ppfl.glm.problem import Problem
+from ppfl.glm.rows import DenseDesign, RowLikelihood
 
 Array = np.ndarray[Any, Any]
 SMALL = {"k": 2, "n_init": 2, "random_state": 0}
 FAMILIES = ("gaussian", "poisson", "gamma", "bernoulli", "multinomial")
-HETEROSCEDASTIC = "heteroscedastic gaussian"
 
 
 def make_estimator(family: str = "gaussian", **settings: Any) -> Any:
@@ -87,6 +86,14 @@ def fitted(family: str = "gaussian", clients: int = 12, rows: int = 10, **settin
     return make_estimator(family, **settings).fit(table.x, table.target(family), clients=table.clients)
 
 
+@cache
+def penalized(**settings: Any) -> Any:
+    """The shared fit with one membership per client, after a few rounds of the paper's algorithm."""
+    table = make_client_table()
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
+        return regressor(penalty=0.001, max_iter=30, **settings).fit(table.x, table.y, clients=table.clients)
+
+
 def make_choice_table(clients: int = 12, situations: int = 8) -> ChoiceTable:
     random = np.random.default_rng(0)
     x = random.normal(size=(clients * situations, 3, 2))
@@ -134,9 +141,6 @@ def draw_population(
     eta = (x * (c @ theta)[client]).sum(1)
     if family == "gaussian":
         y = eta + random.normal(size=len(eta)) * eta.std()
-    elif family == HETEROSCEDASTIC:
-        shares = random.gamma(3.0, size=clients)[client] / 2  # inverse variances, so that the mean variance is 1
-        y = eta + random.normal(size=len(eta)) * eta.std() / np.sqrt(shares)
     elif family == "gamma":
         y = random.gamma(2.0, np.exp(eta) / 2) + 1e-9
     elif family == "bernoulli":
@@ -161,22 +165,26 @@ def fitted_population(family: str = "gaussian", clients: int = 20, rows: int = 2
 def make_family(name: str) -> Family:
     if name == "bernoulli":
         return BernoulliFamily()
-    return MultinomialFamily(3) if name == "multinomial" else regression_family(name, None)
+    return MultinomialFamily(3) if name == "multinomial" else regression_family(name)
 
 
-def make_rows(drawn: DrawnPopulation, family: Family, mix: str, shared: Any = None, weight: Any = None) -> ClientRows:
+def make_rows(
+    drawn: DrawnPopulation, family: Family, mix: str, shared: Any = None, weight: Any = None
+) -> RowLikelihood:
+    """Standardised rows, sorted by client."""
     weight = np.ones(len(drawn.y)) if weight is None else weight
     names = [f"x{i}" for i in range(drawn.x.shape[1])]
-    scaling = ColumnScaling.of(drawn.x, weight, names, shared, intercept=True)
-    return sort_by_client(scaling, drawn.x, drawn.y, weight, ClientCodes.of(drawn.clients, len(drawn.y)), family, mix)
+    scaling = ColumnScaling.fit(drawn.x, weight, names, shared, intercept=True)
+    order = np.argsort(drawn.clients, kind="stable")
+    varying, fixed = (DenseDesign(part) for part in scaling.split(drawn.x[order]))
+    y, weights, client = (torch.from_numpy(np.array(part)[order]) for part in (drawn.y, weight, drawn.clients))
+    return RowLikelihood(varying, fixed, y.double(), weights.double(), client, int(client.max()) + 1, family, mix)
 
 
-def make_problem(rows: ClientRows, k: int, ridge: float = 0.1, spread: float = 0.0) -> GLMProblem:
+def make_problem(rows: RowLikelihood, ridge: float = 0.1) -> Problem:
     """With the same ridge for intercepts, so that every coefficient is regularized."""
-    shape = ParameterShape(k, rows.varying.columns, rows.shared.columns, rows.family.outputs, len(rows.family.nuisance))
-    samples = rows.n_samples * rows.family.has_dispersion
-    ones = [torch.ones(columns, dtype=torch.float64) for columns in (shape.varying, shape.shared)]
-    return GLMProblem(rows, fastest_form(rows), shape, Regularization(ridge, spread, *ones, samples))
+    ones = [torch.ones(design.columns, dtype=torch.float64) for design in (rows.varying, rows.shared)]
+    return Problem.of(rows, ridge, *ones)
 
 
 def to_double(values: Any) -> torch.Tensor:

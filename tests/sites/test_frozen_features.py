@@ -41,7 +41,7 @@ def test_training_is_that_of_the_whole_network(mix, canonical, images, monkeypat
     federation, net = make_federation(images), with_seed(pretrained, dtype=torch.float32)
     population = Population(net, k=2, mix=mix, canonical=canonical)
     short = fit(population, federation, PPFL(lr=0.1), rounds=4, seed=0)
-    monkeypatch.setattr(frozen_features, "frozen_start", lambda net: ())
+    monkeypatch.setattr(frozen_features, "first_frozen_layers", lambda net: ())
     long = fit(Population(net, k=2, mix=mix, canonical=canonical), federation, PPFL(lr=0.1), rounds=4, seed=0)
     for client in federation.ids[:2]:
         x = federation.client(client)["test"].x
@@ -74,9 +74,9 @@ def test_frozen_layers_at_the_start_run_once():
         "0": Population(chain(False, nn.Dropout(0.5), False, True), k=1).architecture,  # up to what draws
     }
     for names, net in once.items():
-        assert frozen_features.frozen_start(net) == tuple(names.split())
+        assert frozen_features.first_frozen_layers(net) == tuple(names.split())
     for net in (chain(True, False), nn.TransformerEncoderLayer(4, 1, 4, 0.0), watched):
-        assert frozen_features.frozen_start(net) == ()
+        assert frozen_features.first_frozen_layers(net) == ()
 
 
 class HiddenDropout(nn.Linear):
@@ -106,7 +106,7 @@ def test_features_are_kept_in_files_that_other_runs_use_and_damaged_ones_are_mad
                 (found,) = FeatureStore().features(layers, [x])
             torch.testing.assert_close(found[:700], expected)
         assert damaged or CountedLinear.seen == 700
-        assert done == sorted(done) and done[-1] == (700, 700)
+        assert done == sorted({*done}) and done[-1] == (700, 700)
         done.clear()
 
 

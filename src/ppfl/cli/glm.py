@@ -50,6 +50,13 @@ def glm_command(
             "prediction (the K that predicts them best) or bic."
         ),
     ] = "held_out",
+    residual: Annotated[
+        str,
+        typer.Option(
+            help="Normal effects of each client around the canonical models, as in a mixed model: none, intercept, "
+            "diagonal or full; auto chooses with K, and is none for one K."
+        ),
+    ] = "auto",
     columns: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,7 +94,7 @@ def glm_command(
     settings = TableSettings(
         client, target, family, None if columns is None else _split_names(columns, frame.columns), _parse_ks(k),
         test_fraction, seed, _split_names(shared, frame.columns), mix, penalty, affinity, ridge, n_init, formula,
-        choose,
+        choose, None if residual == "none" else residual,
     )  # fmt: skip
     with _show_steps(quiet=quiet) as on_step:
         fitted = fit_table(frame, settings, on_step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ def table_notes(fitted: TableFit) -> list[str]:
         if column.levels:
             rare = f"; other: {_shorten(column.rare)}" if column.rare else ""
             notes.append(f"{column.name} is text: {_shorten(column.levels[1:])}, each against {column.levels[0]}{rare}")
-    if unfinished := [str(candidate.k) for candidate in fitted.candidates if not candidate.converged]:
+    if unfinished := [candidate.name for candidate in fitted.candidates if not candidate.converged]:
         notes.append(
             f"the fit with k = {', '.join(unfinished)} did not converge; a larger --ridge, fewer columns or a smaller "
             f"-k helps"
@@ -85,7 +86,7 @@ def candidate_table(fitted: TableFit) -> PrintedTable:
     table = _make_table("k", "log-likelihood", "BIC", "AIC", *heads)
     for candidate in fitted.candidates:
         cells = [
-            str(candidate.k),
+            candidate.name,
             *(f"{each:.1f}" for each in (candidate.log_likelihood, candidate.bic, candidate.aic)),
         ]
         if candidate.held_out is not None:
@@ -95,11 +96,11 @@ def candidate_table(fitted: TableFit) -> PrintedTable:
 
 
 def _explain_choice(fitted: TableFit, *, has_scores: bool) -> str:
-    k, candidates = fitted.best.k, fitted.candidates
-    lowest = min(candidates, key=lambda candidate: candidate.bic).k
+    k, candidates = fitted.best.name, fitted.candidates
+    lowest = min(candidates, key=lambda candidate: candidate.bic).name
     if fitted.settings.choose == "bic" or not has_scores:
         return f"k = {k} has the lowest BIC and is used"
-    best = max(candidates, key=lambda candidate: candidate.held_out or 0.0).k
+    best = max(candidates, key=lambda candidate: -math.inf if candidate.held_out is None else candidate.held_out).name
     note = f"k = {k} predicts held-out rows best and is used"
     if best != k:
         note = f"k = {k} is used, the smallest that predicts held-out rows about as well as k = {best}"

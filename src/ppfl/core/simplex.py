@@ -12,6 +12,7 @@ from ..errors import ModelError
 
 # A membership that underflows to 0 can never become positive again, and entropy is not smooth at 0 (Remark 3.2).
 FLOOR = 1e-6
+CLEAR = 0.8  # a client with at least this share of one canonical model is clear, any other client is mixed
 
 
 def uniform(n: int, k: int, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:

@@ -1,41 +1,53 @@
 """Population GLMs (Section 2.2 of the paper): scikit-learn estimators for a table with a client column.
 
-This folder has the estimators, their families and their likelihoods. `solvers` minimises the objectives, and `table`
-fits whole DataFrames for the command line.
+A client's coefficients are b_i = B c_i + u_i: K canonical models mixed by its membership, and a residual effect. `base`
+and `estimators` are what users hold, `choose_k` and what it imports find the best fit (`PopulationFit`), and
+`inference`, `intervals` and `summary` read it.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..lazy import exported
-from .choice_model import PopulationChoice
-from .inference.saved_estimator import load_estimator
-from .missing_clients import NEW, MissingClientsWarning, client_scorer
+from .base import NEW, MissingClientsWarning
+from .choice import PopulationChoice
+from .effects import anova, contrasts, for_marginaleffects, marginal_means
+from .estimators import PopulationClassifier, PopulationRegressor, client_scorer
 from .mixed_model import MixedModel, as_mixed_model, mixed_model
-from .regression import PopulationClassifier, PopulationRegressor
+from .save import load as _load
 
 if TYPE_CHECKING:
-    from .estimator_runs import estimator_from_run
+    from .lossless import GLMSite, fit_over_sites
+    from .over_sites import estimator_from_run
 
-__getattr__ = exported(__name__, {"estimator_from_run": "estimator_runs"})  # what reads runs is needed by it alone
+# what reads runs or speaks to sites is needed by these alone
+__getattr__ = exported(
+    __name__, {"estimator_from_run": "over_sites", "GLMSite": "lossless", "fit_over_sites": "lossless"}
+)
 
 __all__ = [
     "NEW",
+    "GLMSite",
     "MissingClientsWarning",
     "MixedModel",
     "PopulationChoice",
     "PopulationClassifier",
     "PopulationRegressor",
+    "anova",
     "as_mixed_model",
     "client_scorer",
+    "contrasts",
     "estimator_from_run",
+    "fit_over_sites",
+    "for_marginaleffects",
     "load",
+    "marginal_means",
     "mixed_model",
 ]
 
 
 def load(path: str | Path) -> Any:
-    """A fitted estimator from the file that its `save` wrote. It predicts and onboards as before.
+    """Reads a fitted estimator from the file that its `save` wrote. It predicts and onboards as before.
 
     >>> import tempfile
     >>> import numpy as np
@@ -47,6 +59,4 @@ def load(path: str | Path) -> Any:
     >>> bool(np.allclose(again.predict(x, clients), model.predict(x, clients), atol=1e-6))
     True
     """
-    return load_estimator(
-        path, {cls.__name__: cls for cls in (PopulationChoice, PopulationClassifier, PopulationRegressor)}
-    )
+    return _load(path, {cls.__name__: cls for cls in (PopulationChoice, PopulationClassifier, PopulationRegressor)})

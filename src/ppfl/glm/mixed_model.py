@@ -7,16 +7,17 @@ sum is lambda <C, L C>.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 
 from ..errors import SettingError
-from .client_ids import Array, label_rows
-from .client_memberships import PointMemberships
-from .estimator import PopulationEstimator
+from .columns import Array, label_rows
+
+if TYPE_CHECKING:
+    from .base import PopulationGLM
 
 
 class MixedModel(NamedTuple):
@@ -51,48 +52,43 @@ def mixed_model(theta: Array, memberships: Array) -> MixedModel:
     return MixedModel(fixed, coefficients - fixed, theta @ theta.T)
 
 
-def as_mixed_model(model: PopulationEstimator) -> tuple[Any, Any, Any]:
-    """Fixed effects, random effects by client and the covariance of random effects, as a mixed model reports them.
+def as_mixed_model(model: PopulationGLM) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame]:
+    """A fit in the words of a mixed model.
 
-    The covariance is the population's: that of theta c for a client drawn at random, c ~ Dirichlet(alpha), and the
-    fixed effects are its mean, theta E[c]. The random effects are posterior means, which are shrunken, so that their
-    own covariance is smaller. Solvers without a Dirichlet distribution (profile, federated) have one membership per
-    client, and the mean and covariance are those of these memberships.
+    The fixed effects are the mean of the clients' own coefficients in the population. The covariance is the
+    population's: that of B c for c ~ Dirichlet(alpha), plus that of the residual effects. The random effects are
+    posterior means, which are shrunken, so that their own covariance is smaller. With one membership per client
+    (penalty > 0), mean and covariance are those of the clients.
 
-    For a fitted model with one predictor. The intercept comes first. The results are labelled pandas objects.
+    Args:
+        model: A fitted model with one predictor.
 
-    >>> from ppfl.glm import PopulationRegressor
-    >>> random = np.random.default_rng(0)
-    >>> clients, x = np.repeat(np.arange(12), 20), random.normal(size=(240, 1))
-    >>> y = (1 + clients % 2) * x[:, 0] + random.normal(size=240)
-    >>> model = PopulationRegressor(k=2, random_state=0).fit(x, y, clients=clients)
-    >>> fixed, effects, covariance = as_mixed_model(model)
-    >>> np.shape(fixed), np.shape(effects), np.shape(covariance)
-    ((2,), (12, 2), (2, 2))
+    Returns:
+        Fixed effects, random effects by client, and the covariance of random effects. The intercept comes first.
+
+    Example:
+        >>> from ppfl.glm import PopulationRegressor
+        >>> random = np.random.default_rng(0)
+        >>> clients, x = np.repeat(np.arange(12), 20), random.normal(size=(240, 1))
+        >>> y = (1 + clients % 2) * x[:, 0] + random.normal(size=240)
+        >>> model = PopulationRegressor(k=2, random_state=0).fit(x, y, clients=clients)
+        >>> fixed, effects, covariance = as_mixed_model(model)
+        >>> fixed.shape, effects.shape, covariance.shape
+        ((2,), (12, 2), (2, 2))
     """
-    check_is_fitted(model, "_result")
+    from .inference import between_clients, client_coefficients, population_mean  # they use the moments below
+
+    check_is_fitted(model, "fit_")
     if model.canonical_coef_.ndim != 2:
         raise SettingError("a model of three or more classes has several predictors; look at canonical_coef_")
     model._check_has_coefficients()
-    theta = np.vstack([model.canonical_intercept_, model.canonical_coef_.T])
-    mean, spread = membership_moments(model)
-    # centred first: coefficients that all clients share then vary by exactly 0
-    centred = theta - (theta @ mean)[:, None]
-    fixed, covariance = theta @ mean, centred @ spread @ centred.T
-    covariance[np.diag_indices_from(covariance)] = np.maximum(np.diag(covariance), 0.0)
-    effects = np.asarray(model.memberships_) @ theta.T - fixed
-    labelled = label_rows(effects, model.clients_)
-    names = ["intercept", *model._scaling.names]
-    labelled.columns = names
-    return pd.Series(fixed, names), labelled, pd.DataFrame(covariance, names, names)
-
-
-def membership_moments(model: PopulationEstimator) -> tuple[Array, Array]:
-    """Mean (K,) and covariance (K, K) of memberships in the population."""
-    if isinstance(model._result.memberships, PointMemberships):
-        points = model._result.memberships.mean.numpy()
-        return points.mean(0), np.cov(points.T, bias=True).reshape(2 * points.shape[1:])
-    return dirichlet_moments(model.concentration_)
+    names, order = ["intercept", *model._scaling.names], np.r_[-1, : len(model._scaling.names)]
+    fixed = population_mean(model, model.fit_.parameters)[:, 0].numpy()
+    covariance = sum(between_clients(model))
+    effects = label_rows((client_coefficients(model)[..., 0] - fixed)[:, order], model.clients_)
+    effects.columns = names
+    table = pd.DataFrame(np.asarray(covariance)[np.ix_(order, order)], names, names)
+    return pd.Series(fixed[order], names), effects, table
 
 
 def dirichlet_moments(alpha: Array) -> tuple[Array, Array]:

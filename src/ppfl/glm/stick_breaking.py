@@ -17,8 +17,8 @@ from scipy import special
 from torch import Tensor
 
 _LARGEST_SCORE = 7.0
-_KNOTS = 513
-_CUBIC_STEP = 8  # knots for each quantile that is computed
+_KNOTS = 2049
+_CUBIC_STEP = 32  # knots for each quantile that is computed
 _TINY = 1e-200  # below it the quantile of a beta distribution is taken from its power law
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -32,8 +32,15 @@ class StickBreaking(NamedTuple):
     # lines; their values on the left, and how much they rise to the right
     lines: Tensor
 
+    @property
+    def k(self) -> int:
+        return max(1, len(self.alpha))
+
     @classmethod
     def of(cls, alpha: Tensor, knots: int = _KNOTS) -> Self:
+        """For alpha (K,), or (0,) with one canonical model."""
+        if len(alpha) < 2:
+            return cls(alpha.detach(), torch.zeros(0, knots - 1, 4, dtype=torch.float64))
         a = alpha.detach().numpy()
         rest = np.cumsum(a[::-1])[::-1][1:]
         logit = torch.from_numpy(_beta_logits(a[:-1], rest, knots))

@@ -70,8 +70,8 @@ class PartlySharedLinear(nn.Module):
         """The predictor (B, outputs)."""
         if self.columns is not None:
             x = torch.cat([x, torch.ones_like(x[:, :1])], 1)[:, self.columns]
-        predictor: Tensor = self.varying(x[:, : self.n_varying])
-        return predictor if self.shared is None else predictor + self.shared(x[:, self.n_varying :])
+        predictor: Tensor = self.varying(x[..., : self.n_varying])
+        return predictor if self.shared is None else predictor + self.shared(x[..., self.n_varying :])
 
 
 def split_columns(names: Sequence[str], shared: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:

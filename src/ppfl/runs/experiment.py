@@ -69,9 +69,9 @@ class StartSettings(Settings):
 class EstimatorSettings(Settings):
     """`[estimator]`: a population GLM, in the place of a network, a population and a method.
 
-    It is what `PopulationRegressor` and `PopulationClassifier` do with solver = "federated", so that the same fit runs
-    in one process and over sites. Settings have the names that they have there; `rounds` is max_iter and `seeds` are
-    random states. `ppfl.glm.estimator_from_run` makes the fitted estimator of a run.
+    The paper's rounds, as `PopulationRegressor` and `PopulationClassifier` run them for penalty > 0, in one process and
+    over sites. Settings have the names that they have there; `rounds` is max_iter and `seeds` are random states.
+    `ppfl.glm.estimator_from_run` makes the fitted estimator of a run.
 
     >>> EstimatorSettings(kind="classifier", k=2).as_experiment({})["population"]["canonical"]
     'varying'

@@ -49,7 +49,7 @@ class InProcess:
         self.sites, self.bytes_carried = sites, 0
         self._ids = [_ids_of(self.deliver(site, [Describe()])[0]) for site in sites]
         self.roster = make_roster(self._ids, order)
-        self.device = sites[0].federation.train.x.device
+        self.device = sites[0].device
 
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         by_site = [

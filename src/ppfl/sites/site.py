@@ -103,6 +103,11 @@ class Site:
             Close: self.close,
         }
 
+    @property
+    def device(self) -> torch.device:
+        """Where its rows are."""
+        return self.federation.train.x.device
+
     def answer(self, request: Request) -> Reply:
         """Do what a request asks for."""
         return self._answers[type(request)](request)
