@@ -40,7 +40,7 @@ from .messages import (
     ClientTable,
     Join,
     Packed,
-    Prepare,
+    PrepareRows,
     Refused,
     Reveal,
     SumColumns,
@@ -82,7 +82,7 @@ class SiteService:
         self.masks = None if secure is None else SiteMasks(settings.name, secure, self.base)
         self._opened: _Opened | None = None
         self._work: dict[type, Callable[[Call, Any], Reply]] = {
-            SumColumns: self._sum_columns, Prepare: self._prepare, ClientTable: self._table, Setup: self._setup,
+            SumColumns: self._sum_columns, PrepareRows: self._prepare, ClientTable: self._table, Setup: self._setup,
             Train: self._train, Evaluate: self._evaluate, Close: self._close,
             Describe: lambda call, request: Reply(),
         }  # fmt: skip
@@ -227,7 +227,7 @@ class SiteService:
         center = Center.model_validate(request.center) if request.center else None
         return Reply(metrics=self.data.sums(settings, plan, center, self.settings.fewest))
 
-    def _prepare(self, call: Call, request: Prepare) -> Reply:
+    def _prepare(self, call: Call, request: PrepareRows) -> Reply:
         joined = self._open(call.run).joined
         preparation = json.dumps(Preparation.read(request.preparation).model_dump(mode="json"))
         if joined.preparation not in ("", preparation):
