@@ -24,7 +24,7 @@ from kit.sites import (
 )
 from ppfl.algorithms import METHODS as ALL_METHODS
 from ppfl.algorithms import FedAvg
-from ppfl.federation.messages import Call, ClientTable, Join, Prepare, SumColumns, pack, unpack_answer
+from ppfl.federation.messages import Call, ClientTable, Join, PrepareRows, SumColumns, pack, unpack_answer
 from ppfl.federation.policy import Policy, experiment_hash, over_sites, rows_shown, what_leaves
 from ppfl.federation.service import SiteService
 from ppfl.federation.site_settings import ClientNames, SiteSettings
@@ -95,7 +95,7 @@ ATTACKS = {  # what a server sends: made from a conversation, with the code of t
     "mean features": (lambda t: [ClientTable("feature_means")], "not-in-experiment"),
     "label counts": (lambda t: [ClientTable("label_counts")], "not-in-experiment"),
     "sums of columns": (lambda t: [SumColumns({"columns": [], "numbers": [], "levels": {}})], "not-in-experiment"),
-    "a preparation": (lambda t: [Prepare({"columns": []})], "not-in-experiment"),
+    "a preparation": (lambda t: [PrepareRows({"columns": []})], "not-in-experiment"),
     "the clients' states": (lambda t: [Save("main", 0)], "not-in-experiment"),
     "states of its own": (lambda t: [Restore("main", 0, SavedStates(t.training().who))], "not-in-experiment"),
     "to keep states": (lambda t: [Keep("main")], "not-in-experiment"),
@@ -122,7 +122,7 @@ def test_nothing_is_answered_before_an_approved_join(tmp_path):
     service = make_services(tmp_path, ("a",), experiment, policy=STRICT)["a"]
     stranger = Talk(service, strict_experiment(rounds=6))
     assert stranger.ask(Join(experiment_hash(stranger.experiment), 0)) == "not-approved"
-    for request in (ClientTable("label_counts"), SumColumns({}), Prepare({}), Close("main")):
+    for request in (ClientTable("label_counts"), SumColumns({}), PrepareRows({}), Close("main")):
         assert stranger.ask(request) == "unknown-run"
 
 
@@ -243,6 +243,9 @@ def test_effective_clients_count_weights_and_not_names():
     equal = Spread.of(torch.ones(10, 1))
     one_heavy = Spread.of(torch.tensor([[1.0]] + [[1e-6]] * 9))
     assert float(equal.clients) == pytest.approx(10)
+    for weight in (0.1, 0.3, 1 / 7):
+        assert not Spread.of(torch.full((5, 1), weight)).is_few(5)
+        assert Spread.of(torch.full((4, 1), weight)).is_few(5)
     assert float(one_heavy.clients) == pytest.approx(1, abs=1e-4)
 
 
@@ -310,11 +313,11 @@ def test_rows_are_prepared_in_one_way_alone(tmp_path):
     talk = Talk(service, experiment)
     talk.ask(Join(experiment_hash(experiment), 0))
     agreed = service.data.prepared(experiment.preparation, {}).preparation.model_dump(mode="json")
-    assert len(talk.ask(Prepare(agreed))) == len(talk.ask(Prepare(agreed))) == 1
+    assert len(talk.ask(PrepareRows(agreed))) == len(talk.ask(PrepareRows(agreed))) == 1
     other = {**agreed, "columns": [{**agreed["columns"][0], "scale": [1e-9]}, *agreed["columns"][1:]]}
-    assert talk.ask(Prepare(other)) == "not-in-experiment"
+    assert talk.ask(PrepareRows(other)) == "not-in-experiment"
     names = {**agreed, "columns": [*agreed["columns"][:1], {**agreed["columns"][1], "levels": ["p0", "p1"]}]}
-    assert talk.ask(Prepare(names)) == "not-in-experiment"
+    assert talk.ask(PrepareRows(names)) == "not-in-experiment"
 
 
 def test_no_value_of_text_leaves_a_table(tmp_path):

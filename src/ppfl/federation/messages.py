@@ -77,8 +77,8 @@ class SumColumns(NamedTuple):
 
 
 @message
-class Prepare(NamedTuple):
-    """Prepare the rows in the way on which all sites have agreed."""
+class PrepareRows(NamedTuple):
+    """Prepare the rows of the tables in the way on which all sites have agreed."""
 
     preparation: dict[str, Any]
 

@@ -32,7 +32,7 @@ from ..runs.load import load_experiment
 from ..server.loop import MAIN
 from ..server.step_size import FIRST, RANGE, TRIAL_ROUNDS
 from ..sites import Close, Describe, Evaluate, Setup, Train
-from .messages import MOST_BYTES, ClientTable, Prepare, Refused, Reveal, SumColumns
+from .messages import MOST_BYTES, ClientTable, PrepareRows, Refused, Reveal, SumColumns
 
 SURVEY_CALLS = 12  # before the first round: to find the start, to join, and to prepare tables
 _ROWS = {"membership": "memberships", "sketch": "sketches", "importance": "sketches", "length": "changes",
@@ -290,7 +290,7 @@ def _check_columns(known: Known, request: SumColumns) -> None:
         raise _outside("a column is named twice")
 
 
-def _check_prepare(known: Known, request: Prepare) -> None:
+def _check_prepare(known: Known, request: PrepareRows) -> None:
     settings, found = _preparation(known), Preparation.read(request.preparation)
     allowed = {name: {*levels, GAP} for name, levels in settings.levels.items()}
     if any(column.levels and not {*column.levels} <= allowed.get(column.name, set()) for column in found.columns):
@@ -325,7 +325,7 @@ def _method(known: Known, session: str) -> Method:
 _TABLES_OF_CLIENTS = ("label_counts", "feature_means")
 _CHECKS: dict[type, Any] = {
     Setup: _check_setup, Train: _check_train, Evaluate: _check_evaluate, SumColumns: _check_columns,
-    Prepare: _check_prepare, ClientTable: _check_table, Close: _check_close,
+    PrepareRows: _check_prepare, ClientTable: _check_table, Close: _check_close,
     Describe: lambda known, request: None, Reveal: lambda known, request: None,
 }  # fmt: skip
 

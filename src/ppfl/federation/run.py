@@ -40,7 +40,7 @@ from ..server.loop import MAIN, in_roster_order
 from ..sites import PredictionMetric, Reply
 from .exchange import Channel, Exchange, Timeouts
 from .ledger import Ledger
-from .messages import ClientTable, FederationError, Join, Prepare, SumColumns
+from .messages import ClientTable, FederationError, Join, PrepareRows, SumColumns
 from .policy import experiment_hash, over_sites, refuse_unsupported
 from .secure_sums import STEPS
 from .transport import SiteTransport
@@ -146,7 +146,7 @@ class ClientsAtSites:
         else:
             self.spec = SampleSpec.model_validate(there["spec"])
         if self.spec.preparation is not None:
-            transport.prepare(Prepare(self.spec.preparation.model_dump(mode="json")))
+            transport.prepare(PrepareRows(self.spec.preparation.model_dump(mode="json")))
         self._clock = _Clock(transport)
 
     def describe(self) -> Record:

@@ -40,7 +40,7 @@ from .messages import (
     ClientTable,
     Join,
     Packed,
-    Prepare,
+    PrepareRows,
     Refused,
     Reveal,
     SumColumns,
@@ -82,7 +82,7 @@ class SiteService:
         self.masks = None if secure is None else SiteMasks(settings.name, secure, self.base)
         self._opened: _Opened | None = None
         self._work: dict[type, Callable[[Call, Any], Reply]] = {
-            SumColumns: self._sum_columns, Prepare: self._prepare, ClientTable: self._table, Setup: self._setup,
+            SumColumns: self._sum_columns, PrepareRows: self._prepare, ClientTable: self._table, Setup: self._setup,
             Train: self._train, Evaluate: self._evaluate, Close: self._close,
             Describe: lambda call, request: Reply(),
         }  # fmt: skip
@@ -184,12 +184,12 @@ class SiteService:
         if lacking := [row for row in rows_shown(experiment) if row not in self.settings.policy.rows]:
             raise Refused("rows-not-allowed", f"the experiment shows {', '.join(lacking)} of each client")
         names, described = self._names(approved), self._describe(approved)
-        effective = float(Spread.of(described.importance[:, None]).clients)
-        if effective < self.settings.fewest * (1 - 1e-9):
+        effective = Spread.of(described.importance[:, None])
+        if effective.is_few(self.settings.fewest):
             raise Refused(
                 "too-few-clients",
-                f"{len(described.ids)} clients, by their samples as many as {effective:.1f} equal ones; min_clients is "
-                f"{self.settings.fewest}",
+                f"{len(described.ids)} clients, by their samples as many as {float(effective.clients):.1f} equal ones; "
+                f"min_clients is {self.settings.fewest}",
             )
         ids = tuple(names.outside(described.ids))
         if known is None or ids != known.ids:
@@ -227,7 +227,7 @@ class SiteService:
         center = Center.model_validate(request.center) if request.center else None
         return Reply(metrics=self.data.sums(settings, plan, center, self.settings.fewest))
 
-    def _prepare(self, call: Call, request: Prepare) -> Reply:
+    def _prepare(self, call: Call, request: PrepareRows) -> Reply:
         joined = self._open(call.run).joined
         preparation = json.dumps(Preparation.read(request.preparation).model_dump(mode="json"))
         if joined.preparation not in ("", preparation):

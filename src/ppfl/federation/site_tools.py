@@ -71,11 +71,11 @@ def check_site(settings: SiteSettings, base: Path, experiment: Experiment) -> Si
         federation = data.prepared(experiment.preparation, {})
         found.facts.extend(_describe(federation, data))
         described = data.describe(experiment.preparation)
-        effective = float(Spread.of(described.importance[:, None]).clients)
-        if effective < settings.fewest:
+        effective = Spread.of(described.importance[:, None])
+        if effective.is_few(settings.fewest):
             found.problems.append(
-                f"policy: {federation.n_clients} clients, by their samples as many as {effective:.1f} equal ones, are "
-                f"fewer than min_clients = {settings.fewest}"
+                f"policy: {federation.n_clients} clients, by their samples as many as {float(effective.clients):.1f} "
+                f"equal ones, are fewer than min_clients = {settings.fewest}"
             )
     if federation is not None:
         with found.noting("model"):

@@ -25,13 +25,13 @@ from ..server.transports import make_roster, named_rows
 from ..sites import Close, Describe, Evaluate, Reply, Request, Restore, Save, Setup, Train
 from ..sites.messages import combine, part_for
 from .exchange import Exchange
-from .messages import FederationError, Join, Masked, Prepare, Reveal, names_of
+from .messages import FederationError, Join, Masked, PrepareRows, Reveal, names_of
 from .reply_checks import SiteFacts, SiteNorms, check_description, check_reply
 from .secure_sums import SUMS, RollCall
 
 log = logging.getLogger("ppfl.federation")
 CONNECT_SECONDS = 600.0
-WITHOUT_ANSWER = Prepare | Setup | Close  # the reply to them is empty
+WITHOUT_ANSWER = PrepareRows | Setup | Close  # the reply to them is empty
 
 
 class SiteRecord(NamedTuple):
@@ -130,7 +130,7 @@ class SiteTransport:
                 _refuse_different_data(other, record.described, name, described)
             self.sites[name] = SiteRecord.of(described)
 
-    def prepare(self, request: Prepare) -> None:
+    def prepare(self, request: PrepareRows) -> None:
         """Let the sites prepare their tables, with the next call."""
         self._prepared = [request]
         self._queued.append(request)

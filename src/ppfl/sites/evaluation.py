@@ -109,7 +109,7 @@ class SplitScores(NamedTuple):
                 "not_finite": ((self.samples > 0) & ~finite).sum().double(),
                 "histogram": joined_bins(histogram(values), fewest) if fewest else histogram(values),
             }
-            if fewest and not min(_spread(n), _spread(p)) >= fewest:
+            if fewest and any(Spread.of(weights[:, None]).is_few(fewest) for weights in (n, p)):
                 sums = {field: torch.zeros_like(value) for field, value in sums.items()}
             found |= {f"{name}.{field}": value for field, value in sums.items()}
         return found
@@ -212,11 +212,6 @@ def joined_bins(bins: Tensor, fewest: float) -> Tensor:
         joined[:, at] = 0
         joined[:, before] += left
     return joined
-
-
-def _spread(weights: Tensor) -> float:
-    """The effective number of clients with these weights (C,)."""
-    return float(Spread.of(weights[:, None]).clients)
 
 
 def bin_of(scores: Tensor) -> Tensor:

@@ -106,7 +106,8 @@ class Site:
     @property
     def device(self) -> torch.device:
         """Where its rows are."""
-        return self.federation.train.x.device
+        found: torch.device = self.federation.train.x.device
+        return found
 
     def answer(self, request: Request) -> Reply:
         """Do what a request asks for."""
@@ -175,7 +176,7 @@ class Site:
 
     def _are_few(self, session: Session, who: Tensor) -> bool:
         """Whether a sum over these clients is over too few of them, also effectively."""
-        return bool(self.fewest) and not float(Spread.of(session.weight[who][:, None]).clients) >= self.fewest
+        return bool(self.fewest) and bool(Spread.of(session.weight[who][:, None]).is_few(self.fewest))
 
     def _work(self, session: Session, request: Train, asked: Tensor, counted: Tensor) -> UploadTotals | None:
         """The work of the clients asked[counted] in an exchange; None where there are none.

@@ -68,6 +68,10 @@ class Spread(NamedTuple):
         """(r,): the effective number of clients, (sum_i |w_ir|)^2 / sum_i w_ir^2; 0 where all weights are 0."""
         return self.total.square() / self.squares.clamp_min(torch.finfo(torch.float64).tiny)
 
+    def is_few(self, fewest: float) -> Tensor:
+        """(r,): whether that is less than so many; so many equal ones are not, however their weights are rounded."""
+        return self.clients < fewest * (1 - 1e-9)
+
 
 class UploadTotals:
     """What the uploads of some of a round's clients add up to. One thread's own; threads' are joined at the end."""
@@ -114,12 +118,12 @@ class UploadTotals:
         weights; and of canonical models that are side by side in one row, those that so few clients use."""
         members = self.spread.get(_MEMBERS)
         for name, total in self.totals.items():
-            few = self.spread[name].clients < fewest
+            few = self.spread[name].is_few(fewest)
             total.weight[few.to(total.weight.device)] = 0
             for path, leaf in named_leaves(total.value).items():
                 leaf[few.to(leaf.device)] = 0
                 if members is not None and path in canonical and leaf.shape[:2] == (1, len(members.total)):
-                    leaf[:, (members.clients < fewest).to(leaf.device)] = 0
+                    leaf[:, members.is_few(fewest).to(leaf.device)] = 0
 
     def _add_sum(self, name: str, sum_: Sum, p: Tensor) -> None:
         """sum_i p_i weight_i ⊗ value_i over a chunk."""
