@@ -74,6 +74,8 @@ class _Reader(HTMLParser):
         self.text.append("\n")
 
     def handle_data(self, data: str) -> None:
+        if self.open[-1:] in (["script"], ["style"]):  # which nobody sees
+            return
         self.text.append(data)
         if self.open[-1:] == ["title"]:
             self.title.append(data)

@@ -229,4 +229,4 @@ def _kinds_of_pages(texts: Sequence[str], random: Random, folder: Path) -> froze
         if called.code != 0:
             raise RuntimeError(f"harmless texts fail already: {called.text}")
     files = (folder / name for name in ("out/report.html", "glm/report.html"))
-    return frozenset().union(*(browser.read(file.read_text(encoding="utf-8")).kinds for file in files))
+    return frozenset().union(*(browser.show(file).kinds for file in files))

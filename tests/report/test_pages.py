@@ -129,6 +129,17 @@ def test_everything_from_data_is_shown_and_not_obeyed(browser, tmp_path):
         assert_quiet(browser, page)
 
 
+def test_controls_in_names_of_methods_are_nowhere_on_the_page(browser, tmp_path):
+    page = write(Comparison.of([fake_run("ppfl"), fake_run("local", k=1, level=0.8)], ["a\x0b", "b\u202e"]), tmp_path)
+    browser.open(page)
+    everything = browser.run(
+        "document.querySelectorAll('script').forEach(s => s.remove()); return document.body.outerHTML"
+    )
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]", everything)
+    assert "⧵x0b" in everything and r"a\x0b" in everything
+    assert_quiet(browser, page)
+
+
 def test_many_clients_are_quick_to_open_and_all_of_them_are_found(browser, tmp_path, monkeypatch):
     page = write(comparison(clients=3000), tmp_path)
     browser.open(page)

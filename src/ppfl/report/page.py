@@ -110,8 +110,13 @@ def _shown(value: Any) -> Any:
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, dict):
-        return {key: _shown(one) for key, one in value.items()}
+        return {key: _title(one) if key == "title" else _shown(one) for key, one in value.items()}
     return [_shown(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _title(value: Any) -> Any:
+    """A title of an axis or a tooltip. Vega makes an expression of it, in which a backslash would begin an escape."""
+    return visible(value).replace("\\", "⧵") if isinstance(value, str) else _shown(value)
 
 
 def _json(value: Any) -> str:
