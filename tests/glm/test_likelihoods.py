@@ -14,9 +14,9 @@ from ppfl.glm.family import Family
 from ppfl.glm.likelihood import Layout, Parameters, Residual
 from ppfl.glm.marginal import Marginal
 from ppfl.glm.moments import MomentLikelihood, fastest_form, given_other_rows
+from ppfl.glm.nested import embedded
 from ppfl.glm.regularization import Regularization
 from ppfl.glm.rows import ChoiceDesign, RowLikelihood
-from ppfl.glm.search import embedded
 
 K = 3
 COUNTS = ("poisson", "negative binomial", "zero-inflated poisson", "zero-inflated negative binomial")

@@ -62,6 +62,16 @@ def test_the_icc_is_the_share_of_the_intercepts_variance():
     assert f"{between / (between + model.dispersion_):.3f}." in str(model.summary())
 
 
+def test_the_summary_says_whether_clients_differ_and_whether_there_are_kinds():
+    clients, noise = np.arange(120) % 12, np.random.default_rng(5).normal(size=120)
+    same = noise - (np.bincount(clients, noise) / 10)[clients]  # with equal means
+    words = {"explain 100% of the differences": {}, "explain 0% of": {"k": 1, "residual": "full"}}
+    for word, settings in words.items():
+        assert word in str(fitted(**settings).summary())
+    alike = regressor(k=1, residual="intercept").fit(TABLE.x, same, clients)
+    assert "All variances between clients are 0." in str(alike.summary())
+
+
 def test_html_is_well_formed_and_escaped(tmp_path):
     page = hostile_fit().summary(0.9).to_html(tmp_path / "summary.html")
     assert (tmp_path / "summary.html").read_text(encoding="utf-8") == page

@@ -42,10 +42,10 @@ def test_three_sites_are_one_table(case):
     found = fit_over_sites(make(), InProcess(*sites), classes)
     one = make().fit(TABLE.x, y, clients=TABLE.clients)
     np.testing.assert_allclose(found.canonical_coef_, one.canonical_coef_, atol=1e-6)
-    intercepts = [model.canonical_intercept_ for model in (found, one)]
-    if family == "multinomial":  # a number added to all classes changes nothing
-        intercepts = [values - values.mean(-1, keepdims=True) for values in intercepts]
-    np.testing.assert_allclose(*intercepts, atol=1e-6)
+    both = [model.canonical_intercept_ for model in (found, one)]
+    # a number added to all classes changes nothing
+    levels = [each - each.mean(-1, keepdims=True) * (family == "multinomial") for each in both]
+    np.testing.assert_allclose(*levels, atol=1e-6)
     np.testing.assert_allclose(found.conf_int(), one.conf_int(), atol=1e-6, rtol=1e-6)
     assert found.log_likelihood_ == pytest.approx(one.log_likelihood_, abs=0.05)  # of the integration
     assert found.bic_ - 2 * one.log_likelihood_ == pytest.approx(one.bic_ - 2 * found.log_likelihood_, abs=1e-6)
@@ -55,7 +55,7 @@ def test_three_sites_are_one_table(case):
         own, names = site.estimator(found), np.unique(TABLE.clients[some])
         np.testing.assert_allclose(own.memberships_, one.memberships_.loc[names], atol=1e-6)
         intervals = own.membership_intervals(), one.membership_intervals().loc[names]
-        np.testing.assert_allclose(*intervals, atol=0.2)  # of draws
+        assert np.abs(intervals[0].to_numpy() - intervals[1].to_numpy()).mean() < 0.05  # of draws
     assert "at their sites" in str(found.summary()) or found.k_ == 1
     assert found.exchanges_ < 100
 

@@ -12,11 +12,11 @@ from ppfl.glm.choose_k import Candidate, Search, automatic, choose, choose_model
 from ppfl.glm.families import regression_family
 from ppfl.glm.likelihood import Subset, SumOfObjectives
 from ppfl.glm.marginal import Marginal
+from ppfl.glm.nested import embedded
 from ppfl.glm.newton import SMALL_GAIN, Task, newton_step
 from ppfl.glm.population_fit import PopulationFit
 from ppfl.glm.problem import Evaluator, Problem, precise_log_likelihood
 from ppfl.glm.rows import DenseDesign, RowLikelihood
-from ppfl.glm.search import embedded
 
 
 def standardised_problem(x, y, clients, ridge=1.0, family="gaussian") -> Problem:
@@ -84,7 +84,7 @@ def test_a_converged_fit_is_a_minimum(name, k, residual):
     sums = points.evaluate(found.vector).sums
     task = Task("", found.layout, Subset(), 1024, 0, problem.facts.regularization, 1.0, 1.0)
     left = newton_step(task.add_penalty(found.vector, sums), None, np.inf)
-    assert left.gain < SMALL_GAIN + 0.02 * problem.rows.n_clients * (k > 3)
+    assert left.gain < SMALL_GAIN + 4 * sums.error  # what the points themselves get wrong
 
 
 def test_a_saddle_is_left_downhill():

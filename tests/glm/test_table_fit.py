@@ -157,8 +157,12 @@ def test_a_formula_gives_what_its_columns_give_and_may_have_an_offset():
 def test_the_held_out_likelihood_and_the_bic_choose_k_in_the_units_of_the_target():
     for choose in ("held_out", "prediction", "bic"):
         found = fitted("gaussian", ks=(1, 2), choose=choose)
-        best = max(found.candidates, key=lambda each: (-each.bic if choose == "bic" else each.held_out) or 0.0)
-        assert found.best == best
+        if choose == "bic":
+            assert found.best == min(found.candidates, key=lambda each: each.bic)
+            continue
+        best = max(found.candidates, key=lambda each: each.held_out or -np.inf)
+        assert choose == "held_out" or found.best == best
+        assert best.held_out - found.best.held_out <= found.best.held_out_error + 1e-12
     assert found.best.bic == pytest.approx(found.model.bic_)
     plain = fitted("gaussian", ks=(1, 2))
     large = fit_table(SHOPS.assign(sold=1000 * SHOPS["sold"]), plain.settings)

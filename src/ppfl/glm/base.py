@@ -66,7 +66,9 @@ class PopulationGLM(BaseEstimator):  # type: ignore[misc]
     """K canonical models and one membership per client, fitted to a table."""
 
     fit_: PopulationFit
+    formula_: FormulaDesign | None
     _family: Family
+    _log_likelihood: LogLikelihood | None
 
     def __init__(
         self,
@@ -184,7 +186,7 @@ class PopulationGLM(BaseEstimator):  # type: ignore[misc]
 
     def _fit_rows(self, rows: RowLikelihood, ids: Sequence[Any], *, has_clients: bool) -> Self:
         """Chooses a model and keeps it."""
-        self.formula_: FormulaDesign | None = None
+        self.formula_ = None
         self._has_clients = has_clients
         self._check_settings()
         ks = self._numbers_to_try(len(ids))
@@ -219,7 +221,7 @@ class PopulationGLM(BaseEstimator):  # type: ignore[misc]
         self._posterior = fit.posterior
         self._covariance: inference.Covariance | None = None
         self._deviations: Array | None = None
-        self._log_likelihood: LogLikelihood | None = None
+        self._log_likelihood = None
         self.k_, self.residual_ = fit.k, fit.layout.residual
         self.clients_ = np.array(ids)
         self._position = {name: at for at, name in enumerate(text_ids(list(ids)).tolist())}
@@ -501,10 +503,11 @@ class PopulationGLM(BaseEstimator):  # type: ignore[misc]
     @property
     def dropped_(self) -> pd.Series:
         """The number of rows with missing values that the fit left out, by client."""
-        if getattr(self, "formula_", None) is None:
+        formula: FormulaDesign | None = getattr(self, "formula_", None)
+        if formula is None:
             raise AttributeError("the model was not fitted by a formula, so no rows were left out; see from_formula")
-        clients, counts = zip(*self.formula_.dropped, strict=True) if self.formula_.dropped else ((), ())
-        index = pd.Index(clients, name=self.formula_.client, dtype=object)  # None: rows without a client
+        clients, counts = zip(*formula.dropped, strict=True) if formula.dropped else ((), ())
+        index = pd.Index(clients, name=formula.client, dtype=object)  # None: rows without a client
         return pd.Series(counts, index=index, name="dropped", dtype="int64")
 
     # ------------------------------------------------------------------ inference

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -26,9 +27,9 @@ CRITERIA = {
     "bic": "the BIC",
 }
 _FOLDS, _FEW_FOLDS, _MANY_ROWS = 5, 2, 50_000
+_WIDEST, _WIDEST_OF_POINTS = 8, 3  # columns with correlated residual effects, without and with points for them
 _LEAST_K = 3  # larger K are tried only while they predict better
 _SMALL_STEP = 0.5  # of the log-likelihood; folds need no better fit
-_FEW_POINTS = 64
 _WIDER = (0.0, 0.1, 0.2, 0.4, 0.7, 1.1, 1.6, 2.2, 3.0)  # added to the log dispersion
 
 
@@ -70,6 +71,24 @@ def choose_model(
     The columns of the table are k, residual, log_likelihood, n_parameters, aic, bic, held_out, held_out_error,
     converged. With one candidate nothing is held out, and `held_out` is NaN.
     """
+    with one_thread():
+        return _choose_model(problem, candidates, search)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Chunks that fit in the cache gain nothing from a second thread, and wait for it on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _choose_model(
+    problem: Problem, candidates: Sequence[Candidate], search: Search
+) -> tuple[PopulationFit, pd.DataFrame]:  # fmt: skip
     random = np.random.default_rng(search.seed)
     folds = number_of_folds(len(problem.rows.y)) if len(candidates) > 1 else 0
     if folds and search.criterion != "bic":
@@ -159,10 +178,10 @@ def held_out(objective: Objective, facts: Facts, fits: Sequence[Sequence[Fit]]) 
     too small for rows it has not seen, which would hide that its means are better. So the dispersion is made wider, by
     the one factor for all folds that suits the held-out rows best.
     """
-    asks = [
-        HeldOutAsk(each[0].layout, [fit.solution.vector for fit in each], _FEW_POINTS, (0.0,)) for each in fits
-    ]  # fmt: skip
-    asks = [ask._replace(points_each=min(128, points_each(facts.dimensions(ask.layout), 10**6))) for ask in asks]
+    asks = []
+    for each in fits:
+        count = points_each(facts.dimensions(each[0].layout), round(facts.clients))
+        asks.append(HeldOutAsk(each[0].layout, [fit.solution.vector for fit in each], count))
     if facts.regularization.samples:
         wide = [ask._replace(wider=_WIDER) for ask in asks]
         totals = objective.held_out(wide).total.reshape(len(asks), -1)
@@ -190,7 +209,10 @@ def automatic(problem: Problem, ks: Sequence[int], residual: str) -> list[Candid
     if residual == "auto" and problem.has_residual:
         effects, intercept = problem.facts.layout.effects, problem.facts.layout.intercept
         kinds += ["intercept"] if intercept in effects else []
-        kinds += ["full"] if effects != (intercept,) else []
+        if effects != (intercept,) and len(effects) <= (_WIDEST if problem.facts.closed_form else _WIDEST_OF_POINTS):
+            kinds += ["full"]
+        elif effects != (intercept,) and problem.facts.closed_form:
+            kinds += ["diagonal"]
     elif residual != "auto":
         kinds = [residual]  # type: ignore[list-item]
     return [Candidate(k, kind) for k in ks for kind in kinds]

@@ -268,6 +268,6 @@ def find_positions(ids: Sequence[Any], known: dict[str, int]) -> list[int]:
     return [known.get(name, len(known)) for name in text_ids(list(ids)).tolist()]
 
 
-def label_rows(values: Array, clients: Sequence[Any]) -> pd.DataFrame:
+def label_rows(values: Array, clients: Any) -> pd.DataFrame:
     """One row per client, with the client as index."""
     return pd.DataFrame(values, index=pd.Index(list(clients), name="client"), columns=range(values.shape[1]))

@@ -102,7 +102,7 @@ def derivatives_of_mixture(family: Family, c: Memberships, eta: Tensor, y: Tenso
     return Derivatives(
         log.view(n, g),
         arranged(torch.cat([slopes[i] for i in heads], 1)),
-        arranged(torch.cat([seconds[i][j] for i in heads for j in heads], 1)).unflatten(1, (k * p, k * p)),
+        arranged(torch.cat([seconds[i][j] for i in heads for j in heads], 1)).reshape(n, k * p, k * p, g),
         [slope.view(n, g) for slope in slopes[k * p :]],
         [arranged(torch.cat([seconds[i][j] for i in heads], 1)) for j in range(k * p, len(slopes))],
         [[second.view(n, g) for second in row[k * p :]] for row in seconds[k * p :]],
@@ -114,7 +114,7 @@ def _differentiate(
 ) -> tuple[Tensor, list[Tensor], list[list[Tensor]]]:
     """A log density (n, 1) with its slopes, and minus its second derivatives, in predictors (n, p) and nuisance."""
     with torch.enable_grad():
-        parts = [part.detach().clone().requires_grad_() for part in eta.split(1, 1)]
+        parts = [part.detach().clone().requires_grad_() for part in torch.split(eta, 1, 1)]
         # one value of every nuisance parameter for each row, so that derivatives are elementwise
         parts += [value.expand(len(eta), 1).detach().clone().requires_grad_() for value in nuisance]
         heads = torch.cat(parts[: eta.shape[1]], 1)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 POPULATION = "population"  # the mean of the clients' own coefficients
 KINDS = ("deviance", "pearson", "quantile")
 _SINGULAR = 1e-9  # curvatures below this share of the largest are rounding errors
+_NO_VARIANCE = 1e-6  # between clients, of standardised targets
 _STEP = 1e-4  # for derivatives of a few simple functions
 _EDGE = 1e-15  # probabilities are kept this far from 0 and 1, so that residuals stay within about 8
 _NUMBERS_AT_ONCE = 1 << 18
@@ -85,7 +86,8 @@ def coefficients(model: PopulationGLM, at: Parameters, *, shifted: bool = True) 
 
 def population_mean(model: PopulationGLM, at: Parameters) -> Tensor:
     """The mean of the clients' own coefficients in the population (d + 1, m)."""
-    return torch.tensordot(membership_mean(model, at), coefficients(model, at), 1)
+    found: Tensor = torch.tensordot(membership_mean(model, at), coefficients(model, at), 1)
+    return found
 
 
 def membership_mean(model: PopulationGLM, at: Parameters) -> Tensor:
@@ -145,7 +147,7 @@ def explained(model: PopulationGLM) -> float:
     place[:-1, :-1] = np.diag(np.where(some, scale, 0.0))
     place[-1, :-1] = mean
     parts = [float(np.trace(place @ part @ place.T)) for part in (models, residual)]
-    return parts[0] / sum(parts) if sum(parts) > 0 else math.nan
+    return parts[0] / sum(parts) if sum(parts) > _NO_VARIANCE * model._units.scale**2 else math.nan
 
 
 def natural_parameters(model: PopulationGLM, nuisance: Tensor | None = None) -> dict[str, float]:
@@ -165,13 +167,13 @@ def jacobian(function: Callable[[Parameters], Tensor], model: PopulationGLM) -> 
         return function(layout.unpack(vector))
 
     with torch.enable_grad():
-        return torch.func.jacrev(of_vector)(torch.from_numpy(model.fit_.vector)).numpy()
+        return np.asarray(torch.func.jacrev(of_vector)(torch.from_numpy(model.fit_.vector)).numpy())
 
 
 def errors(model: PopulationGLM, slopes: Array) -> Array:
     """Standard errors of quantities with these derivatives (..., P)."""
     variance = np.einsum("...p,pq,...q->...", slopes, covariance(model).matrix, slopes)
-    return np.sqrt(np.maximum(variance, 0.0))
+    return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
 # ---------------------------------------------------------------------- the table of all parameters
@@ -203,10 +205,12 @@ def coefficient_rows(model: PopulationGLM, level: float, *, errors_known: bool =
         return torch.cat([coefficients(model, where), population_mean(model, where)[None]])
 
     estimates = every(at).numpy()
+    if estimates.shape[2] > 1:  # of differences from the mean of all classes
+        estimates = estimates - estimates.mean(2, keepdims=True)
     found = np.full(estimates.shape, np.nan)
     if errors_known:
         slopes = jacobian(every, model)
-        if slopes.shape[2] > 1:  # the same number added to all classes changes nothing, so errors are of differences
+        if slopes.shape[2] > 1:  # the same number added to all classes changes nothing
             slopes = slopes - slopes.mean(2, keepdims=True)
         found = errors(model, slopes)
         found[:, :-1][:, ~np.isfinite(model._scaling.scale)] = np.nan  # constant columns have no coefficient

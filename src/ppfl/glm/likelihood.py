@@ -126,8 +126,8 @@ def residual_basis(layout: Layout) -> Tensor:
     s, q = layout.n_effects, layout.varying
     basis = torch.zeros(layout.n_residual, s, q, dtype=torch.float64)
     if layout.residual == "full":
-        for i, (row, column) in enumerate(zip(*np.tril_indices(s), strict=True)):
-            basis[i, column, layout.effects[row]] = 1.0
+        for i, (row, place) in enumerate(np.stack(np.tril_indices(s), 1).tolist()):
+            basis[i, place, layout.effects[row]] = 1.0
         return basis
     for i, column in enumerate(layout.effects[:s]):  # independent effects in the original columns
         basis[i, i, column] = 1.0
@@ -230,7 +230,8 @@ class LikelihoodSums(NamedTuple):
         return math.sqrt(self.squared_error)
 
     def __add__(self, other: LikelihoodSums) -> LikelihoodSums:  # type: ignore[override]
-        return LikelihoodSums(*(a + b for a, b in zip(self, other, strict=True)))
+        pairs: Iterator[tuple[Any, Any]] = zip(self, other, strict=True)
+        return LikelihoodSums(*(a + b for a, b in pairs))
 
 
 Points = Literal["fresh", "adapt", "move", "keep"]
@@ -257,6 +258,7 @@ class Ask(NamedTuple):
     vector: Vector
     points: Points  # "fresh": from the population, "adapt": from those in use, "move": in one step, "keep": the same
     accept: bool = True  # whether the points of the last answer come into use first
+    once: bool = False  # whether no other ask follows, so that no points have to be kept
 
 
 class HeldOutAsk(NamedTuple):
@@ -276,7 +278,8 @@ class HeldOutSums(NamedTuple):
     clients: float
 
     def __add__(self, other: HeldOutSums) -> HeldOutSums:  # type: ignore[override]
-        return HeldOutSums(*(a + b for a, b in zip(self, other, strict=True)))
+        pairs: Iterator[tuple[Any, Any]] = zip(self, other, strict=True)
+        return HeldOutSums(*(a + b for a, b in pairs))
 
 
 class Objective(Protocol):

@@ -42,14 +42,14 @@ for _kind in (Layout, Subset, Ask, HeldOutAsk):
 
 
 @message
-class Measure(NamedTuple):
+class MeasureColumns(NamedTuple):
     """Sums of columns and targets, and of their squares, around these means."""
 
     mean: Tensor  # (d + 1,), of the columns and of the target
 
 
 @message
-class Prepare(NamedTuple):
+class PrepareRows(NamedTuple):
     """Standardise the rows by columns and units that all sites share."""
 
     estimator: str
@@ -62,21 +62,21 @@ class Prepare(NamedTuple):
 
 
 @message
-class Sums(NamedTuple):
+class LikelihoodAsks(NamedTuple):
     """Evaluations of a search, side by side."""
 
     asks: list[Any]  # of Ask, with vectors as tensors
 
 
 @message
-class HeldOut(NamedTuple):
+class HeldOutAsks(NamedTuple):
     """Predictions of the rows of every fold from the others."""
 
     asks: list[Any]  # of HeldOutAsk, with vectors as tensors
 
 
 @message
-class Final(NamedTuple):
+class FinalAsk(NamedTuple):
     """What is known of a fit besides: the sum of mean memberships, and the precise log-likelihood."""
 
     layout: Any
@@ -114,8 +114,8 @@ class GLMSite:
         self.ids, self._codes = encode_ids("client", clients, len(X))
         self._evaluator: Evaluator | None = None
         self._answers: dict[type, Callable[[Any], Reply]] = {
-            Describe: self._describe, Measure: self._measure, Prepare: self._prepare,
-            Sums: self._evaluate, HeldOut: self._held_out, Final: self._final,
+            Describe: self._describe, MeasureColumns: self._measure, PrepareRows: self._prepare,
+            LikelihoodAsks: self._evaluate, HeldOutAsks: self._held_out, FinalAsk: self._final,
         }  # fmt: skip
 
     def answer(self, request: Any) -> Reply:
@@ -148,7 +148,7 @@ class GLMSite:
         facts = {"columns": names, "offset": self._given[4] is not None, "named": hasattr(x, "columns")}
         return Reply(rows=Rows(tuple(map(str, self.ids)), {}), facts=facts)
 
-    def _measure(self, request: Measure) -> Reply:
+    def _measure(self, request: MeasureColumns) -> Reply:
         x, y, _, weight, _ = self._given
         x, y = np.asarray(x, dtype=np.float64), np.asarray(y)
         target = y.astype(np.float64) if y.dtype.kind in "biuf" else np.zeros(len(x))
@@ -158,7 +158,7 @@ class GLMSite:
             metrics=_sums(rows=len(x), weight=weights.sum(), sum=weights @ around, squares=weights @ around.square())
         )
 
-    def _prepare(self, request: Prepare) -> Reply:
+    def _prepare(self, request: PrepareRows) -> Reply:
         kinds = {"PopulationRegressor": PopulationRegressor, "PopulationClassifier": PopulationClassifier}
         model: Any = kinds[request.estimator](**request.settings)
         table = model._read(*self._given, reset=True)
@@ -185,18 +185,18 @@ class GLMSite:
         )  # fmt: skip
         return Reply(metrics=metrics, facts={"closed_form": facts.closed_form, "outputs": facts.layout.outputs})
 
-    def _evaluate(self, request: Sums) -> Reply:
+    def _evaluate(self, request: LikelihoodAsks) -> Reply:
         assert self._evaluator is not None
         found = self._evaluator.evaluate([ask._replace(vector=ask.vector.numpy()) for ask in request.asks])
         parts = {f"{i} {name}": value for i, sums in enumerate(found) for name, value in sums._asdict().items()}
         return Reply(metrics=_sums(**parts))
 
-    def _held_out(self, request: HeldOut) -> Reply:
+    def _held_out(self, request: HeldOutAsks) -> Reply:
         assert self._evaluator is not None
         asks = [ask._replace(vectors=[vector.numpy() for vector in ask.vectors]) for ask in request.asks]
         return Reply(metrics=_sums(**self._evaluator.held_out(asks)._asdict()))
 
-    def _final(self, request: Final) -> Reply:
+    def _final(self, request: FinalAsk) -> Reply:
         problem, vector, layout = self.problem, request.vector.numpy(), request.layout
         count = points_each(problem.facts.dimensions(layout), problem.rows.n_clients)
         posterior = Marginal.of(problem.data, layout, count).adapted(vector).posterior(vector)
@@ -206,6 +206,11 @@ class GLMSite:
 
 
 # ---------------------------------------------------------------------- at the server
+
+
+def _with(ask: Any, **tensors: Any) -> Any:
+    """The same with tensors instead of arrays, as messages hold them."""
+    return ask._replace(**tensors)
 
 
 class SiteObjective:
@@ -222,17 +227,18 @@ class SiteObjective:
 
     def evaluate(self, asks: Sequence[Ask]) -> list[LikelihoodSums]:
         """The sums over all sites, of all asks in one exchange."""
-        sent: list[Any] = [ask._replace(vector=torch.from_numpy(np.array(ask.vector))) for ask in asks]
-        metrics, found = self.ask(Sums(sent)).metrics, []
+        sent: list[Any] = [_with(ask, vector=torch.from_numpy(np.array(ask.vector))) for ask in asks]
+        metrics, found = self.ask(LikelihoodAsks(sent)).metrics, []
         for i in range(len(asks)):
-            parts = (metrics[f"{i} {name}"].numpy() for name in LikelihoodSums._fields)
-            found.append(LikelihoodSums(*(part if part.ndim else float(part) for part in parts)))
+            parts: Any = (metrics[f"{i} {name}"].numpy() for name in LikelihoodSums._fields)
+            values: list[Any] = [part if part.ndim else float(part) for part in parts]
+            found.append(LikelihoodSums(*values))
         return found
 
     def held_out(self, asks: Sequence[HeldOutAsk]) -> HeldOutSums:
         """Held-out log-likelihoods of all candidates in one exchange."""
-        sent: list[Any] = [ask._replace(vectors=[torch.from_numpy(np.array(v)) for v in ask.vectors]) for ask in asks]
-        metrics = self.ask(HeldOut(sent)).metrics
+        sent: list[Any] = [_with(ask, vectors=[torch.from_numpy(np.array(v)) for v in ask.vectors]) for ask in asks]
+        metrics = self.ask(HeldOutAsks(sent)).metrics
         return HeldOutSums(metrics["total"].numpy(), metrics["products"].numpy(), float(metrics["clients"]))
 
 
@@ -303,9 +309,9 @@ def fit_over_sites(model: Any, transport: Transport, classes: Sequence[Any] = ()
 def _set_columns(model: Any, objective: SiteObjective, described: Reply, classes: Sequence[Any]) -> int:
     """Means and scales in two exchanges, as `ColumnScaling.fit` has them for one table. Returns the number of rows."""
     names, d = described.facts["columns"], len(described.facts["columns"])
-    first = objective.ask(Measure(torch.zeros(d + 1, dtype=torch.float64))).metrics
+    first = objective.ask(MeasureColumns(torch.zeros(d + 1, dtype=torch.float64))).metrics
     center = first["sum"] / first["weight"]
-    second = objective.ask(Measure(center)).metrics
+    second = objective.ask(MeasureColumns(center)).metrics
     mean = (center + second["sum"] / second["weight"]).numpy()
     square = (second["squares"] / second["weight"]).numpy() - (second["sum"] / second["weight"]).square().numpy()
     plain = (first["squares"] / first["weight"]).numpy()
@@ -330,7 +336,7 @@ def _prepare(model: Any, objective: SiteObjective, rows: int, folds: int, seed: 
     columns = tuple(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in scaling)
     classes = [str(each) for each in getattr(model, "classes_", ())]
     reply = objective.ask(
-        Prepare(type(model).__name__, _plain(model), classes, columns, tuple(model._units), folds, seed)
+        PrepareRows(type(model).__name__, _plain(model), classes, columns, tuple(model._units), folds, seed)
     )
     sums = reply.metrics
     model._between = tuple(i for i in range(len(scaling.names)) if not float(sums["within"][i]))
@@ -343,7 +349,8 @@ def _prepare(model: Any, objective: SiteObjective, rows: int, folds: int, seed: 
                     centres=scaling.centres(), intercept=at)  # fmt: skip
     samples = float(sums["samples"])
     penalty = family.nuisance_penalty if family.nuisance else None
-    regularization = Regularization(float(model.ridge), *scaling.slopes(), samples * family.has_dispersion, penalty)
+    slopes, shared = scaling.slopes()
+    regularization = Regularization(float(model.ridge), slopes, shared, samples * family.has_dispersion, penalty)
     nuisance = np.log((sums["nuisance"] / rows).numpy())
     closed = bool(reply.facts["closed_form"])
     return Facts(layout, regularization, float(sums["clients"]), samples, nuisance, closed, tied)
@@ -366,7 +373,7 @@ class _Final(NamedTuple):
 
     @classmethod
     def of(cls, objective: SiteObjective, fit: Fit) -> _Final:
-        sums = objective.ask(Final(fit.layout, torch.from_numpy(fit.solution.vector))).metrics
+        sums = objective.ask(FinalAsk(fit.layout, torch.from_numpy(fit.solution.vector))).metrics
         return cls(sums["shares"], LogLikelihood(float(sums["value"]), float(sums["squared_error"]) ** 0.5))
 
     def fit(self, model: Any, facts: Facts, found: Fit, rows: int, n_clients: int) -> PopulationFit:

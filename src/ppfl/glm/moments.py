@@ -251,12 +251,16 @@ def given_other_rows(
     return MomentsAt(test, layout, at._replace(nuisance=at.nuisance + wider, residual=loadings), models)
 
 
-def fastest_form(rows: RowLikelihood) -> MomentLikelihood | RowLikelihood:
-    """The same likelihood in the form that is fastest to evaluate."""
+def has_moments(rows: RowLikelihood) -> bool:
+    """Whether sums of products say all about these rows, and are not much larger than the rows."""
     d = rows.varying.columns + rows.shared.columns
     fits_in_memory = d * d * rows.n_clients <= min(_MAX_MOMENTS, max(64 * d * len(rows.y), 1 << 20))
-    is_linear = rows.family.name == "gaussian" and isinstance(rows.varying, DenseDesign)
-    return MomentLikelihood.of(rows) if is_linear and fits_in_memory else rows
+    return rows.family.name == "gaussian" and isinstance(rows.varying, DenseDesign) and fits_in_memory
+
+
+def fastest_form(rows: RowLikelihood) -> MomentLikelihood | RowLikelihood:
+    """The same likelihood in the form that is fastest to evaluate."""
+    return MomentLikelihood.of(rows) if has_moments(rows) else rows
 
 
 def models_of(at: Parameters) -> Tensor:

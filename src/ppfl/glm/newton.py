@@ -41,8 +41,8 @@ class Task(NamedTuple):
     clients: float
     basis: Matrix | None = None  # (P, P'), of the directions in which the parameters may move
 
-    def ask(self, vector: Vector, points: Points, *, accept: bool = True) -> Ask:
-        return Ask(self.name, self.layout, self.subset, self.points_each, vector, points, accept)
+    def ask(self, vector: Vector, points: Points, *, accept: bool = True, once: bool = False) -> Ask:
+        return Ask(self.name, self.layout, self.subset, self.points_each, vector, points, accept, once)
 
     def add_penalty(self, vector: Vector, sums: LikelihoodSums) -> LikelihoodSums:
         value, gradient, hessian = self.regularization.derivatives(self.layout, vector)
@@ -164,9 +164,9 @@ def _settle(task: Task, vector: Vector, found: LikelihoodSums, effort: Effort, s
     return _solution(task, vector, found, path, steps, effort.tol)
 
 
-def evaluate(task: Task, vector: Vector, points: Points, *, accept: bool = True) -> Asking:
+def evaluate(task: Task, vector: Vector, points: Points, *, accept: bool = True, once: bool = False) -> Asking:
     """One evaluation, with the penalty."""
-    (sums,) = yield [task.ask(vector, points, accept=accept)]
+    (sums,) = yield [task.ask(vector, points, accept=accept, once=once)]
     return task.add_penalty(vector, sums)
 
 

@@ -96,7 +96,8 @@ class Posterior:
     def coefficients(self, at: Parameters) -> Tensor:
         """The mean of b_i, every client's own coefficients of the varying columns: (M, q, m)."""
         models = torch.cat([at.canonical, self.loadings(at)[..., None]]) if len(at.residual) else at.canonical
-        return torch.tensordot(self._mean_shares, models, 1)
+        found: Tensor = torch.tensordot(self._mean_shares, models, 1)
+        return found
 
     def loadings(self, at: Parameters) -> Tensor:
         """L' (s, q) in the units of standardised coefficients."""

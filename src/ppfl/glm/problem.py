@@ -30,7 +30,7 @@ from .marginal import (
     prior_of,
     weigh,
 )
-from .moments import MomentLikelihood, fastest_form
+from .moments import fastest_form, has_moments
 from .points import points_each
 from .population_fit import PopulationFit
 from .posterior import Posterior
@@ -76,9 +76,9 @@ class Problem:
         penalty = family.nuisance_penalty if family.nuisance else None
         regularization = Regularization(ridge, slopes, shared_slopes, samples, penalty)
         tied = tuple(i for i in tied if i != intercept)
-        closed = isinstance(fastest_form(rows.subset(torch.zeros(1).long())), MomentLikelihood)
         facts = Facts(
-            layout, regularization, rows.n_clients, rows.n_samples, _first_nuisance(rows, layout), closed, tied
+            layout, regularization, rows.n_clients, rows.n_samples, _first_nuisance(rows, layout),
+            has_moments(rows), tied,
         )  # fmt: skip
         return cls(rows, facts)
 
@@ -137,6 +137,7 @@ class Evaluator:
         in_use = last if ask.accept and last is not None else in_use
         if ask.points == "fresh" or in_use is None:
             in_use = None
+            self._forget(ask)
             marginal = self.marginal(ask.subset, ask.layout, ask.points_each).adapted(ask.vector)
         elif ask.points == "adapt":
             marginal = in_use.marginal.adapted(ask.vector)
@@ -145,8 +146,22 @@ class Evaluator:
         else:
             marginal = in_use.marginal
         evaluated = marginal.evaluate(ask.vector)
-        self._states[ask.task] = in_use, _State(marginal, evaluated)
+        if not ask.once:
+            self._states[ask.task] = in_use, _State(marginal, evaluated)
         return evaluated.sums
+
+    def _forget(self, ask: Ask) -> None:
+        """Many clients have many points: those of one search of all clients of a fold are kept, the last one."""
+        if ask.subset.share < 1 or ask.once or self.problem.rows.n_clients <= _MANY_CLIENTS:
+            return
+        fold = ask.subset.fold
+        for task, (_, last) in list(self._states.items()):
+            if (
+                last is not None
+                and task.startswith(f"fold {fold} ")
+                and last.marginal.data is self._part(Subset(fold))[0]
+            ):
+                del self._states[task]
 
     def state(self, task: str) -> Marginal | None:
         """The points of the last answer."""
@@ -225,8 +240,7 @@ def find_posterior(fit: PopulationFit, data: Likelihood) -> Posterior:
     """Of new clients: everything else stays as fitted. With one point per client, its mean."""
     if fit.posterior.memberships is not None:
         count = points_each(dimensions_of(data, fit.layout), data.n_clients)
-        found = Marginal.of(data, fit.layout, count).adapted(fit.vector).posterior(fit.vector)
-        return Posterior.of_points(found.mean)
+        return Posterior.of_points(Marginal.of(data, fit.layout, count).adapted(fit.vector).posterior(fit.vector).mean)
     vector = fit.layout.reordered(fit.vector, torch.argsort(fit.order))
     found = Marginal.of(data, fit.layout, fit.posterior.count).adapted(vector)
     return found.posterior(vector).reorder(fit.order)

@@ -36,8 +36,8 @@ class Design(Protocol):
     def predictors(self, coefficients: Tensor) -> Tensor:
         """(n, K, p) of K models with coefficients (K, q, m)."""
 
-    def scores(self, slopes: Tensor, clients: int) -> Tensor:
-        """From slopes (n, p, G) in the predictors to sums over the rows of each client: (M, q m, G)."""
+    def scores(self, slopes: Tensor, clients: int, weight: Tensor) -> Tensor:
+        """From slopes (n, p, G) in the predictors to weighted sums over the rows of each client: (M, q m, G)."""
 
     def information(self, other: Design, curvature: Tensor) -> Tensor:
         """The sum over rows of x' C y, (T, q m, q' m), for T curvatures (n, p, p, T) and another design's columns."""
@@ -65,10 +65,10 @@ class DenseDesign(NamedTuple):
         k, q, m = coefficients.shape
         return (self.x @ coefficients.permute(1, 0, 2).reshape(q, k * m)).reshape(-1, k, m)
 
-    def scores(self, slopes: Tensor, clients: int) -> Tensor:
+    def scores(self, slopes: Tensor, clients: int, weight: Tensor) -> Tensor:
         n, p, g = slopes.shape
-        rows = n // max(1, clients)
-        found = torch.bmm(self.x.view(clients, rows, self.columns).mT, slopes.reshape(clients, rows, p * g))
+        rows, x = n // max(1, clients), self.x * weight[:, None]
+        found = torch.bmm(x.view(clients, rows, self.columns).mT, slopes.reshape(clients, rows, p * g))
         return found.view(clients, self.columns * p, g)
 
     def information(self, other: Design, curvature: Tensor) -> Tensor:
@@ -101,10 +101,10 @@ class ChoiceDesign(NamedTuple):
     def predictors(self, coefficients: Tensor) -> Tensor:
         return torch.einsum("njq,kq->nkj", self.x, coefficients[..., 0])
 
-    def scores(self, slopes: Tensor, clients: int) -> Tensor:
+    def scores(self, slopes: Tensor, clients: int, weight: Tensor) -> Tensor:
         n, p, g = slopes.shape
-        rows = n // max(1, clients) * p
-        return torch.bmm(self.x.view(clients, rows, self.columns).mT, slopes.reshape(clients, rows, g))
+        rows, x = n // max(1, clients) * p, self.x * weight[:, None, None]
+        return torch.bmm(x.view(clients, rows, self.columns).mT, slopes.reshape(clients, rows, g))
 
     def information(self, other: Design, curvature: Tensor) -> Tensor:
         assert isinstance(other, ChoiceDesign)
@@ -258,12 +258,12 @@ class RowsAt:
     def _columns(self, slope: Tensor, shares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The scores (M, ., G) of canonical models, shared columns and the free numbers in L."""
         rows, layout = self.rows, self.layout
-        slope = slope * rows.weight[:, None, None]
+        given = rows.n_clients, rows.weight
         if rows.mix == "predictions":  # every canonical model has predictors of its own
-            own = slope.unflatten(1, (layout.k, -1))
-            canonical = [rows.varying.scores(own[:, k], rows.n_clients) for k in range(layout.k)]
-            return torch.cat(canonical, 1), rows.shared.scores(own.sum(1), rows.n_clients), canonical[0][:, :0]
-        varying, shared = (design.scores(slope, rows.n_clients) for design in (rows.varying, rows.shared))
+            own = slope.reshape(len(slope), layout.k, -1, slope.shape[2])
+            found = [rows.varying.scores(own[:, k], *given) for k in range(layout.k)]
+            return torch.cat(found, 1), rows.shared.scores(own.sum(1), *given), found[0][:, :0]
+        varying, shared = (design.scores(slope, *given) for design in (rows.varying, rows.shared))
         canonical = (shares[:, : layout.k, None] * varying[:, None]).flatten(1, 2)
         if not layout.n_residual:
             return canonical, shared, canonical[:, :0]
@@ -275,11 +275,11 @@ class RowsAt:
         rows, layout, r = self.rows, self.layout, len(found.nuisance)
         size, f = rows.varying.columns * layout.outputs, rows.shared.columns * layout.outputs
         blocks = layout.k + layout.n_effects
-        first, second = torch.triu_indices(blocks + 1, blocks + 1)
+        first, second = torch.triu_indices(blocks + (f > 0), blocks + (f > 0))
         curvature = self._mean_curvature(found.curvature, shares, weights, first, second)
         whole = curvature.new_zeros(blocks * size + f + r, blocks * size + f + r)
         places = [slice(k * size, (k + 1) * size) for k in range(blocks)] + [slice(blocks * size, blocks * size + f)]
-        for is_shared in ((False, False), (False, True), (True, True)):
+        for is_shared in ((False, False), (False, True), (True, True))[: 3 if f else 1]:
             some = ((first == blocks) == is_shared[0]) & ((second == blocks) == is_shared[1])
             one, other = (rows.shared if each else rows.varying for each in is_shared)
             parts = one.information(other, curvature[..., some])
@@ -290,7 +290,8 @@ class RowsAt:
             by_block = self._mean_slope(found.crosses[i], shares, weights)  # (n, p, blocks + 1)
             for k, place in enumerate(places):
                 design = rows.shared if k == blocks else rows.varying
-                whole[place, i - r] = whole[i - r, place] = design.scores(by_block[..., k : k + 1], 1)[0, :, 0]
+                summed = design.scores(by_block[..., k : k + 1], 1, rows.weight)[0, :, 0]
+                whole[place, i - r] = whole[i - r, place] = summed
             for j in range(r):
                 whole[i - r, j - r] = (self._by_client(found.seconds[i][j]) * weights).sum()
         change = _from_blocks(layout, r)
@@ -301,21 +302,22 @@ class RowsAt:
     ) -> Tensor:
         """Over points, for pairs of blocks: (n, p, p, T)."""
         rows, p = self.rows, curvature.shape[1]
-        by_client = (curvature * rows.weight[:, None, None, None]).reshape(rows.n_clients, -1, curvature.shape[-1])
+        by_client = curvature.reshape(rows.n_clients, -1, curvature.shape[-1])
+        weight = rows.weight[:, None, None, None]
         if rows.mix == "weights":
             shares = torch.cat([shares, torch.ones_like(shares[:, :1])], 1)
             products = (shares * weights[:, None])[:, first] * shares[:, second]  # (M, T, G)
-            return torch.bmm(by_client, products.mT).view(-1, p, p, len(first))
+            return torch.bmm(by_client, products.mT).view(-1, p, p, len(first)) * weight
         k = self.layout.k
         mean = torch.bmm(by_client, weights[..., None]).view(-1, k, p // k, k, p // k)
         mean = torch.cat([mean, mean.sum(1, keepdim=True)], 1)
         mean = torch.cat([mean, mean.sum(3, keepdim=True)], 3)
-        return mean.permute(0, 2, 4, 1, 3)[..., first, second]
+        return mean.permute(0, 2, 4, 1, 3)[..., first, second] * weight
 
     def _mean_slope(self, slope: Tensor, shares: Tensor, weights: Tensor) -> Tensor:
         """Over points, for every block: (n, p, blocks + 1)."""
         rows, k, p = self.rows, self.layout.k, slope.shape[1]
-        by_client = (slope * rows.weight[:, None, None]).reshape(rows.n_clients, -1, slope.shape[-1])
+        by_client = slope.reshape(rows.n_clients, -1, slope.shape[-1])
         if rows.mix == "weights":
             shares = torch.cat([shares, torch.ones_like(shares[:, :1])], 1) * weights[:, None]
             return torch.bmm(by_client, shares.mT).view(-1, p, shares.shape[1])
@@ -329,5 +331,5 @@ def _from_blocks(layout: Layout, nuisance: int) -> Tensor:
     canonical, shared = layout.k * layout.varying * layout.outputs, layout.shared * layout.outputs
     residual = layout.n_effects * layout.varying
     eye = torch.eye(canonical + residual + shared + nuisance, dtype=torch.float64)
-    first, loadings, rest = eye.split([canonical, residual, shared + nuisance])
+    first, loadings, rest = torch.split(eye, [canonical, residual, shared + nuisance])
     return torch.cat([first, rest, residual_basis(layout).flatten(1) @ loadings])

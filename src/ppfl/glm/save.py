@@ -59,6 +59,7 @@ def save(model: PopulationGLM, path: str | Path) -> Path:
 
 def _content(model: PopulationGLM) -> dict[str, Any]:
     fit, scaling = model.fit_, model._scaling
+    tensors: dict[str, Any] = {"mean": torch.from_numpy(scaling.mean), "scale": torch.from_numpy(scaling.scale)}
     covariance, precise = model._covariance, model._log_likelihood
     return {
         "estimator": type(model).__name__,
@@ -76,7 +77,7 @@ def _content(model: PopulationGLM) -> dict[str, Any]:
         "posterior": replace(model._posterior, weights=model._posterior.weights.float()),
         "prior": fit.prior,
         "regularization": fit.regularization._replace(nuisance=None),
-        "columns": scaling._replace(mean=torch.from_numpy(scaling.mean), scale=torch.from_numpy(scaling.scale)),
+        "columns": scaling._replace(**tensors),
         "units": model._units,
         "between": list(model._between),
         "named": hasattr(model, "feature_names_in_"),
@@ -128,7 +129,7 @@ def load(path: str | Path, estimators: dict[str, Any]) -> Any:
 def _model(content: dict[str, Any], estimators: dict[str, Any]) -> Any:
     """Its fit goes the way of a new one; nothing else is set."""
     model = estimators[content["estimator"]](**content["settings"])
-    columns = _is(ColumnScaling, content["columns"])
+    columns: Any = _is(ColumnScaling, content["columns"])
     model._scaling = columns._replace(mean=columns.mean.numpy(), scale=columns.scale.numpy())
     model._units, model._between = _is(TargetUnits, content["units"]), tuple(content["between"])
     model._has_clients, model._has_offset = map(bool, content["flags"])
@@ -177,7 +178,7 @@ def _read_fit(model: Any, content: dict[str, Any], posterior: Posterior) -> Popu
 def _normalised(posterior: Any) -> Posterior:
     """With weights that sum to 1 in double precision, and memberships that do."""
     weights = _finite(_is(Posterior, posterior).weights.double())
-    found = replace(posterior, weights=weights / weights.sum(1, keepdim=True))
+    found: Posterior = replace(posterior, weights=weights / weights.sum(1, keepdim=True))
     if not bool(((found.mean.sum(1) - 1).abs() < 1e-5).all()):
         raise ValueError("memberships that do not sum to 1")
     return found

@@ -14,16 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .likelihood import (
-    Layout,
-    LikelihoodSums,
-    Matrix,
-    Residual,
-    Subset,
-    Vector,
-    log_concentration,
-    residual_basis,
-)
+from .likelihood import Layout, Residual, Subset, Vector, log_concentration
+from .nested import embedded, embedded_many, is_diagonal, root_of_differences, splitting_axes, tied_basis
 from .newton import Asking, Effort, Solution, Task, evaluate, minimize, together
 from .points import points_each
 from .regularization import Regularization
@@ -34,11 +26,12 @@ _MORE_CLIENTS = (2500, 16000)  # before all of them, because steps are cheaper w
 _CLIENTS_TO_TRY, _CLIENTS_OF_RANDOM_STARTS = 64, 100
 ROUGHLY = Effort(1e-5, 150, 0.1)
 _STEP, _LONG_STEP = 0.3, 1.0  # between copies that move apart: standardised columns have coefficients of order 1
-_CORNERS, _AXES = 2, 2  # splits to try, and directions in each corner
+_CORNERS = 2  # splits to try
 _START_OF_RESIDUAL = 0.5
 _NARROW_SHARE = 0.2  # of clients with well-known memberships, above which simplices of other sizes are tried
 _STRETCHES = (0.7, 0.85, 1.2, 1.5)  # of the distance of a canonical model from the middle of all
 _STEPS_OF_RANDOM_STARTS = 5
+_SAME, _CLOSE = 0.3, 10.0  # nats between ends in the same minimum, and between those of which each may be the best
 
 
 class Facts(NamedTuple):
@@ -83,7 +76,7 @@ class Fit(NamedTuple):
 class Starts(NamedTuple):
     """Random starts."""
 
-    count: int = 0
+    number: int = 0
     seed: int = 0
 
 
@@ -96,12 +89,20 @@ class Chain:
         self.share = _CLIENTS_TO_COMPARE / facts.clients if self.is_large else 1.0
         self._found: dict[Node, Fit] = {}
         self._finished: dict[Node, Fit] = {}
+        self._others: dict[Node, list[Vector]] = {}  # where other starts ended
 
     def fit(self, node: Node) -> Asking:
         """The best fit to all clients: it is no worse than the fits of smaller models that are known."""
         if node in self._finished:
             return self._finished[node]
-        vector = (yield from self.search(node)).solution.vector
+        small = yield from self.search(node)
+        if self.effort.small_step and not self.is_large:
+            return small
+        vector = small.solution.vector
+        if self.is_large:  # what is best for a part may not be best for more
+            more = self._task(node, "more", _MORE_CLIENTS[0] / self.facts.clients)
+            if self._others[node]:
+                vector, _ = yield from self._best(more, [vector, *self._others[node]])
         for count in _MORE_CLIENTS:
             if self.is_large and 2 * count < self.facts.clients:
                 task = self._task(node, "more", count / self.facts.clients)
@@ -116,7 +117,10 @@ class Chain:
     def _guarded(self, task: Task, solution: Solution, guard: Vector) -> Asking:
         """A solution that is no worse than a guard, both with fresh points."""
         mine, theirs = yield from together(
-            [evaluate(_named(task, f"compare {i}"), each, "fresh") for i, each in enumerate((solution.vector, guard))]
+            [
+                evaluate(_named(task, f"compare {i}"), each, "fresh", once=True)
+                for i, each in enumerate((solution.vector, guard))
+            ]
         )
         if mine.value <= theirs.value + max(mine.error, 1e-3):
             return solution
@@ -136,14 +140,18 @@ class Chain:
         best = ends[0]
         if node != Node(1):
             guards = self._guards(node, self._found)
-            precise = self._task(node, "compare", self.share, roughly=False)
+            precise = self._task(node, "compare", self.share, roughly=self.is_large)
             vector, found = yield from self._best(precise, [*(end.vector for end in ends), *guards])
             if node.k > 1 and self.fold < 0:
-                vector, found = yield from self._rescaled(task, precise, vector, found)
+                more = yield from self._rescaled(task, vector)
+                vector, found = yield from self._best(precise, [vector, *(end.vector for end in more)])
+                ends = [*ends, *more]
             if found.narrow > _NARROW_SHARE * task.clients and node.k > 1:
                 vector = yield from self._stretched(precise, vector)
             known = [end for end in ends if end.vector is vector]
             best = known[0] if known else (yield from minimize(task, vector, ROUGHLY))
+        apart = [(abs(end.found.value - best.found.value), end.vector) for end in ends]
+        self._others[node] = [vector for gap, vector in apart if _SAME < gap < _CLOSE]
         self._found[node] = Fit(task.layout, best)
         return self._found[node]
 
@@ -186,22 +194,22 @@ class Chain:
                 vector = embedded(fit.layout, fit.solution.vector, layout)
                 place = layout.places["residual"]
                 if not fit.layout.n_residual:
-                    vector[place] = _START_OF_RESIDUAL * _is_diagonal(layout)
+                    vector[place] = _START_OF_RESIDUAL * is_diagonal(layout)
                 starts.append(vector)
         if not starts:
             start = np.zeros(layout.size)
             start[layout.places["nuisance"]] = facts.nuisance
             starts.append(start)
-        if node.k > 1 and self.starts.count and not node.tied:
+        if node.k > 1 and self.starts.number and not node.tied:
             starts.append((yield from self._random_start(node)))
         return starts
 
     def _best(self, task: Task, vectors: Sequence[Vector]) -> Asking:
         """The vector with the lowest objective, with the points that each of them needs."""
         if len(vectors) == 1:
-            found = yield from evaluate(task, vectors[0], "fresh")
+            found = yield from evaluate(task, vectors[0], "fresh", once=True)
             return vectors[0], found
-        asked = [evaluate(_named(task, f"compare {i}"), vector, "fresh") for i, vector in enumerate(vectors)]
+        asked = [evaluate(_named(task, f"compare {i}"), vector, "fresh", once=True) for i, vector in enumerate(vectors)]
         found = yield from together(asked)
         best = min(range(len(vectors)), key=lambda i: float(found[i].value))
         return vectors[best], found[best]
@@ -211,11 +219,12 @@ class Chain:
         layout = facts.layout_of(node.k, node.residual)
         clients, d = share * facts.clients, facts.dimensions(layout)
         fine = points_each(d, round(clients))
-        few = min(fine, 256 if clients <= 25 else 128 if clients <= 75 else 64)  # with few clients points are cheap
+        many = 256 if clients <= 25 else 128 if clients <= 75 else 64  # with few clients points are cheap
+        few = min(fine, many if self.fold < 0 else 64)
         return Task(
             f"fold {self.fold} {name}", layout, Subset(self.fold, share), few if roughly else fine, d,
             facts.regularization.scaled(share * self.fraction), share * self.fraction * facts.samples, clients,
-            _tied_basis(layout, facts.tied) if node.tied else None,
+            tied_basis(layout, facts.tied) if node.tied else None,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ starts
@@ -228,7 +237,7 @@ class Chain:
         fewer = _CLIENTS_TO_TRY / self.facts.clients
         task = self._task(node, "split", min(self.share, fewer))
         layout, vector = smaller.layout, smaller.solution.vector
-        axes = _axes(layout, vector, smaller.solution.found, self.facts.tied if node.tied else ())
+        axes = splitting_axes(layout, vector, smaller.solution.found, self.facts.tied if node.tied else ())
 
         def start(corner: int, axis: Vector, step: float) -> Vector:
             found = embedded(layout, vector, task.layout, corner)
@@ -245,8 +254,8 @@ class Chain:
             found.append((yield from self._best(task, each))[0])
         return found
 
-    def _rescaled(self, rough: Task, precise: Task, best: Vector, found: LikelihoodSums) -> Asking:
-        """The best of fits that start from simplices of other sizes with memberships of the same covariance.
+    def _rescaled(self, rough: Task, best: Vector) -> Asking:
+        """Fits that start from simplices of other sizes with memberships of the same covariance.
 
         Clients between distant canonical models differ as much as those near the corners of a small simplex, if
         sum(alpha) + 1 is larger by the square of the size. The data tell these by the shape of the differences alone,
@@ -263,12 +272,8 @@ class Chain:
                 moved = at._replace(canonical=middle + stretch * (at.canonical - middle))
                 starts.append(rough.layout.pack(moved._replace(log_alpha=log_concentration(alpha.clamp(max=9.0)))))
         tasks = [_named(rough, f"size {i}") for i in range(len(starts))]
-        ends = yield from together([minimize(task, start, ROUGHLY) for task, start in zip(tasks, starts, strict=True)])
-        vectors = [end.vector for end in ends]
-        if not vectors:
-            return best, found
-        other_best, other_found = yield from self._best(precise, vectors)
-        return (other_best, other_found) if other_found.value < found.value else (best, found)
+        searches = [minimize(task, start, ROUGHLY) for task, start in zip(tasks, starts, strict=True)]
+        return (yield from together(searches))
 
     def _stretched(self, task: Task, best: Vector) -> Asking:
         """The same fit with other sizes of its simplex.
@@ -297,10 +302,10 @@ class Chain:
         """The best of several random starts after a few steps on some clients."""
         one = self._found[Node(1)]
         random = np.random.default_rng([self.starts.seed, node.k])
-        root = _root_of_differences(one)
+        root = root_of_differences(one.layout, one.solution.found)
         task = self._task(node, "random", min(self.share, _CLIENTS_OF_RANDOM_STARTS / self.facts.clients))
         starts = []
-        for _ in range(self.starts.count):
+        for _ in range(self.starts.number):
             vector = embedded_many(one.layout, one.solution.vector, task.layout)
             at = task.layout.unpack(vector)
             noise = random.normal(size=(node.k, len(root))) @ root.T * random.uniform(1.0, 3.0)
@@ -313,112 +318,9 @@ class Chain:
         return best
 
 
-def embedded(smaller: Layout, vector: Vector, larger: Layout, corner: int | None = None) -> Vector:
-    """The same model as parameters of a larger layout: with a corner split into two equal ones, or with L = 0."""
-    at = smaller.unpack(vector)
-    canonical, log_alpha = at.canonical, at.log_alpha
-    if corner is not None:
-        # with one canonical model any alpha is the same model; this one costs no penalty
-        alpha = at.alpha if smaller.k > 1 else torch.full((1,), 2.0, dtype=torch.float64)
-        twice = [*range(smaller.k), corner]
-        alpha = alpha[twice].clone()
-        alpha[[corner, -1]] /= 2
-        canonical, log_alpha = canonical[twice], log_concentration(alpha)
-    residual = at.residual
-    if smaller.residual != larger.residual:
-        residual = _residual_in(larger, at.residual.T @ at.residual)
-    return larger.pack(at._replace(canonical=canonical, log_alpha=log_alpha, residual=residual))
-
-
-def embedded_many(one: Layout, vector: Vector, larger: Layout) -> Vector:
-    """One canonical model K times, with all alpha equal and without a residual effect."""
-    at, k = one.unpack(vector), larger.k
-    alpha = torch.full((k,), 2.0 / k, dtype=torch.float64)
-    residual = torch.zeros(larger.n_effects, larger.varying, dtype=torch.float64)
-    return larger.pack(
-        at._replace(canonical=at.canonical.repeat(k, 1, 1), log_alpha=log_concentration(alpha), residual=residual)
-    )
-
-
-def _residual_in(layout: Layout, covariance: torch.Tensor) -> torch.Tensor:
-    """L' (s, q) of a layout with this covariance (q, q), which it can have."""
-    s = layout.n_effects
-    if layout.residual == "full":
-        effects = list(layout.effects)
-        some = covariance[effects][:, effects]
-        size, axes = torch.linalg.eigh(some)
-        root = axes * size.clamp_min(0).sqrt()
-        upper = torch.linalg.qr(root.T).R  # some = upper' upper
-        found = covariance.new_zeros(s, layout.varying)
-        found[:, effects] = upper
-        return found
-    # independent effects: the variances of all columns but the intercept are those of the original columns
-    variance = covariance.diagonal().clone()
-    for column in layout.effects:
-        if column != layout.intercept and layout.intercept >= 0 and layout.centres:
-            variance[layout.intercept] -= layout.centres[column] ** 2 * covariance[column, column]
-    own = torch.stack([variance[column].clamp_min(0).sqrt() for column in layout.effects])
-    return torch.tensordot(own, residual_basis(layout), 1)
+def _named(task: Task, name: str) -> Task:
+    return task._replace(name=f"{task.name} {name}")
 
 
 def _largest_corner(fit: Fit) -> int:
     return int(fit.layout.unpack(fit.solution.vector).alpha.argmax()) if fit.layout.k > 1 else 0
-
-
-def _axes(layout: Layout, vector: Vector, found: LikelihoodSums, tied: tuple[int, ...]) -> list[tuple[int, Vector]]:
-    """The corners with the directions in which their copies move apart, the most promising first.
-
-    The share of a copy in the corner's membership is a beta variable that does not depend on the data, so the curvature
-    follows from the points of the smaller model.
-    """
-    size = layout.varying * layout.outputs
-    alpha = layout.unpack(vector).alpha if layout.k > 1 else torch.ones(1)
-    free = [i for i in range(size) if i // layout.outputs not in tied]
-    axes = []
-    for corner in range(layout.k):
-        place = np.array(free) + corner * size
-        curvature, directions = np.linalg.eigh(found.splitting[np.ix_(place, place)])
-        for i in range(min(_AXES, len(free))):
-            axis = np.zeros(size)
-            axis[free] = directions[:, i]
-            axes.append((curvature[i] / (1 + float(alpha[corner])), corner, axis))
-    return [(corner, axis) for _, corner, axis in sorted(axes, key=lambda each: each[0])]
-
-
-def _root_of_differences(one: Fit) -> Matrix:
-    """A root of the covariance of clients' own coefficients around one model, (q m, q m).
-
-    Scores of clients whose coefficients differ by Sigma, with the mean information I, have the covariance
-    I + I Sigma I.
-    """
-    size = one.layout.varying * one.layout.outputs
-    found, clients = one.solution.found, one.solution.found.clients
-    information = found.hessian[:size, :size] / clients
-    excess = -found.splitting[:size, :size] / clients
-    inverse = np.linalg.pinv(information)
-    covariance = inverse @ excess @ inverse
-    values, axes = np.linalg.eigh((covariance + covariance.T) / 2)
-    return np.asarray(axes * np.sqrt(np.clip(values, 0.0, None)))
-
-
-def _tied_basis(layout: Layout, tied: tuple[int, ...]) -> Matrix:
-    """The directions in which the coefficients of these columns are the same for all canonical models."""
-    eye = np.eye(layout.size)
-    size, m = layout.varying * layout.outputs, layout.outputs
-    together = [column * m + output for column in tied for output in range(m)]
-    moved = {i + k * size for i in together for k in range(layout.k)}
-    free = [i for i in range(layout.size) if i not in moved]
-    both = [sum(eye[i + k * size] for k in range(layout.k)) for i in together]
-    return np.asarray([*eye[free], *both]).T
-
-
-def _is_diagonal(layout: Layout) -> Vector:
-    """1 for the free numbers of L that are on its diagonal."""
-    if layout.residual != "full":
-        return np.ones(layout.n_residual)
-    rows, columns = np.tril_indices(layout.n_effects)
-    return np.asarray(rows == columns, dtype=float)
-
-
-def _named(task: Task, name: str) -> Task:
-    return task._replace(name=f"{task.name} {name}")

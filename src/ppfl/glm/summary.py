@@ -210,7 +210,7 @@ def _coefficients(model: PopulationGLM, rows: pd.DataFrame, level: float, note: 
     rows = rows.assign(label=labels)
     notes = [f"Estimate (standard error), and below it the {level:.0%} interval."]
     if (rows["output"] != "").any():
-        notes.append("Standard errors are of differences from the mean of all classes.")
+        notes.append("Coefficients are differences from the mean of all classes.")
     notes += [note[:1].upper() + note[1:]] if note else []
     share = inference.shares(model).tolist()
     columns: dict[str, list[str]] = {}
@@ -266,7 +266,9 @@ def _mixed_model(model: PopulationGLM, rows: pd.DataFrame) -> list[SummaryTable]
     noise = _noise(model)
     notes = ["Mean of the clients' own coefficients with its standard error, their standard deviation between clients, "
              "and which share of their variance the canonical models explain."]  # fmt: skip
-    notes.append(f"The canonical models explain {inference.explained(model):.0%} of the differences between clients.")
+    share = inference.explained(model)
+    explained = f"The canonical models explain {share:.0%} of the differences between clients."
+    notes.append("All variances between clients are 0." if math.isnan(share) else explained)
     if noise is not None:
         lines["residual"] = ("", "", number(math.sqrt(noise)), "")
         if INTERCEPT in own.index:

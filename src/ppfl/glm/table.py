@@ -176,14 +176,17 @@ def _announce(steps: list[str], on_step: OnStep | None) -> Iterator[None]:
 
 
 def _candidates(model: Any) -> list[Candidate]:
+    own: dict[str, Any]
     if model.selection_.empty:  # with a penalty
         own = {"k": model.k_, "residual": model.residual_, "log_likelihood": model.log_likelihood_}
         return [Candidate(**own, aic=model.aic_, bic=model.bic_, held_out=None, held_out_error=None,
                           converged=bool(model.converged_))]  # fmt: skip
     found = []
     for row in model.selection_.to_dict("records"):
-        scores = {name: None if math.isnan(row[name]) else float(row[name]) for name in ("held_out", "held_out_error")}
-        numbers = {name: float(row[name]) for name in ("log_likelihood", "aic", "bic")}
+        scores: dict[str, Any] = {
+            name: None if math.isnan(row[name]) else float(row[name]) for name in ("held_out", "held_out_error")
+        }
+        numbers: dict[str, Any] = {name: float(row[name]) for name in ("log_likelihood", "aic", "bic")}
         own = {"k": int(row["k"]), "residual": str(row["residual"]), "converged": bool(row["converged"])}
         found.append(Candidate(**own, **numbers, **scores))
     return found

@@ -106,7 +106,8 @@ class Site:
     @property
     def device(self) -> torch.device:
         """Where its rows are."""
-        return self.federation.train.x.device
+        found: torch.device = self.federation.train.x.device
+        return found
 
     def answer(self, request: Request) -> Reply:
         """Do what a request asks for."""
