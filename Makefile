@@ -9,7 +9,7 @@ QUICK := $(addprefix tests/, core algorithms/test_twins.py algorithms/test_limit
   glm/test_likelihoods.py glm/test_solvers.py runs/test_resume.py runs/test_experiment_files.py \
   cli/test_commands.py door/test_architecture.py door/test_fit.py)
 
-.PHONY: demo quick test nightly check guard-before guard bench trust clean
+.PHONY: demo quick test nightly check guard-before guard pages bench trust clean
 
 demo: $(READY)  ## train three methods on the embedded digits, print a table, write a report
 	$(BIN)/ppfl demo
@@ -36,6 +36,9 @@ guard-before: $(READY_FOR_TESTS)  ## numbers that users see, of the last commit 
 
 guard: $(READY_FOR_TESTS)  ## the same numbers of the code as it is: same bits, rounding, or what differs
 	PYTHONPATH=tests $(BIN)/python tests/guard.py after
+
+pages: $(READY)  ## write the tables and numbers of README, docs and results from what is stored in results/figures
+	$(BIN)/python tools/pages.py
 
 bench: $(READY_FOR_TESTS)  ## speed against a plain PyTorch loop and the matmul limit
 	$(BIN)/python bench/bench.py

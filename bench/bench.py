@@ -30,7 +30,7 @@ def main() -> None:
     print(f"{targets_table(found)}\n\n{LEGEND}")
     said = results.as_json() | {"targets": [one._asdict() for one in found]}
     (FOLDER / "results.json").write_text(json.dumps(said, indent=2) + "\n")
-    (FOLDER / "results.svg").write_text(picture(results) + "\n")
+    picture(results).save(FOLDER / "results.svg")
     print(f"\nwritten to {FOLDER / 'results.json'} and results.svg")
 
 

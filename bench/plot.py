@@ -1,91 +1,42 @@
-"""The run as one picture: bars of seconds per round, and cost over size on logarithmic axes."""
+"""The run as one picture: seconds per round by method, and cost over size on logarithmic axes."""
 
-from collections.abc import Sequence
-
+import altair as alt
 from growth import Grown
 from results import Compared, Results
-from turns import Measured
 
-from ppfl.report.drawing import LETTER_WIDTH, axis, drawing, grid_lines, separate, text, tooltip
-from ppfl.report.markup import Markup, element
-from ppfl.report.palette import MIDDLE_GREY, method_colour
-
-WIDTH, GAP, BAR = 900.0, 28.0, 20.0
-NAMES, VALUES = 350.0, 150.0  # pixels for words on the left and on the right of bars
-PANEL, PANEL_HEIGHT, PANEL_LEFT = WIDTH / 2, 240.0, 56.0
+from ppfl.report.theme import GREY, OURS, chart_config
 
 
-def picture(results: Results) -> Markup:
-    parts: list[Markup] = []
-    y = 0.0
-    for compared in results.compared.values():
-        parts += _bars(compared, y)
-        y += GAP + BAR * len(compared.found) + GAP
-    for i, grown in enumerate(results.grown):
-        parts += _curves(grown, PANEL * (i % 2), y + PANEL_HEIGHT * (i // 2))
-    height = y + PANEL_HEIGHT * ((len(results.grown) + 1) // 2)
-    return drawing(WIDTH, max(height, BAR), "Seconds per round, and how they grow", *parts, standalone=True)
+def picture(results: Results) -> alt.Chart:
+    parts = [_bars(compared) for compared in results.compared.values()] + [_curves(grown) for grown in results.grown]
+    return alt.vconcat(*parts).configure(**chart_config())
 
 
-def _bars(compared: Compared, top: float) -> list[Markup]:
+def _bars(compared: Compared) -> alt.Chart:
     """One bar per method; plain loops in grey."""
-    whole = {label: one for label, one in compared.found.items() if not one.failed}
-    longest = max((one.seconds for one in whole.values()), default=1.0)
-    parts = [_title(0, top + 16, f"({compared.part}) {compared.title}: seconds per round")]
-    for i, (label, one) in enumerate(whole.items()):
-        y = top + GAP + BAR * i
-        length = one.seconds / longest * (WIDTH - NAMES - VALUES)
-        colour = MIDDLE_GREY if label.startswith("plain") else method_colour(1)
-        bar = element("rect", tooltip(label), x=NAMES, y=y + 3, width=length, height=BAR - 6, fill=colour)
-        parts += [text(NAMES - 8, y + 14, label, anchor="end"), bar]
-        parts.append(text(NAMES + length + 6, y + 14, _said(compared, label, one)))
-    return parts
-
-
-def _said(compared: Compared, label: str, one: Measured) -> str:
-    faster = compared.times_faster(label)
-    return f"{one.seconds:.3g} s" + ("" if faster is None else f", {faster:.1f} x plain")
-
-
-def _curves(grown: Grown, left: float, top: float) -> list[Markup]:
-    """One curve per method, labelled with its exponent; the axis is marked at the sizes that were measured."""
-    curves = {
-        grown.describe(method): [(size, one.seconds) for size, one in curve if not one.failed]
-        for method, curve in grown.curves.items()
-    }
-    curves = {name: points for name, points in curves.items() if points}
-    parts = [_title(left, top + 16, f"({grown.part}) growth with {grown.title}")]
-    if not curves:
-        return parts
-    start, end = left + PANEL_LEFT, left + PANEL - 24 - LETTER_WIDTH * max(map(len, curves))
-    floor, ceiling = top + PANEL_HEIGHT - 56, top + 40
-    sizes = sorted({size for points in curves.values() for size, _ in points})
-    x_axis = axis([float(size) for size in sizes], start, end, log=True)
-    y_axis = axis(
-        _to_powers_of_ten([seconds for points in curves.values() for _, seconds in points]), floor, ceiling, log=True
+    rows = [
+        {"method": label, "seconds": one.seconds, "plain": label.startswith("plain"),
+         "text": f"{one.seconds:.3g} s" + ("" if (x := compared.times_faster(label)) is None else f", {x:.1f} x plain")}
+        for label, one in compared.found.items() if not one.failed
+    ]  # fmt: skip
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        alt.X("seconds:Q", title="seconds per round"),
+        alt.Y("method:N", title=None, sort=None, axis=alt.Axis(labelLimit=400)),
     )
-    parts += grid_lines(y_axis, start, end, lambda value: f"{value:g} s")
-    parts += [text(x_axis.at(size), floor + 18, f"{size:,}", anchor="middle", opacity=0.75) for size in sizes]
-    parts.append(text((start + end) / 2, floor + 36, grown.along, anchor="middle"))
-    names = separate([y_axis.at(points[-1][1]) for points in curves.values()], 14, ceiling, floor)
-    for i, ((name, points), y) in enumerate(zip(curves.items(), names, strict=True)):
-        places = [(x_axis.at(size), y_axis.at(seconds)) for size, seconds in points]
-        parts += _curve(places, method_colour(i + 1))
-        parts.append(text(end + 10, y + 4, name))
-    return parts
+    bars = base.mark_bar().encode(color=alt.condition("datum.plain", alt.value(GREY), alt.value(OURS)))
+    text = base.mark_text(align="left", dx=6).encode(text="text:N")
+    return (bars + text).properties(title=f"({compared.part}) {compared.title}", width=420)
 
 
-def _curve(places: Sequence[tuple[float, float]], colour: str) -> list[Markup]:
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    line = element("path", d=path, fill="none", stroke=colour, stroke_width=2)
-    return [line, *(element("circle", cx=x, cy=y, r=3, fill=colour) for x, y in places)]
-
-
-def _to_powers_of_ten(seconds: Sequence[float]) -> list[float]:
-    """The powers of ten below and above, so that the axis has at least two labels."""
-    powers = [10.0**power for power in range(-6, 6)]
-    return [max(p for p in powers if p <= min(seconds)), min(p for p in powers if p >= max(seconds))]
-
-
-def _title(x: float, y: float, words: str) -> Markup:
-    return text(x, y, words, font_weight="bold")
+def _curves(grown: Grown) -> alt.Chart:
+    """One curve per method, labelled with its exponent."""
+    rows = [
+        {"method": grown.describe(method), "size": size, "seconds": one.seconds}
+        for method, curve in grown.curves.items() for size, one in curve if not one.failed
+    ]  # fmt: skip
+    scale = alt.Scale(type="log")
+    lines = alt.Chart(alt.InlineData(values=rows)).mark_line(point=True).encode(
+        alt.X("size:Q", title=grown.along, scale=scale), alt.Y("seconds:Q", title="seconds per round", scale=scale),
+        alt.Color("method:N", title=None, scale=alt.Scale(range=[OURS, GREY])),
+    )  # fmt: skip
+    return lines.properties(title=f"({grown.part}) growth with {grown.title}", width=420)

@@ -1,6 +1,6 @@
 """What do customers want, and what would they pay for it? Run this as a script, or cell by cell.
 
-python examples/choices.py     (uses the survey in PPFL_DATA or ../shared/data if it exists, else simulated customers)
+python examples/choices.py     (uses the survey in the folder PPFL_DATA if it exists, else simulated customers)
 """
 
 # %% Customers chose, up to twelve times, one of four contracts for electricity.
@@ -11,18 +11,16 @@ python examples/choices.py     (uses the survey in PPFL_DATA or ../shared/data i
 import os
 from pathlib import Path
 
+import altair as alt
 import numpy as np
 import pandas as pd
-from pictures import DATA, below, grouped_bars, save, titled
 
 from ppfl.glm import NEW, PopulationChoice
-from ppfl.report.drawing import text
-from ppfl.report.palette import model_colour
-from ppfl.report.simplex_plot import simplex_chart
-from ppfl.report.sorted_memberships import letter
+from ppfl.report import charts
+from ppfl.report.theme import model_colour, model_name
 
 OUT = Path("runs/examples/choices")
-FILE = DATA / "choicelearn_electricity.csv.gz"
+FILE = Path(os.environ.get("PPFL_DATA", "data")) / "tabular" / "choicelearn_electricity.csv.gz"
 WANTED = {"cl": "one year shorter", "loc": "a local company", "wk": "a well-known company"}
 RATES = {"tod": "rates by time of day", "seas": "rates by season"}
 K, COLUMNS = 3, ["pf", *WANTED, *RATES]
@@ -81,7 +79,7 @@ print(pd.DataFrame(rows, index=["BIC", "accuracy", "deviance"]).T.round(3).to_st
 # `canonical_coef_` is the change of utility per unit of each column. Divided by the utility of one cent it is a price.
 # A segment that is hardly sensitive to the price would pay a lot for anything.
 
-names = [letter(k) for k in range(K)]
+names = [model_name(k) for k in range(K)]
 tastes = pd.DataFrame(model.canonical_coef_, index=names, columns=COLUMNS)
 shares = model.memberships_.to_numpy()
 print(tastes.assign(share=shares.mean(0)).round(2).to_string(), "\n")
@@ -103,13 +101,17 @@ print(memberships.set_axis(names, axis=1).head(4).round(2).to_string(), "\n")
 
 # %% Two figures: the willingness to pay of each segment, and the memberships of all customers
 
-parts = grouped_bars({name: pay[name].tolist() for name in WANTED.values()}, 230, 840, 90)
-for k in range(K):
-    label = f"{names[k]}, {shares[:, k].mean():.0%} of the customers"
-    parts.append(text(230 + 190 * k, 72, label, fill=model_colour(k), font_weight="bold"))
-subtitle = "What each segment would pay, in cents per kWh."
-willingness = titled(900, 320, "Willingness to pay", subtitle, *parts)
+worth = (
+    pay[[*WANTED.values()]].rename_axis("segment").reset_index().melt("segment", var_name="wish", value_name="cents")
+)
+willingness = alt.Chart(worth).mark_bar().encode(
+    alt.X("cents:Q", title="what a segment would pay, in cents per kWh"), alt.Y("wish:N", title=None),
+    alt.Color("segment:N", scale=alt.Scale(domain=names, range=[model_colour(k) for k in range(K)])),
+    yOffset="segment:N",
+)  # fmt: skip
 known = model.memberships_
-triangle = below(56, 900, 474, simplex_chart([str(name) for name in known.index], known.to_numpy().tolist()))
-subtitle = "Each dot is a customer, each corner is a segment, and the cross is the mean."
-save(OUT, willingness=willingness, memberships=titled(900, 540, "Memberships", subtitle, triangle))
+memberships = charts.simplex(known.to_numpy(), [str(name) for name in known.index], names=names)
+OUT.mkdir(parents=True, exist_ok=True)
+for name, picture in {"willingness": willingness, "memberships": memberships}.items():
+    picture.save(OUT / f"{name}.svg")
+    print(f"wrote {OUT / name}.svg")

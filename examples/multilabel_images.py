@@ -13,13 +13,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from pictures import Panel, save, titled
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from ppfl import PPFL, FedAvg, Federation, Population, Watch, fit
-from ppfl.report.drawing import Axis
-from ppfl.report.palette import model_colour
+from ppfl.report import charts
+from ppfl.report.theme import Metric
 
 OUT = Path("runs/examples/multilabel_images")
 ARCHIVES, PICTURES, ROUNDS = int(os.environ.get("PPFL_EXAMPLE_CLIENTS", "20")), 80, 40
@@ -97,10 +96,10 @@ for kind, is_bright in {"archives that tag bright shapes": True, "faint shapes":
 
 # %% A figure: F1 of both over the rounds
 
-panel = Panel(Axis(0, ROUNDS, 70, 860), Axis(0, 1, 300, 80))
-lines = []
-for k, fitted in enumerate((one, two)):
-    points = [(record["round"], record["f1"]) for record in fitted.history if "f1" in record]
-    lines.append(panel.line(points, model_colour(k), 2.5))
-subtitle = "F1 of the labels over the rounds: one model for all archives (lower line), and two that are mixed."
-save(OUT, f1=titled(900, 350, "Tags of pictures", subtitle, *panel.frame("round", "F1"), *lines))
+curves = {
+    label: [(record["round"], record["f1"]) for record in fitted.history if "f1" in record]
+    for label, fitted in {"PPFL, two models mixed": two, "one model for all": one}.items()
+}
+OUT.mkdir(parents=True, exist_ok=True)
+charts.history(curves, Metric("F1", True)).save(OUT / "f1.svg")
+print(f"wrote {OUT / 'f1.svg'}")

@@ -12,12 +12,11 @@ import os
 from pathlib import Path
 
 import torch
-from pictures import Panel, save, titled
 
 from ppfl import FedAvg, Federation, Population, fit, load
 from ppfl.data import Samples, synthetic_linear
-from ppfl.report.drawing import Axis, separate, text
-from ppfl.report.palette import MIDDLE_GREY, method_colour
+from ppfl.report import charts
+from ppfl.report.theme import Metric
 
 OUT = Path("runs/examples/onboarding")
 OUT.mkdir(parents=True, exist_ok=True)
@@ -98,12 +97,11 @@ print(f"\nerror of all {MACHINES} machines: {before:.3f}, and after 20 more roun
 
 # %% The error of new machines by their number of samples
 
-top = max(max(curve.values()) for curve in curves.values())
-panel = Panel(Axis(1, 32, 70, 640, log=True), Axis(0.0, top, 440, 90))
-parts = panel.frame("samples of a new machine", "error on samples to come")
-ends = separate([panel.y.at(curve[32]) for curve in curves.values()], 18, 90, 440)
-for (name, curve), y_label in zip(curves.items(), ends, strict=True):
-    colour = method_colour(0) if name == "membership" else MIDDLE_GREY
-    parts.append(panel.line(curve.items(), colour, 3 if name == "membership" else 1.5))
-    parts.append(text(650, y_label + 4, name, fill=colour, font_weight="bold"))
-save(OUT, samples=titled(900, 490, "New machines", "Three numbers are found from a few samples.", *parts))
+errors, measured = (
+    {name: list(curve.items()) for name, curve in curves.items()},
+    Metric("error on samples to come", False),
+)
+OUT.mkdir(parents=True, exist_ok=True)
+picture = charts.history(errors, measured, x="samples of a new machine", log=True, ours=["membership"])
+picture.save(OUT / "samples.svg")
+print(f"wrote {OUT / 'samples.svg'}")

@@ -1,6 +1,6 @@
 """Which schools are good, and for whom? Run this as a script, or cell by cell.
 
-python examples/schools.py     (uses the pupils in PPFL_DATA or ../shared/data if they exist, else simulated ones)
+python examples/schools.py     (uses the pupils in the folder PPFL_DATA if they exist, else simulated ones)
 """
 
 # %% Sixty-five schools in inner London, four thousand pupils, two exams: at 11 (standLRT) and at 16 (normexam).
@@ -11,17 +11,16 @@ python examples/schools.py     (uses the pupils in PPFL_DATA or ../shared/data i
 import os
 from pathlib import Path
 
+import altair as alt
 import numpy as np
 import pandas as pd
-from pictures import DATA, Panel, save, titled
 from sklearn.linear_model import Ridge
 
 from ppfl.glm import PopulationRegressor, as_mixed_model
-from ppfl.report.drawing import Axis, separate, text
-from ppfl.report.palette import MIDDLE_GREY, mixed_colour, model_colour
+from ppfl.report.theme import GREY, mixed_colour, model_colour
 
 OUT = Path("runs/examples/schools")
-FILE = DATA / "mlmRev_Exam.csv.gz"
+FILE = Path(os.environ.get("PPFL_DATA", "data")) / "tabular" / "mlmRev_Exam.csv.gz"
 
 
 def simulated(schools: int) -> pd.DataFrame:
@@ -90,29 +89,34 @@ for label, by in (("its own pupils only", "alone"), ("the population model", "po
 # A line leads from the estimate of each school's own pupils to that of the population model. Small schools, at the
 # left, move most.
 
-low, high = table[["alone", "population"]].min(axis=None), table[["alone", "population"]].max(axis=None)
-panel = Panel(Axis(pupils.min() * 0.9, pupils.max() * 1.1, 60, 880, log=True), Axis(low, high, 440, 90))
-parts = panel.frame("pupils per school", "average boy at 16, in standard deviations")
-for at, row in enumerate(table.itertuples()):
-    colour = mixed_colour(shares[at])
-    parts.append(panel.line([(row.pupils, row.alone), (row.pupils, row.population)], colour, 1.2))
-    parts.append(panel.dot(row.pupils, row.alone, MIDDLE_GREY, 3.2, hollow=True))
-    parts.append(panel.dot(row.pupils, row.population, colour, 4))
-subtitle = "Ring: own pupils only. Dot: population model, in the mixed colours of the canonical schools."
-shrinkage = titled(900, 490, "Shrinkage of small schools", subtitle, *parts)
+table["colour"] = [mixed_colour(row) for row in shares]
+table["school"] = table.index.astype(str)
+x = alt.X("pupils:Q", scale=alt.Scale(type="log"), title="pupils per school")
+y_axis = "average boy at 16, in standard deviations"
+chart = alt.Chart(table)
+colour = alt.Color("colour:N", scale=None)
+shrinkage = alt.layer(
+    chart.mark_rule().encode(x, alt.Y("alone:Q", title=y_axis), alt.Y2("population"), colour),
+    chart.mark_point(color=GREY, size=30).encode(x, alt.Y("alone:Q")),
+    chart.mark_circle(size=60, opacity=1).encode(x, alt.Y("population:Q"), colour, tooltip=["school", "pupils"]),
+).properties(
+    title=alt.Title("Shrinkage of small schools", subtitle="Ring: own pupils only. Dot: the population model.")
+)
 
 # %% The effect of the exam at 11, school by school
 
 both = np.array([-3.0, 3.0])
 reach = starts[:, None] + slopes[:, None] * both
-panel = Panel(Axis(-3, 3, 60, 640), Axis(reach.min(), reach.max(), 440, 90))
-parts = panel.frame("exam at 11, in standard deviations", "exam at 16, average boy")
-for at, line in enumerate(shares @ reach):
-    parts.append(panel.line(zip(both, line, strict=True), mixed_colour(shares[at]), 1, opacity="0.5"))
-parts += [panel.line(zip(both, reach[k], strict=True), model_colour(k), 4) for k in range(3)]
-for k, y_label in enumerate(separate([panel.y.at(end) for end in reach[:, 1]], 18, 90, 440)):
-    label = f"{names[k]} ({shares[:, k].mean():.0%}): {starts[k]:+.2f}, slope {slopes[k]:.2f}".replace("-", "−")
-    parts.append(text(650, y_label + 4, label, fill=model_colour(k), font_weight="bold"))
-subtitle = "Thick: the canonical schools. Thin: the schools, each a mixture of them."
-lines = titled(900, 490, "Canonical schools", subtitle, *parts)
-save(OUT, shrinkage=shrinkage, lines=lines)
+lines = [(str(name), mixed_colour(row), 1.0, 0.5, row @ reach) for name, row in zip(table.school, shares, strict=True)]
+lines += [(names[k], model_colour(k), 4.0, 1.0, reach[k]) for k in range(3)]
+columns = ["line", "colour", "width", "opacity", "before", "after"]
+rows = pd.DataFrame([(*own, at, y) for *own, ends in lines for at, y in zip(both, ends, strict=True)], columns=columns)
+canonical = alt.Chart(rows).mark_line().encode(
+    alt.X("before:Q", title="exam at 11, in standard deviations"), alt.Y("after:Q", title="exam at 16, average boy"),
+    alt.Color("colour:N", scale=None), detail="line:N", strokeWidth=alt.StrokeWidth("width:Q", scale=None),
+    opacity=alt.Opacity("opacity:Q", scale=None), tooltip=["line"],
+).properties(title=alt.Title("Canonical schools", subtitle="Thin: the schools, each a mixture."))  # fmt: skip
+OUT.mkdir(parents=True, exist_ok=True)
+for name, picture in {"shrinkage": shrinkage, "lines": canonical}.items():
+    picture.save(OUT / f"{name}.svg")
+    print(f"wrote {OUT / name}.svg")

@@ -1,6 +1,6 @@
 """How does lack of sleep slow people down? Run this as a script, or cell by cell.
 
-python examples/sleep_study.py     (uses the study in PPFL_DATA or ../shared/data if it exists, else a simulated one)
+python examples/sleep_study.py     (uses the study in the folder PPFL_DATA if it exists, else a simulated one)
 """
 
 # %% Eighteen people sleep three hours per night, and their reaction time is measured every day, in milliseconds.
@@ -11,17 +11,16 @@ python examples/sleep_study.py     (uses the study in PPFL_DATA or ../shared/dat
 import os
 from pathlib import Path
 
+import altair as alt
 import numpy as np
 import pandas as pd
-from pictures import DATA, Panel, below, save, titled
 
 from ppfl.glm import PopulationRegressor
-from ppfl.report.drawing import Axis, text
-from ppfl.report.palette import MIDDLE_GREY, mixed_colour, model_colour
-from ppfl.report.simplex_plot import simplex_chart
+from ppfl.report import charts
+from ppfl.report.theme import GREY, mixed_colour, model_colour
 
 OUT = Path("runs/examples/sleep_study")
-FILE = DATA / "lme4_sleepstudy.csv.gz"
+FILE = Path(os.environ.get("PPFL_DATA", "data")) / "tabular" / "lme4_sleepstudy.csv.gz"
 
 
 def simulated(people: int) -> pd.DataFrame:
@@ -82,38 +81,38 @@ print(model.memberships_.set_axis(ends.index, axis=1).iloc[order].round(2).to_st
 pooled = PopulationRegressor(1).fit(X, y)
 both = np.array([0.0, 9.0])
 pooled_line = pooled.canonical_intercept_[0] + pooled.canonical_coef_[0, 0] * both
-low, high = y.min(), y.max()
-parts = []
-for at, person in enumerate(people[:18]):
-    left, top, colour = 60 + 140 * (at % 6), 90 + 160 * (at // 6), mixed_colour(shares[at])
-    panel = Panel(Axis(0, 9, left, left + 120), Axis(low, high, top + 120, top))
+dots, lines = data.assign(person=subject.astype(str)), []
+for at, person in enumerate(people):
     (slope,), start = model.client_coef(person)
-    parts += [text(left - 8, panel.y.at(v) + 4, f"{v:g}", anchor="end") for v in panel.y.ticks(3) if at % 6 == 0]
-    parts += [text(panel.x.at(day), top + 136, f"{day}", anchor="middle") for day in (0, 3, 6, 9)]
-    parts += [text(left, top - 6, f"subject {person}"), panel.line([(0, low), (9, low)], MIDDLE_GREY, 0.5)]
-    measured = data[subject == person][["Days", "Reaction"]].to_numpy()
-    parts += [panel.dot(day, ms, colour, 2.6) for day, ms in measured]
-    parts += [panel.line(zip(both, pooled_line, strict=True), MIDDLE_GREY, 1, stroke_dasharray="3 3")]
-    parts += [panel.line(zip(both, start + slope * both, strict=True), colour, 2)]
-subtitle = "Reaction time in ms over days of sleep deprivation. Dashed: one line for all."
-everyone = titled(900, 90 + 160 * -(-min(18, len(people)) // 6), "The line of every subject", subtitle, *parts)
+    for kind, ends in (("own", start + slope * both), ("one for all", pooled_line)):
+        lines += [(str(person), kind, mixed_colour(shares[at]) if kind == "own" else GREY, day, ms)
+                  for day, ms in zip(both, ends, strict=True)]  # fmt: skip
+lines = pd.DataFrame(lines, columns=["person", "line", "colour", "Days", "Reaction"])
+x, ms = alt.X("Days:Q"), alt.Y("Reaction:Q", title="ms", scale=alt.Scale(zero=False))
+base = alt.Chart().encode(x, ms)
+everyone = alt.layer(
+    base.mark_line().encode(alt.Color("colour:N", scale=None), detail="line:N").transform_filter("isValid(datum.line)"),
+    base.mark_circle(color=GREY, size=18).transform_filter("!isValid(datum.line)"),
+    data=pd.concat([dots, lines]),
+).properties(width=110, height=110).facet("person:N", columns=6)  # fmt: skip
 
 # %% The canonical lines, and the lines of all subjects
 
 reach = starts[:, None] + slopes[:, None] * both
-panel = Panel(Axis(0, 9, 60, 690), Axis(min(low, reach.min()), max(high, reach.max()), 400, 90))
-parts = panel.frame("days of sleep deprivation", "reaction time, ms")
-for at, line in enumerate(shares @ reach):
-    parts.append(panel.line(zip(both, line, strict=True), mixed_colour(shares[at]), 1.2, opacity="0.6"))
-for k, name in enumerate("AB"):
-    parts.append(panel.line(zip(both, reach[k], strict=True), model_colour(k), 4))
-    label = f"{name}: {starts[k]:.0f} ms, {slopes[k]:+.0f} per day".replace("-", "−")
-    parts.append(text(700, panel.y.at(reach[k, 1]) + 4, label, fill=model_colour(k), font_weight="bold"))
-subtitle = "Thick: the canonical sleepers. Thin: the subjects, each a mixture of the two."
-canonical = titled(900, 450, "Canonical sleepers", subtitle, *parts)
+ends = [(str(person), mixed_colour(row), 1.2, row @ reach) for person, row in zip(people, shares, strict=True)]
+ends += [(name, model_colour(k), 4.0, reach[k]) for k, name in enumerate("AB")]
+rows = pd.DataFrame([(*own, day, ms) for *own, line in ends for day, ms in zip(both, line, strict=True)],
+                    columns=["line", "colour", "width", "day", "ms"])  # fmt: skip
+canonical = alt.Chart(rows).mark_line().encode(
+    alt.X("day:Q", title="days of sleep deprivation"), alt.Y("ms:Q", title="reaction time, ms", scale={"zero": False}),
+    alt.Color("colour:N", scale=None), detail="line:N", strokeWidth=alt.StrokeWidth("width:Q", scale=None),
+    tooltip=["line"],
+).properties(title=alt.Title("Canonical sleepers", subtitle="Thin: the subjects, each a mixture."))  # fmt: skip
 
 # %% The membership of every subject
 
-line = below(60, 900, 140, simplex_chart([str(person) for person in people], shares.tolist()))
-memberships = titled(900, 210, "Memberships", "Each dot is a subject.", line)
-save(OUT, everyone=everyone, canonical=canonical, memberships=memberships)
+memberships = charts.simplex(shares, [str(person) for person in people])
+OUT.mkdir(parents=True, exist_ok=True)
+for name, picture in {"everyone": everyone, "canonical": canonical, "memberships": memberships}.items():
+    picture.save(OUT / f"{name}.svg")
+    print(f"wrote {OUT / name}.svg")

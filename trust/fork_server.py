@@ -54,7 +54,7 @@ def _serve() -> None:
     import ppfl.cli.app
     import ppfl.exports
     import ppfl.glm.table
-    import ppfl.report.write
+    import ppfl.report.page
     import ppfl.runs.tuning  # noqa: F401
 
     torch.set_num_threads(1)

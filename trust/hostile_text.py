@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
-from xml.etree import ElementTree
 
 import browser
 import numpy as np
@@ -186,13 +185,6 @@ class Batch:
             for at in expected:
                 if visible(self.texts[at]) not in page.text:
                     yield f"{name} does not show it", {at}
-        picture = (self.folder / "out" / "memberships.svg").read_text(encoding="utf-8")
-        if strange := browser.read(picture).kinds - harmless:
-            yield f"memberships.svg has {sorted(strange)[:5]}", None
-        try:
-            ElementTree.fromstring(picture)
-        except ElementTree.ParseError as error:
-            yield f"memberships.svg is not XML: {error}", None
 
     def _call(self, *arguments: str) -> Called:
         here, argv = Path.cwd(), sys.argv
@@ -236,5 +228,5 @@ def _kinds_of_pages(texts: Sequence[str], random: Random, folder: Path) -> froze
     for called in (batch.compare(), batch.glm()):
         if called.code != 0:
             raise RuntimeError(f"harmless texts fail already: {called.text}")
-    files = (folder / name for name in ("out/report.html", "out/memberships.svg", "glm/report.html"))
+    files = (folder / name for name in ("out/report.html", "glm/report.html"))
     return frozenset().union(*(browser.read(file.read_text(encoding="utf-8")).kinds for file in files))

@@ -303,7 +303,7 @@ def _begin(callback: Any, setting: FitSetting, stack: ExitStack) -> None:
 def _progress(progress: bool | None, setting: FitSetting, stack: ExitStack) -> list[Callback]:
     if progress is None and not _may_show_bar():
         return []
-    from .report.progress_bar import show_rounds  # here, as rich takes time to import and scripts may not need it
+    from .report.progress import show_rounds  # here, as rich takes time to import and scripts may not need it
 
     search = "set lr to skip this" if setting.method.local.lr == "auto" else None
     show = stack.enter_context(show_rounds(setting.problem.rounds, search=search, lines=progress is True))
@@ -315,7 +315,7 @@ def show_frozen_layers(progress: bool | None) -> AbstractContextManager[None]:
     """While it is open, samples that run through the frozen layers of a network are shown."""
     if progress is False or (progress is None and not _may_show_bar()):
         return nullcontext()
-    from .report.progress_bar import show_frozen_layers
+    from .report.progress import show_frozen_layers
 
     return show_frozen_layers(lines=progress is True)
 
@@ -326,7 +326,7 @@ def _may_show_bar() -> bool:
 
 
 def _log_round(rounds: int) -> Callback:
-    from .report.metric import show_score
+    from .report.theme import show_score
     from .runs import metric_name
 
     def log(record: Record) -> None:

@@ -27,7 +27,7 @@ from .core import Lora, Population, affinity, lora, with_adapters
 from .data import Federation
 from .errors import PPFLError
 from .fitted import Fitted, load
-from .fitting import fit
+from .fitting import compare, fit
 from .server import DivergedWarning, Watch
 from .sites import export_onnx
 
@@ -62,6 +62,7 @@ __all__ = [
     "TensorBoard",
     "Watch",
     "affinity",
+    "compare",
     "export_onnx",
     "fit",
     "load",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -22,6 +22,8 @@ from .data import Federation
 from .data.federation import Split
 from .errors import DataError, ModelError
 from .networks.peft_files import save_adapter
+from .runs import RunRecord, metric_name
+from .runs.provenance import describe_environment
 from .runs.saved_fit import load_finished_run, load_fit, save_fit
 from .server import Evaluation, Trained, adapt_clients, connect
 from .server.evaluation import read_evaluation
@@ -32,7 +34,11 @@ from .sites.client_model import client_model
 from .sites.personal_models import PersonalModels
 
 if TYPE_CHECKING:
-    from .report.fitted_card import FittedFacts
+    import pandas as pd
+
+    from .report import Comparison
+    from .report.card import FittedFacts
+    from .report.charts import Chart
 
 ClientId = str | int
 
@@ -66,6 +72,9 @@ class Fitted(Trained):
         Linear(in_features=64, out_features=10, bias=True)
     """
 
+    # (M, K) after the rounds that were evaluated; a fit from a file has none
+    memberships_by_round: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
+
     def __repr__(self) -> str:
         return self._facts().line()
 
@@ -73,7 +82,8 @@ class Fitted(Trained):
         return self._facts().html()
 
     @cached_property
-    def _personal(self) -> PersonalModels:
+    def personal(self) -> PersonalModels:
+        """The models of all clients, as files and sites use them."""
         return PersonalModels(
             self.population, self.method, self.engine, self.spec, self.ids,
             lambda ids: self.method.send(self.problem, self.state.server, ids, None), self.clients.rows,
@@ -82,7 +92,7 @@ class Fitted(Trained):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what is made again: backends have buffers for each thread."""
-        return {name: value for name, value in vars(self).items() if name != "_personal"}
+        return {name: value for name, value in vars(self).items() if name != "personal"}
 
     @property
     def population(self) -> Population:
@@ -91,15 +101,15 @@ class Fitted(Trained):
     @property
     def memberships(self) -> Tensor:
         """(M, K), one row per client, in the order of `ids`."""
-        return self._personal.memberships(self.ids)
+        return self.personal.memberships(self.ids)
 
     def membership(self, client: ClientId) -> Tensor:
         """(K,) of one client, by name."""
-        return self._personal.memberships(self._known([client]))[0]
+        return self.personal.memberships(self._known([client]))[0]
 
     def models(self, clients: Sequence[ClientId]) -> Models:
         """The personal models of these clients, as engines run them; `model` gives a plain network."""
-        return self._personal.models(self._known(clients))
+        return self.personal.models(self._known(clients))
 
     @overload
     def predict(self, client: ClientId, x: Tensor, *, hard: bool = False) -> Tensor: ...
@@ -121,7 +131,7 @@ class Fitted(Trained):
             DataError: If the client is unknown, or x has another shape than the training data.
         """
         (name,) = self._known([client])
-        found = self._personal.predict(name, x, hard=hard)
+        found = self.personal.predict(name, x, hard=hard)
         return found if isinstance(x, Tensor) else found.cpu().numpy()
 
     def evaluate(
@@ -160,11 +170,79 @@ class Fitted(Trained):
         return read_evaluation(reply, (split,), transport, self.population.loss, chosen).splits[split]
 
     def _facts(self) -> FittedFacts:
-        from .report.fitted_card import FittedFacts  # here, as only notebooks and consoles need it
+        from .report.card import FittedFacts  # here, as only notebooks and consoles need it
 
-        memberships = self.memberships if self._personal.are_mixtures else None
+        memberships = self.memberships if self.personal.are_mixtures else None
         method = repr(self.method)
         return FittedFacts(self.method.title, method, self.state.round, len(self.ids), memberships, self.history)
+
+    # ------------------------------------------------------------------ to look at
+
+    def membership_frame(self) -> pd.DataFrame:
+        """Memberships as a DataFrame: one row per client, by its id, and one column per canonical model.
+
+        Models are named as in charts: A has the largest share of the population, then B, C, ...
+        """
+        import pandas as pd
+
+        from .report.theme import model_names
+
+        c = self.memberships
+        c = c[:, c.double().mean(0).argsort(descending=True, stable=True)]
+        return pd.DataFrame(c.numpy(), index=pd.Index(self.ids, name="client"), columns=model_names(c.shape[1]))
+
+    def history_frame(self) -> pd.DataFrame:
+        """The history as a DataFrame: one row per round."""
+        import pandas as pd
+
+        rows = [{name: value for name, value in row.items() if isinstance(value, int | float)} for row in self.history]
+        return pd.DataFrame(rows).set_index("round")
+
+    def score_frame(self) -> pd.DataFrame:
+        """Memberships and the last test score of every client, as in the report: models are A, B, ... by share."""
+        return self._comparison().clients.set_index("client")
+
+    def plot_memberships(self) -> Chart:
+        """A chart of who the clients are: one bar each, one colour per canonical model."""
+        return self._comparison().plot_memberships()
+
+    def plot_simplex(self) -> Chart:
+        """A chart of where the clients are between the canonical models."""
+        return self._comparison().plot_simplex()
+
+    def plot_history(self, of: str | None = None) -> Chart:
+        """A chart of a value by round: by default the score on test data, else "loss" or another of the history."""
+        return self._comparison().plot_history(of)
+
+    def plot_clients(self) -> Chart:
+        """A chart of the test score of every client."""
+        return self._comparison().plot_clients()
+
+    def report(self, folder: str | Path = "report", title: str | None = None) -> Path:
+        """Writes one page with all charts and tables, which needs no network, and returns its path."""
+        return self._comparison().report(folder, title or f"Population fitted by {self.method.title}")
+
+    def _comparison(self) -> Comparison:
+        from .report import Comparison  # here, as scripts that draw nothing need none of it
+
+        return Comparison({self.method.title: [self.record()]})
+
+    def record(self, truth: Tensor | None = None) -> RunRecord:
+        """The same as a run of an experiment leaves behind, for reports and comparisons."""
+        population = {"k": self.population.k, "mix": self.population.mix.name}
+        method = {**self.method.model_dump(mode="json"), "name": self.method.name}
+        experiment = {"name": self.method.title, "method": method, "population": population, "data": {"name": "data"},
+                      "rounds": self.state.round, "seeds": [self.problem.seed]}  # fmt: skip
+        new = [None] * (len(self.ids) - len(self.problem.roster.ids))  # came later, and have no score in the history
+        history = [
+            {**row, "per_client": [*row["per_client"], *new]} if row.get("per_client") else row for row in self.history
+        ]
+        measured = (row for row in reversed(history) if metric_name(row) and row["round"] <= self.state.round)
+        return RunRecord(
+            folder=Path(), experiment=experiment, versions=describe_environment(), ids=tuple(self.ids), truth=truth,
+            metrics=history, memberships=self.memberships if self.personal.are_mixtures else None,
+            memberships_by_round=dict(self.memberships_by_round), scores=next(measured, {}), finished=True,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ one client's model, to take away
 
@@ -180,12 +258,12 @@ class Fitted(Trained):
             hard: Whether the client is put wholly into its largest membership.
         """
         (name,) = self._known([client])
-        return self._personal.module(name, predictions=predictions, hard=hard)
+        return self.personal.module(name, predictions=predictions, hard=hard)
 
     def export_onnx(self, client: ClientId, path: str | Path, *, predictions: bool = True) -> Path:
         """Writes a client's own model as ONNX, for batches of any size. Needs pip install 'ppfl[export]'."""
         (name,) = self._known([client])
-        return self._personal.export_onnx(name, path, predictions=predictions)
+        return self.personal.export_onnx(name, path, predictions=predictions)
 
     def save_adapter(self, client: ClientId, folder: str | Path) -> Path:
         """Writes a client's own low-rank adapter to a folder that `peft` reads, for use with the network as it was."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .algorithms import METHODS, PPFL
 from .algorithms.contract import Method, common_network
@@ -21,9 +22,15 @@ from .data.sample_spec import SampleSpec
 from .errors import AffinityError, DataError, ModelError, PPFLError, SettingError
 from .fitted import Fitted
 from .networks import refuse_text_as_numbers
+from .runs import RunRecord
 from .server import Training, Watch, connect, warn_if_diverged
 from .server.newcomers import refuse_other_data
 from .sites import Engine, engine_by_name
+
+if TYPE_CHECKING:
+    from .report import Comparison
+
+KEPT_MEMBERSHIPS = 10_000_000  # numbers
 
 
 def fit(
@@ -71,7 +78,7 @@ def fit(
             as a SettingError for FedAvg with k > 1, or a ModelError for a network that cannot run on the data.
 
     Example:
-        >>> from torch import nn
+        >>> from torch import Tensor, nn
         >>> from ppfl.data import digits_federation
         >>> fitted = fit(Population(nn.Linear(64, 10), k=4), digits_federation(), rounds=3)
         >>> fitted.memberships.shape
@@ -98,15 +105,74 @@ def fit(
         if new := [client for client in federation.ids if client not in start.known]:
             start = start.onboard(federation.select(new))
         training.go_on(start)
+    kept: dict[int, Tensor] = {}
     with running(on_round, progress, FitSetting(training.problem, method, watch)) as callbacks:
         if start is None:
             training.begin()
         callbacks.log_start(training.method)
         for end in training.rounds():
+            if end.measured is not None and end.measured.memberships is not None:
+                _keep(kept, end.state.round, end.measured.memberships)
             if callbacks.end_round(end):
                 break
     warn_if_diverged([record["loss"] for record in training.history], training.method.local.step_size(0, 1))
-    return Fitted(**vars(training.trained(SampleSpec.of(federation), engine)))
+    return Fitted(**vars(training.trained(SampleSpec.of(federation), engine)), memberships_by_round=kept)
+
+
+def compare(
+    population: Population,
+    federation: Federation,
+    methods: Mapping[str, Method | type[Method] | str] | Sequence[Method | type[Method] | str],
+    *,
+    rounds: int = 100,
+    seeds: Sequence[int] = (0,),
+    **settings: Any,
+) -> Comparison:
+    """Trains a network by several methods on the same data, with the same start values and rounds.
+
+    Args:
+        population: What PPFL and other methods with several models train. Methods with one model for all, such as
+            FedAvg, train its network.
+        federation: The clients' training and test data.
+        methods: Methods by the names they get in tables and charts, or a list of them.
+        rounds: Number of communication rounds.
+        seeds: One fit of every method for each; tables show means and standard deviations.
+        settings: What `fit` takes too, such as `watch`, `affinity` and `engine`.
+
+    Returns:
+        A Comparison: it prints as a table, `frame` and `clients` are DataFrames, `plot_history()`, `plot_clients()` and
+        `plot_memberships()` are charts, and `report(folder)` writes one page with everything.
+
+    Example:
+        >>> from torch import nn
+        >>> from ppfl.data import digits_federation
+        >>> found = compare(Population(nn.Linear(64, 10), k=4), digits_federation(), ["fedavg", "ppfl"], rounds=3)
+        >>> sorted(found.frame["method"]), found.clients.shape
+        (['FedAvg', 'PPFL'], (40, 8))
+    """
+    from .report import Comparison  # here, as a fit alone needs none of it
+
+    asked = {label: method_of(method) for label, method in methods.items()} if isinstance(methods, Mapping) else {
+        method.title: method for method in map(method_of, methods) if method is not None
+    }  # fmt: skip
+    if not asked or (not isinstance(methods, Mapping) and len(asked) < len(methods)):
+        raise SettingError('methods share a title; name each: compare(..., {"PPFL, lr 0.1": PPFL(lr=0.1), ...})')
+    one = Population(population.architecture, k=1, loss=population.loss)
+    truth = None if federation.truth is None else federation.truth.memberships
+    runs: dict[str, list[RunRecord]] = {}
+    for label, method in asked.items():
+        trained = population if method is None or method.several_models else one
+        fits = (fit(trained, federation, method, rounds=rounds, seed=seed, **settings) for seed in seeds)
+        runs[label] = [fitted.record(truth) for fitted in fits]
+    return Comparison(runs)
+
+
+def _keep(by_round: dict[int, Tensor], round: int, memberships: Tensor) -> None:
+    """Keep memberships for charts; where they are many, those of every second round are dropped."""
+    by_round[round] = memberships.clone()
+    while len(by_round) > 2 and len(by_round) * memberships.numel() > KEPT_MEMBERSHIPS:
+        for past in list(by_round)[1:-1:2]:
+            del by_round[past]
 
 
 def method_of(method: Method | type[Method] | str | None) -> Method | None:

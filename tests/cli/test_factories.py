@@ -75,7 +75,7 @@ def test_a_metric_of_ones_own_is_in_the_tables(ppfl, experiment, here):
     assert run.code == 0, run.err
     show = ppfl("show", here / "out" / "seed-0")
     for shown in (run.out, show.out):
-        (header,) = (line for line in shown.splitlines() if "worst 10% " in line)
+        (header,) = (line for line in shown.splitlines() if "worst tenth " in line)
         assert "recall" in header
     value = load_run(here / "out" / "seed-0").scores["recall"]
     assert all(f"{value:.3g}" in shown for shown in (run.out, show.out))

@@ -76,7 +76,7 @@ def test_resume_goes_on_and_what_exists_is_not_overwritten(ppfl, experiment, tmp
     with terminal(written := []):  # which sees the run live
         assert ppfl(*run, "--resume").code == 0
     assert re.search(r"seed 0.*4/4.*loss .*accuracy", written[0], re.DOTALL)
-    export = ("export", tmp_path / "out", "--client", "c0", "--out", tmp_path / "model")
+    export = ("export", tmp_path / "out", "--client", "c0", "--out", tmp_path / "models")
     assert ppfl(*export).code == 0
     before = file_bytes(tmp_path)
     assert ppfl(*run, "--resume").code == 0

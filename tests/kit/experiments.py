@@ -19,7 +19,6 @@ from ppfl.io.files import read_json as read_json
 from ppfl.io.files import write_json as write_json
 from ppfl.io.lock import locked as locked
 from ppfl.paper import Study
-from ppfl.paper.tables import nearest_group_accuracy as nearest_group_accuracy
 from ppfl.runs import Experiment, OnRoundEnd, RunFolder, RunRecord
 from ppfl.runs.affinities import AFFINITIES as AFFINITIES
 from ppfl.runs.comparison import run_tasks

@@ -1,12 +1,12 @@
-"""Made-up runs and fitted tables for reports."""
+"""Made-up runs, and fitted tables, for reports."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import torch
 
-from ppfl.report import PopulationResults
+from ppfl.glm.table import TableSettings, fit_table
 from ppfl.runs import RunRecord
 
 
@@ -46,31 +46,11 @@ def fake_run(
     return empty_run(experiment=experiment, ids=ids, metrics=metrics, truth=true, **memberships if k > 1 else {})
 
 
-def effect(outcome, name, values, pooled, is_shared=False, reach=None, pooled_reach=0.0):
-    """A line of the table of coefficients."""
-    return SimpleNamespace(**locals())
-
-
-def tried(k, bic, held_out=None, held_out_error=None, log_likelihood=-100.0):
-    """A number of canonical models that was tried."""
-    return SimpleNamespace(aic=bic, **locals())
-
-
-def fake_table(k=3, clients=20, **changes):
+def fitted_table(ids=None, k=2, target="sold", column="price"):
+    """A table of shops of two kinds, fitted as `ppfl glm` does."""
     random = np.random.default_rng(0)
-    c, values = random.dirichlet(np.full(k, 0.5), clients), random.normal(size=k).tolist()
-    ways = {"ours": 2.0, "one model for all": 4.0, "each": 3.0}
-    found = PopulationResults(
-        title="sold in shops", command="ppfl glm shops.csv", notes=["family gaussian"], client="shop", target="sold",
-        features=["price", "day"], family="gaussian", classes=(), mix="weights", rows=100, held_out_rows=20,
-        ids=[f"s{i}" for i in range(clients)], sizes=[5] * clients, memberships=c.tolist(),
-        clear=(c >= 0.8).sum(0).tolist(), clear_from=0.8,
-        average=[effect("sold", "an average row", values, 0.1, reach=values)],
-        coefficients=[
-            effect("sold", "price", values, -1.0, reach=values, pooled_reach=0.3),
-            effect("sold", "day", [0.5] * k, 0.5, is_shared=True, reach=[0.2] * k, pooled_reach=0.2),
-        ],
-        candidates=[tried(1, 300.0), tried(k, 200.0)],
-        scores=[SimpleNamespace(label=label, figures={"rmse": rmse}, seconds=0.5) for label, rmse in ways.items()],
-    )  # fmt: skip
-    return found._replace(**changes)
+    ids = [f"s{i}" for i in range(12)] if ids is None else ids
+    shop = np.repeat(np.arange(len(ids)), 8)
+    table = pd.DataFrame({"shop": np.array(ids, dtype=object)[shop], column: random.normal(size=len(shop))})
+    table[target] = np.where(shop % 2, 3.0, -3.0) * table[column] + random.normal(size=len(shop))
+    return fit_table(table, TableSettings("shop", target, ks=(1, k) if k > 1 else (1,)))

@@ -9,8 +9,8 @@ from torch.func import grad, jacrev, vmap
 
 from kit.experiments import run_study
 from ppfl.data import SampleSpec
-from ppfl.paper import all_series, chart_lines, load_study
-from ppfl.paper.convergence import PROMISES, Constants, constants, fitted_slope, theorem_bound
+from ppfl.paper import load_study
+from ppfl.paper.convergence import PROMISES, Constants, all_series, chart_lines, constants, fitted_slope, theorem_bound
 from ppfl.runs import RunFolder
 
 EXPERIMENTS = {

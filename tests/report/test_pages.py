@@ -1,182 +1,181 @@
-"""Report pages need no outside resources, escape all data, list every client and cope with missing values."""
+"""The page in a real browser: no request, nothing on its console, and everything on it works; its text is text."""
 
+import json
 import re
 from dataclasses import replace
-from statistics import fmean, stdev
-from xml.etree import ElementTree
+from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
-from kit.experiments import small_experiment
-from kit.refusals import SettingError, assert_refused
-from kit.reports import effect, empty_run, fake_run, fake_table, tried
-from ppfl.report import render, render_population, write_curves, write_report
-from ppfl.report.detail_tables import MAX_CLIENTS
-from ppfl.runs import run
+from kit.browser import chromium
+from kit.reports import empty_run, fake_run, fitted_table
+from ppfl.report import Comparison, export
+from ppfl.report import page as pages
+from ppfl.report.glm_page import write_glm_report
 
 HOSTILE = {  # as it comes, and as it is shown
-    "</svg><script>&alert('\"1\"')</script>": "</svg><script>&alert('\"1\"')</script>",
+    "</script><script>document.title='obeyed'</script>": "</script><script>document.title='obeyed'</script>",
+    '"><img src=x onerror="document.title=1">': '"><img src=x onerror="document.title=1">',
+    "<!--<script>": "<!--<script>",
+    "${alert(1)} {{ 7*7 }}": "${alert(1)} {{ 7*7 }}",
     "患者": "患者",
     "a\x00\x1b[31m": r"a\x00\x1b[31m",
     "b\u202eb": r"b\u202eb",
-    "d\x9b31m": r"d\x9b31m",
     "g\ud800": r"g\ud800",
     "h\u2028": r"h\u2028",
-    "i\uffff": r"i\uffff",
-    "j" * 10_000: "j" * 10_000,
+    "j" * 900: "j" * 900,
 }
-HARMFUL = {"a", "i", "u", "s", "script", "link", "iframe", "img", "image", "object", "use", "foreignObject"}
 
 
-def parsed(page: str) -> ElementTree.Element:
-    """A page or a picture, which is also valid XML, harmless, and complete in itself."""
-    page.encode("utf-8")
-    root = ElementTree.fromstring(page)
-    assert not {element.tag.split("}")[-1] for element in root.iter()} & HARMFUL
-    assert not any(name.startswith("on") for element in root.iter() for name in element.attrib)
-    markup = re.sub(r">[^<]*<", "><", page.replace("http://www.w3.org/2000/svg", ""))
-    assert not re.search(r"https?:|\bsrc=|\bhref=|url\(|@import", markup)
-    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\uffff]", page)
-    return root
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as opened:
+        yield opened
 
 
-def table(page: str, at: int) -> list[list[str]]:
-    """The text of all cells but those of the heading."""
-    rows = list(list(parsed(page).iter("table"))[at].iter("tr"))[1:]
-    return [["".join(cell.itertext()) for cell in row] for row in rows]
+def comparison(clients=40, k=4, **settings):
+    runs = [fake_run("ppfl", clients=clients, k=k, seed=seed, **settings) for seed in (0, 1)]
+    return Comparison.of(
+        [*runs, fake_run("local", clients=clients, k=1, level=0.8), fake_run("fedavg", clients=clients, k=1)]
+    )
 
 
-def first_cells(page: str, at: int) -> list[str]:
-    return [row[0] for row in table(page, at)]
+def write(found, folder, title="A title"):
+    return found.report(folder, title)
 
 
-def test_everything_from_data_is_shown_and_not_obeyed(tmp_path):
-    one = fake_run("<i>m</i>", clients=len(HOSTILE), k=2, groups=2)
-    one = replace(one, ids=tuple(HOSTILE))
+def rows(browser):
+    return browser.run("return [...document.querySelectorAll('#clients tbody tr')].map(r => r.cells[0].textContent)")
+
+
+def assert_quiet(browser, page):
+    assert browser.logs() == []
+    assert [address for address in browser.requests() if address != page.resolve().as_uri()] == []
+
+
+def test_a_client_is_found_chosen_and_marked_in_every_chart_and_columns_are_sorted(browser, tmp_path):
+    page = write(comparison(), tmp_path)
+    browser.open(page)
+    first = rows(browser)
+    assert len(first) == 40
+    browser.run("const s = document.getElementById('search'); s.value = arguments[0]; s.oninput()", "SITE-01")
+    assert sorted(rows(browser)) == [f"site-{i:03d}" for i in range(10, 20)]
+    browser.run("document.querySelector('#clients tbody tr').click()")
+    chosen = rows(browser)[0]
+    assert browser.run("return document.getElementById('card-id').textContent") == chosen
+    facts = browser.run("return document.getElementById('card-facts').textContent")
+    assert all(name in facts for name in ("A", "truth", "accuracy, PPFL", "accuracy, Local"))
+    bars = browser.run("return [...document.querySelectorAll('#card-bar i')].map(i => parseFloat(i.style.width))")
+    assert sum(bars) == pytest.approx(100, abs=0.5)
+    marks = ".mark-symbol path[stroke-width='2.5'], .mark-rule line[stroke-width='2']"
+    every = "[...document.querySelectorAll('[data-chart]')]"
+    marked = browser.run(f"return {every}.map(e => e.querySelectorAll(arguments[0]).length)", marks)
+    assert sum(count > 0 for count in marked) >= 4
+    browser.run("document.getElementById('search').value = ''; document.getElementById('search').oninput()")
+    heads = browser.run("return [...document.querySelectorAll('#clients thead th')].map(h => h.textContent)")
+    at = heads.index("accuracy, PPFL")
+    for direction in (-1, 1):
+        browser.run("document.querySelectorAll('#clients thead button')[arguments[0]].click()", at)
+        shown = browser.run(
+            "return [...document.querySelectorAll('#clients tbody tr')].map(r => r.cells[arguments[0]].textContent)", at
+        )
+        values = [float(text.rstrip("%")) for text in shown]
+        assert values == sorted(values, reverse=direction < 0)
+    browser.run("document.onkeydown({key: 'Escape'})")
+    assert browser.run("return document.getElementById('card').hidden")
+    assert_quiet(browser, page)
+
+
+def test_the_slider_moves_the_memberships(browser, tmp_path):
+    page = write(comparison(), tmp_path)
+    browser.open(page)
+    said = "return [...document.querySelectorAll('.chart svg text')].map(t => t.textContent)"
+    said += r".filter(t => /^round \d+$/.test(t))"
+    assert browser.run(said) == ["round 60"]
+    browser.run(
+        "const s = document.querySelector('.vega-bind input'); s.value = 0; s.dispatchEvent(new Event('input'))"
+    )
+    browser.run("return new Promise(done => setTimeout(done, 300))")
+    assert browser.run(said) == ["round 0"]
+    assert_quiet(browser, page)
+
+
+@pytest.mark.parametrize("width", [390, 820, 1440])
+@pytest.mark.parametrize("dark", [False, True])
+def test_nothing_is_wider_than_the_screen(browser, tmp_path, width, dark):
+    runs = comparison()
+    browser.open(write(runs, tmp_path, "A title " * 20), width=width)
+    browser.emulate(width, 900, dark=dark)
+    browser.run("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    ink, ground = browser.run("const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]")
+    light = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in (ink, ground)]
+    assert (light[0] > light[1]) == dark
+
+
+def test_everything_from_data_is_shown_and_not_obeyed(browser, tmp_path):
+    one = replace(fake_run("<i>m</i>", clients=len(HOSTILE), k=2, groups=2), ids=tuple(HOSTILE))
     one.experiment["name"] = one.experiment["<u>"] = one.versions["<s>"] = '<a onclick="x">'
-    for label, shown in HOSTILE.items():
-        page, picture = render([one], label, [label])
-        parsed(picture)
-        assert set(HOSTILE.values()) == {*first_cells(page, 1)} and first_cells(page, 0) == [shown]
-    write_curves({"<i>": [one], "b": [fake_run("b")]}, tmp_path / "new" / "curves.svg", "<Title> & more")
-    said = [*parsed((tmp_path / "new" / "curves.svg").read_text("utf-8")).itertext()]
-    assert "<Title> & more" in said and "<i>" in said
+    for label in [*HOSTILE][:2]:
+        page = write(Comparison.of([one], [label]), tmp_path, label)
+        browser.open(page)
+        assert browser.run("return document.title").startswith(HOSTILE[label][:20])
+        assert set(rows(browser)) == set(HOSTILE.values())
+        for i in range(len(HOSTILE)):
+            browser.run("document.querySelectorAll('#clients tbody tr')[arguments[0]].click()", i)
+        assert browser.run("return document.querySelectorAll('img, iframe, object, [onclick], [onerror]').length") == 0
+        assert browser.run("return document.title").startswith(HOSTILE[label][:20])
+        assert_quiet(browser, page)
 
 
-@pytest.mark.parametrize("clients", [1, MAX_CLIENTS, MAX_CLIENTS + 50])
-def test_every_client_is_listed_up_to_the_limit(clients):
-    one = fake_run("ppfl", clients=clients)
-    page, _ = render([one], "t")
-    names = first_cells(page, 1)
-    assert len(names) == len({*names} & {*one.ids}) == min(clients, MAX_CLIENTS)
-    assert (f"of {clients} clients, in the order" in page) == (clients > MAX_CLIENTS)
+def test_many_clients_are_quick_to_open_and_all_of_them_are_found(browser, tmp_path, monkeypatch):
+    page = write(comparison(clients=3000), tmp_path)
+    browser.open(page)
+    assert page.stat().st_size < 4e6
+    browser.run("const s = document.getElementById('search'); s.value = 'site-2999'; s.oninput()")
+    assert rows(browser) == ["site-2999"]
+    assert_quiet(browser, page)
+    monkeypatch.setattr(pages, "MAX_CLIENTS", 1000)
+    page = write(comparison(clients=3000), tmp_path / "sample")
+    assert (page.parent / "clients.csv").read_text().count("\n") == 3001
+    found = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text())[1])["clients"]["columns"]
+    assert 900 <= len(found[0]["values"]) <= 1000
+    label, scores = next(iter(comparison(clients=3000).scores.items()))
+    (shown,) = (column["values"] for column in found if column["name"] == f"accuracy, {label}")
+    assert min(shown) == pytest.approx(min(scores.values()), rel=1e-3)
 
 
-def test_clients_are_matched_by_name_and_not_by_their_order_in_files():
-    one, turned = fake_run("ppfl", k=1), fake_run("other", k=1)
-    turned = replace(turned, ids=turned.ids[::-1])
-    for row in turned.metrics:
-        row["per_client"] = row.get("per_client", [])[::-1]
-    assert all(row[-1] == row[-2] for row in table(render([one, turned], "t")[0], 1))
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_page_of_a_table_works_too(browser, tmp_path, k):
+    ids = [name for name in HOSTILE if not {*name} & {"\x00", "\ud800"}]  # no table has these
+    page = write_glm_report(fitted_table(ids, k), tmp_path, "<shops>", "ppfl glm shops.csv")
+    browser.open(page)
+    assert set(rows(browser)) == {HOSTILE[name] for name in ids}
+    text = browser.run("return document.body.textContent")
+    assert "ppfl glm shops.csv" in text and ("How the clients divide" in text or "clear clients" in text) == (k > 1)
+    assert browser.run("return document.querySelectorAll('img').length") == 0
+    assert_quiet(browser, page)
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "rmse", "deviance"])
-def test_methods_come_best_first_with_mean_and_deviation_of_their_seeds(metric):
-    levels = {"fedavg": 0.5, "ppfl": 0.93, "local": 0.7}
-    runs = [fake_run(name, k=1, level=level, metric=metric, seed=seed)
-            for name, level in levels.items() for seed in (0, 1)]  # fmt: skip
-    page, _ = render(runs, "t")
-    assert first_cells(page, 0) == ["PPFL", "Local", "FedAvg"]
-    assert ("lower is better" in page) == (metric != "accuracy") and "PPFL is best" in page
-    if metric == "accuracy":
-        for row, name in zip(table(page, 0), ("ppfl", "local", "fedavg"), strict=True):
-            finals = [each.metrics[-1][metric] for each in runs if each.name == name]
-            assert row[1] == f"{fmean(finals):.1%} ± {100 * stdev(finals):.1f}"
-    one, other = fake_run("ppfl", lr=0.1), fake_run("ppfl", lr=0.5)
-    assert len({*first_cells(render([one, other], "t")[0], 0)}) == 2, "other settings are another method"
+def test_pages_of_runs_without_anything_to_draw_are_pages(browser, tmp_path):
+    page = write(Comparison.of([empty_run()]), tmp_path)
+    browser.open(page)
+    assert_quiet(browser, page)
 
 
-def test_results_have_what_clients_receive_and_metrics_of_ones_own():
-    runs = [fake_run(name, sent=8e4) for name in ("ppfl", "local")]
-    for at, one in enumerate(runs):
-        one.experiment["watch"]["metrics"] = ["mine:recall"]
-        one.scores["recall"] = 0.25 + at
-        for row in one.metrics:
-            row["bytes_down"] *= 2
-    page, _ = render(runs, "t")
-    (head,) = re.findall("<thead>.*?</thead>", page, re.DOTALL)[:1]
-    titles = re.findall("<th[^>]*>([^<]*)</th>", head)
-    columns = {title: [row[at] for row in table(page, 0)] for at, title in enumerate(titles)}
-    assert columns["kB up"] == ["40", "40"] and columns["kB down"] == ["80", "80"]
-    assert columns["recall"] == ["0.25", "1.25"]
+def test_charts_and_tables_of_a_page_are_written_as_files(tmp_path):
+    written = export(comparison(), tmp_path, ["svg"], ["csv", "md", "tex"])
+    assert {file.suffix for file in written} == {".svg", ".csv", ".md", ".tex"}
+    assert all(file.stat().st_size > 20 for file in written) and len({*written}) == len(written)
+    for option, wanted in (("figures", ("gif",)), ("tables", ("xls",))):
+        with pytest.raises(Exception, match=f"--{option} is "):
+            export(comparison(), tmp_path, **{"figures": [], "tables": []} | {option: wanted})
 
 
-def test_a_lead_within_the_spread_of_seeds_is_reported_as_such():
-    assert "are level" in render([fake_run("ppfl"), fake_run("fedem")], "t")[0]
-    for gap, small in ((0.01, True), (0.15, False)):
-        levels = [("ppfl", 0.80 + gap), ("fedavg", 0.80)]
-        runs = [fake_run(name, level=level + 0.05 * seed, seed=seed) for name, level in levels for seed in (0, 1)]
-        assert ("though seeds differ by as much" in render(runs, "t")[0]) == small
-
-
-def test_labels_group_runs_into_methods_and_name_them():
-    """Even where the records alone would be grouped differently."""
-    runs = [fake_run("ppfl", seed=0), fake_run("ppfl", seed=1), fake_run("ppfl", seed=2, level=0.5), fake_run("local")]
-    page, _ = render(runs, "t", ["PPFL1", "PPFL2", "PPFL1", "Alone"])
-    assert {*first_cells(page, 0)} == {"PPFL1", "PPFL2", "Alone"} and "Local" not in page
-    assert_refused(lambda: render(runs, "t", ["PPFL"]), SettingError, "1 labels for 4 runs")
-
-
-def test_a_page_copes_with_what_is_missing_or_not_finite():
-    def comparison():
-        return [fake_run("fedavg", k=1, level=0.7), fake_run("ppfl"), fake_run("local", k=1, level=0.85)]
-
-    for document in render([empty_run()], "t"):
-        parsed(document)
-    for missing in ("accuracy", "accuracy_mean", "per_client", "loss", "seconds", "bytes_up", "participants", "round"):
-        runs = comparison()
-        for row in runs[1].metrics:
-            row.pop(missing, None)
-        parsed(render(runs, "t")[0])
-    for value in (float("nan"), float("inf"), None, "x"):
-        runs = comparison()
-        for row in runs[1].metrics:
-            row.update({key: value for key in row if key != "round"} | {"refusals": 7})
-            row["per_client"] = [value] * len(runs[1].ids)
-        runs[1] = replace(runs[1], memberships=torch.full_like(runs[1].memberships, torch.nan))
-        page, _ = render(runs, "t")
-        assert first_cells(page, 0)[-1] == "PPFL" and not re.search(r"\bnan\b|\binf\b", page)
-
-
-def test_the_report_reads_what_runs_write(tmp_path):
-    methods = {"ppfl": {}, "local": {"method": {"name": "local"}, "population": {"k": 1}}}
-    records = [run(small_experiment(name=n, **m, rounds=2), tmp_path / n)[0] for n, m in methods.items()]
-    page = write_report([record.folder for record in records], tmp_path / "new" / "out", "Title", ["Ours", "Theirs"])
-    parsed((tmp_path / "new" / "out" / "memberships.svg").read_text("utf-8"))
-    text = page.read_text("utf-8")
-    assert {*first_cells(text, 0)} == {"Ours", "Theirs"}
-    assert all(f"{record.scores['accuracy']:.1%}" in text for record in records)
-    one = fake_run("ppfl")  # scores are those of the state that the run returned, and not of the last round
-    one = replace(one, scores={"accuracy": 0.123, "per_client": [0.5] * len(one.ids)})
-    assert table(render([one], "t")[0], 0)[0][1] == "12.3%"
-
-
-def test_the_page_of_a_table_is_complete_and_escapes_everything():
-    for k in (1, 2, 3, 5):
-        found = fake_table(k)
-        page = render_population(found)
-        assert "ppfl glm shops.csv" in page and ("Where the clients are" in page) == (k > 1)
-        price = next(row for row in table(page, 0) if row[0] == "price")
-        shown = [float(re.match(r"-?[\d.]+", cell.replace("−", "-"))[0]) for cell in price[1:]]
-        assert shown == pytest.approx([*found.coefficients[0].values, -1.0], abs=1e-3)
-    for text, shown in HOSTILE.items():
-        texts = dict.fromkeys(("title", "command", "client", "target"), text) | {"notes": [text], "features": [text]}
-        lines = [effect(text, text, [1.0, 2.0, 3.0], 1.0), effect("b", "x", [1.0, 2.0, 3.0], 1.0)]
-        page = render_population(fake_table(3, ids=[text] * 20, coefficients=lines, average=[], **texts))
-        assert shown[:30] in "".join(parsed(page).itertext())
-    assert "all are in memberships.csv" in render_population(fake_table(3, MAX_CLIENTS + 1))
-    candidates = [tried(1, 100.0, held_out=-1.25, held_out_error=0.125), tried(3, 200.0, held_out=-1.0)]
-    page = render_population(fake_table(3, candidates=candidates, chosen_by="the held-out likelihood"))
-    assert all(said in page for said in ("chosen by the held-out likelihood", "-1.2500", "0.1250"))
-    assert "How well" not in render_population(fake_table(1, scores=[], candidates=[tried(1, 300.0)]))
+def test_a_page_asks_for_nothing_even_without_a_browser(tmp_path):
+    page = write(comparison(), tmp_path).read_text()
+    assert "default-src 'none'" in page
+    outside = re.sub(r"<script type=\"module\">.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"\bsrc=|\bhref=[\"'](?!#)|url\(|@import|https?:(?!//vega.github.io/schema)", outside)
+    assert np.isfinite(len(page)) and Path(tmp_path / "report.html").is_file()

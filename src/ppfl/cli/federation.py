@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from .program import program
-from .terminal import WIDE, PlainGroup, make_console, say
+from .terminal import WIDE, PlainGroup, make_console, say, show
 
 if TYPE_CHECKING:
     from ..federation.exchange import Timeouts
@@ -123,7 +123,7 @@ def _changes(settings: list[str] | None) -> list[str]:
 
 
 def _resumable(command: list[str]):  # type: ignore[no-untyped-def]
-    from .app import resumable
+    from .program import resumable
 
     return resumable(command)
 
@@ -134,14 +134,14 @@ def _teller(*, quiet: bool):  # type: ignore[no-untyped-def]
 
 def _show(records: list[RunRecord], place: Path, name: str, *, quiet: bool) -> None:
     """The table and the report of runs that are done."""
-    from ..report import write_report
+    from ..report import Comparison
+    from ..report.run_tables import seed_table
     from .estimator_output import show_estimators
-    from .run_tables import result_table
 
-    page = write_report([record.folder for record in records], place, f"Federation: {name}")
+    found = Comparison.of(records)
+    page = found.report(place, f"Federation: {name}")
     if not quiet:
-        seeds = [str(record.seed) for record in records]
-        make_console().print(result_table(records, "seed", seeds, summarise=True))
+        show(seed_table(found))
         for record in records:
             if absent := record.scores.get("unscored"):
                 say(f"the scores of seed {record.seed} leave out {', '.join(absent)}, which did not answer")

@@ -12,12 +12,10 @@ import typer
 from rich.text import Text
 
 from ..errors import SettingError
-from .terminal import WIDE, make_console, printable, say
+from .terminal import make_console, printable, say
 
 if TYPE_CHECKING:  # importing scikit-learn takes a second, which other commands need not wait for
     from ..glm.table import OnStep, TableFit
-
-PAGE = "report.html"
 
 
 def glm_command(
@@ -107,67 +105,28 @@ def glm_command(
 
 def _print(fitted: TableFit, file: Path) -> None:
     from ..data.table_files import file_stem
-    from .glm_tables import candidate_table, coefficient_table, membership_table, score_table, summary_lines
+    from ..report import glm_page
+    from ..report.terminal import show
 
-    console = make_console(wide=WIDE)
-    for line in summary_lines(fitted, file_stem(file)):
-        console.print(line)
-    parts = [candidate_table(fitted)] if len(fitted.candidates) > 1 else []
-    parts.append(coefficient_table(fitted))
-    parts += [membership_table(fitted)] if fitted.best.k > 1 else []
-    parts += [score_table(fitted)] if fitted.scores else []
-    for part in parts:
-        console.print()
-        console.print(part.title, style="bold")
-        console.print(part.table)
-        if part.note:
-            console.print(part.note)
-    console.print()
+    for line in (glm_page.headline(fitted, file_stem(file)), *glm_page.notes(fitted)):
+        say(line)
+    show(*glm_page.tables(fitted))
 
 
 def _write(fitted: TableFit, folder: Path, file: Path, command: str) -> Path:
     """Write all files, each of them completely or not at all, and return the report."""
     from ..data.table_files import file_stem
-    from ..glm.table import CLEAR, CRITERIA, file_contents
+    from ..glm.table import file_contents
     from ..io.files import make_folder, write_text
-    from ..report import PopulationResults, render_population
-    from ..report.sorted_memberships import letter
+    from ..report.glm_page import write_glm_report
+    from ..report.theme import model_names
     from ..runs import package_version
-    from .glm_tables import table_notes
 
-    table, k = fitted.table, fitted.best.k
-    models = f"{k} canonical models" if k > 1 else "one model for all"
-    page = render_population(
-        PopulationResults(
-            title=f"{table.target.name} in {file_stem(file)}: {models}",
-            command=command,
-            notes=[*table_notes(fitted), f"ppfl {package_version('ppfl')}, torch {package_version('torch')}."],
-            client=fitted.settings.client,
-            target=table.target.name,
-            features=table.features,
-            family=table.target.family,
-            classes=table.target.classes,
-            mix=fitted.settings.mix,
-            rows=len(table.frame),
-            held_out_rows=int(table.is_test.sum()),
-            ids=fitted.ids,
-            sizes=fitted.sizes,
-            memberships=fitted.memberships,
-            clear=fitted.clear,
-            clear_from=CLEAR,
-            average=fitted.terms.average,
-            coefficients=fitted.terms.coefficients,
-            candidates=fitted.candidates,
-            chosen_by=CRITERIA["bic" if fitted.best.held_out is None else fitted.settings.choose],
-            scores=fitted.scores,
-        )
-    )
     about = {"command": command, "file": str(file), "ppfl": package_version("ppfl")}
-    files = file_contents(fitted, [letter(i) for i in range(k)], about) | {PAGE: page}
     make_folder(folder)
-    for name, content in files.items():
+    for name, content in file_contents(fitted, model_names(fitted.best.k), about).items():
         write_text(folder / name, content)
-    return folder / PAGE
+    return write_glm_report(fitted, folder, file_stem(file), command)
 
 
 def _split_names(values: Sequence[str] | None, known: Sequence[str]) -> list[str]:

@@ -1,29 +1,64 @@
-"""`ppfl reproduce`: run a study of the paper and show its results beside those of the paper."""
+"""`ppfl reproduce`: run a study of the paper and show its results compared with those of the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+import typer
 
-from ..core.registry import find_path
-from ..data.files import data_folder
 from ..errors import DataError, SettingError
-from ..io.files import folder_name, write_text
-from ..paper import VIEWS, Study, StudyTable, all_series, chart_lines, study_tables
-from ..runs import RunFolder, RunRecord
-from ..runs.comparison import RunTask, tasks_of
-from ..runs.provenance import made_with
+from ..paper import STUDIES
+from .program import JobsOption, QuietOption, program, resumable
+from .terminal import WIDE, make_console, say
 
-Tasks = dict[str, list[RunTask]]  # by case
-Records = dict[str, dict[str, list[RunRecord]]]  # by case and method
+if TYPE_CHECKING:
+    from ..paper import Study
+    from ..runs import RunRecord
+    from ..runs.comparison import RunTask
+
+    Tasks = dict[str, list[RunTask]]  # by case
+    Records = dict[str, dict[str, list[RunRecord]]]  # by case and method
+
+
+def reproduce_command(
+    name: Annotated[str, typer.Argument(metavar="STUDY", help=f"One of {', '.join(STUDIES)}, or a TOML file.")],
+    cases: Annotated[list[str] | None, typer.Option("--case", help="A data set of the study; may be repeated.")] = None,
+    methods: Annotated[list[str] | None, typer.Option("--method", help="A method; may be repeated.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help='Change a setting, such as "seeds=[0]".')
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="runs/<study>")] = None,
+    jobs: JobsOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Run a study of the paper and compare its results with the paper's; finished runs are not run again.
+
+    Data come from the folder in PPFL_DATA.
+    """
+    from ..paper import load_study
+
+    study = load_study(name, settings or (), cases or (), methods or ())
+    place = Path("runs") / study.name if out is None else out
+    options = {"--case": cases, "--method": methods, "--set": settings}
+    chosen = [part for option, values in options.items() for value in values or () for part in (option, value)]
+    command = [program(), "reproduce", name, *chosen, *(["--out", str(out)] if out else [])]
+    tasks = tasks_of_study(study, place)
+    refuse_missing_data(study, tasks)
+    with resumable(command):
+        records = _run_cases(tasks, jobs, quiet=quiet)
+    page = write_study(study, tasks, records, place, shlex.join(["ppfl", *command[1:]]))
+    if not quiet:
+        make_console(wide=WIDE).print(page.read_text("utf-8"))
+        say(f"written to {page}; the numbers are in {page.with_suffix('.json')}")
 
 
 def tasks_of_study(study: Study, out: Path) -> Tasks:
     """The tasks of every case: one per method and seed, with one folder per case."""
+    from ..io.files import folder_name
+    from ..runs.comparison import tasks_of
+
     return {
         case.name: tasks_of(case.experiments, out / folder_name(case.name, "case"), study.base) for case in study.cases
     }
@@ -31,6 +66,8 @@ def tasks_of_study(study: Study, out: Path) -> Tasks:
 
 def refuse_missing_data(study: Study, tasks: Tasks) -> None:
     """Check before anything runs that the files of all unfinished cases are there; they are read when they are used."""
+    from ..runs import RunFolder
+
     available: list[str] = []
     missing: dict[str, DataError] = {}
     for case in study.cases:
@@ -48,6 +85,9 @@ def refuse_missing_data(study: Study, tasks: Tasks) -> None:
 
 def _refuse_missing_files(data: Any, base: Path | None) -> None:
     """Refuse a data set whose folder is not there. A reader of one's own knows its folders by itself."""
+    from ..core.registry import find_path
+    from ..data.files import data_folder
+
     if hasattr(data, "folder") and ":" not in data.name:
         place = data_folder(data.name) if data.folder is None else find_path(data.folder, base)
         if not place.exists():
@@ -55,60 +95,36 @@ def _refuse_missing_files(data: Any, base: Path | None) -> None:
 
 
 def write_study(study: Study, tasks: Tasks, records: Records, out: Path, command: str) -> Path:
-    """Write the Markdown page of the study, its pictures and a report for each case; return the path of the page."""
-    pictures = (_write_rates if study.view == "rates" else _write_reports)(study, tasks, records, out)
-    page = out / f"{study.name}.md"
-    versions = made_with(run.versions for methods in records.values() for runs in methods.values() for run in runs)
-    write_text(page, "\n\n".join(_page_parts(study, study_tables(study, records), command, versions, pictures)) + "\n")
-    return page
+    """Write the numbers, the page and the charts of the study and a report for each case; the path of the page."""
+    from ..io.files import folder_name, make_folder, write_text
+    from ..paper import ABOUT, markdown_page, study_charts, study_figures
+    from ..report import Comparison
+
+    make_folder(out)
+    if study.view == "scores":  # other runs have no test data to report on
+        for case in study.cases:
+            place = out / folder_name(case.name, "case")
+            Comparison(records[case.name]).report(place, f"{study.title}: {case.name}")
+    drawn = []
+    for name, chart in study_charts(study, records):
+        chart.save(str(out / f"{name}.svg"))
+        drawn.append(name)
+    figures = study_figures(study, records, command)
+    figures.write(out)
+    write_text(out / f"{study.name}.md", markdown_page(figures, ABOUT[study.view], drawn))
+    return out / f"{study.name}.md"
 
 
-def _write_reports(study: Study, tasks: Tasks, records: Records, out: Path) -> list[Path]:
-    """A report for each case, and its curves."""
-    from ..report import write_curves, write_report  # imported here because it takes a while
+def _run_cases(tasks: Tasks, jobs: int | None, *, quiet: bool) -> Records:
+    """One after the other; a case that fails does not stop the others, and is reported at the end."""
+    from .experiments import run_live
 
-    pictures = []
-    for case in study.cases:
-        of_case, title, place = tasks[case.name], f"{study.title}: {case.name}", folder_name(case.name, "case")
-        write_report([task.run_folder for task in of_case], out / place, title, [task.label for task in of_case])
-        if study.runs == study.name:  # otherwise the curves belong to the other study
-            pictures.append(out / f"{study.name}-{place}.svg")
-            write_curves({label: records[case.name][label] for label in case.compared}, pictures[-1], title)
-    return pictures
-
-
-def _write_rates(study: Study, tasks: Tasks, records: Records, out: Path) -> list[Path]:
-    """The measure by horizon, on full gradients and on batches; these runs have no test data to report on."""
-    from ..report import write_rates
-
-    pictures, found = [], all_series(study, records)
-    for what, full in (("full gradients", True), ("batches", False)):
-        if lines := chart_lines(found, full_gradients=full):
-            pictures.append(out / f"{study.name}-{folder_name(what, 'case')}.svg")
-            write_rates(lines, pictures[-1], f"Mean stationarity measure over T rounds, {what}", "T")
-    return pictures
-
-
-def terminal_table(study_table: StudyTable) -> Table:
-    """The table for a terminal."""
-    table = Table(
-        box=SIMPLE_HEAD, title=study_table.title, caption=study_table.note,
-        title_justify="left", caption_justify="left", padding=(0, 1, 0, 0),
-    )  # fmt: skip
-    for at, name in enumerate(study_table.columns):
-        table.add_column(name, justify="right" if at else "left", no_wrap=at == 0)
-    for row in study_table.rows:
-        table.add_row(*row)
-    return table
-
-
-def _page_parts(
-    study: Study, tables: Sequence[StudyTable], command: str, versions: str, pictures: Sequence[Path]
-) -> Iterator[str]:
-    """The parts of the page: the command, the versions, the tables and the pictures."""
-    yield from (f"# {study.title}", f"```\n{command}\n```", versions)
-    yield VIEWS[study.view].about
-    for table in tables:
-        yield table.markdown()
-    for picture in pictures:
-        yield f"![{picture.stem}]({picture.name})"
+    records, failed = {}, []
+    for case, of_case in tasks.items():
+        try:
+            records[case] = run_live(of_case, jobs, quiet=quiet)
+        except SettingError as error:
+            failed.append(f"{case}: {error}")
+    if failed:
+        raise SettingError("; ".join(failed))
+    return records

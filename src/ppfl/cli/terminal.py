@@ -15,11 +15,11 @@ from typing import Any
 from typer.core import TyperGroup
 
 from ..io.text import visible
-from ..report.console import make_console as make_console
-from ..report.console import printable as printable
-from ..report.console import say as say
-
-WIDE = 140  # columns, where no terminal says how many there are
+from ..report.terminal import WIDE as WIDE
+from ..report.terminal import make_console as make_console
+from ..report.terminal import printable as printable
+from ..report.terminal import say as say
+from ..report.terminal import show as show
 
 
 @contextmanager

@@ -1,57 +1,39 @@
-"""The experiments of the paper as packaged comparisons, and tables of our results beside those of the paper."""
+"""The experiments of the paper as packaged comparisons, and tables of our results compared with those of the paper."""
 
 from typing import TYPE_CHECKING
 
 from ..lazy import exported
 
 if TYPE_CHECKING:
-    from .convergence import all_series, chart_lines
-    from .costs import Cost, cost_to_reach
-    from .published import PaperResult, paper_results
+    from .figures import Cost, Figures, PaperResult, StoredTable, cost_to_reach, mean_cost, paper_results
+    from .pages import ABOUT, markdown_page, study_charts, study_figures
     from .studies import Case, Study, load_study
-    from .tables import VIEWS, StudyTable, study_tables
 
 STUDIES = (
-    "table1",
-    "table2",
-    "table3",
-    "adapters",
-    "paper-algorithms",
-    "convergence",
-    "local-steps",
-    "k-sweep",
-    "communication",
-    "membership-recovery",
+    "table1", "table2", "table3", "adapters", "paper-algorithms", "convergence", "local-steps", "k-sweep",
     "participation",
-)
-_HOMES = {
-    "VIEWS": "tables",
-    "Case": "studies",
-    "Cost": "costs",
-    "PaperResult": "published",
-    "Study": "studies",
-    "StudyTable": "tables",
-    "all_series": "convergence",
-    "chart_lines": "convergence",
-    "cost_to_reach": "costs",
-    "load_study": "studies",
-    "paper_results": "published",
-    "study_tables": "tables",
+)  # fmt: skip
+_NAMES = {
+    "figures": ("Cost", "Figures", "PaperResult", "StoredTable", "cost_to_reach", "mean_cost", "paper_results"),
+    "pages": ("ABOUT", "markdown_page", "study_charts", "study_figures"),
+    "studies": ("Case", "Study", "load_study"),
 }
-__getattr__ = exported(__name__, _HOMES)
+__getattr__ = exported(__name__, {name: home for home, names in _NAMES.items() for name in names})
 
 __all__ = [
+    "ABOUT",
     "STUDIES",
-    "VIEWS",
     "Case",
     "Cost",
+    "Figures",
     "PaperResult",
+    "StoredTable",
     "Study",
-    "StudyTable",
-    "all_series",
-    "chart_lines",
     "cost_to_reach",
     "load_study",
+    "markdown_page",
+    "mean_cost",
     "paper_results",
-    "study_tables",
+    "study_charts",
+    "study_figures",
 ]

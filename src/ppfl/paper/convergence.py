@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ..algorithms import PPFL
@@ -77,11 +78,9 @@ def fitted_slope(values: Mapping[int, float]) -> float:
     >>> round(fitted_slope({100: 0.5, 200: 0.25, 400: 0.125}), 6)
     -1.0
     """
-    x, y = ([math.log(v) for v in both] for both in (values.keys(), values.values()))
-    across = [each - fmean(x) for each in x]
-    if len(x) == 1:
+    if len(values) == 1:
         return math.nan
-    return sum(a * b for a, b in zip(across, y, strict=True)) / sum(a * a for a in across)
+    return float(np.polyfit(np.log(list(values.keys())), np.log(list(values.values())), 1)[0])
 
 
 def all_series(study: Study, runs: Mapping[str, CaseRuns]) -> list[Series]:

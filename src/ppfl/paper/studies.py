@@ -1,9 +1,9 @@
 """Studies: the experiments of the paper, each one a packaged TOML file of comparisons.
 
 A study has one case for every data set, and each case is a comparison of methods. Settings outside `[cases]` are common
-to all cases, and a case can begin with the settings of another one (`like`). A study can also show the runs of another
-study (`of`), and only some of its methods (`only`). A case that does a table of the paper in another way names the
-study and case with that table's results (`paper`); its methods begin with the names that they have there.
+to all cases, and a case can begin with the settings of another one (`like`). A case that does a table of the paper in
+another way names the study and case with that table's results (`paper`); its methods begin with the names that they
+have there.
 
 A study can also be a TOML file, run by its path. With `extends` it adds cases to a packaged study, such as those that
 need readers or networks beside the file.
@@ -23,7 +23,7 @@ from ..runs.experiment import Experiment
 from ..runs.load import load_settings, set_by_text
 from . import STUDIES
 
-_OF_STUDY = ("title", "view", "cases", "of", "only")
+_OF_STUDY = ("title", "view", "cases")
 
 
 class Case(NamedTuple):
@@ -45,9 +45,8 @@ class Case(NamedTuple):
 class Study(NamedTuple):
     name: str
     title: str
-    view: str  # one of VIEWS in study_tables.py
+    view: str  # "scores" or "rates"
     cases: tuple[Case, ...]
-    runs: str  # name of the study whose runs it shows
     base: Path | None = None  # the folder of its file, where modules are looked for first
 
 
@@ -63,23 +62,17 @@ def load_study(
     """
     own, base = _read(name)
     label = name if base is None else Path(name).stem
-    runs = own.get("of", label)
-    if runs == label:
-        source = own
-    else:
-        beside = None if base is None else base / f"{runs}.toml"
-        source, _ = _read(str(beside) if beside is not None and beside.is_file() else runs)
-    common = {key: value for key, value in source.items() if key not in _OF_STUDY}
-    _refuse_unknown("case", cases, list(source["cases"]))
+    common = {key: value for key, value in own.items() if key not in _OF_STUDY}
+    _refuse_unknown("case", cases, list(own["cases"]))
     changes = tuple(overrides)
     found = [
-        _with_methods(_case(runs, label, merged(common, _settings(source, label)), changes), own.get("only", ()))
-        for label in source["cases"]
-        if not cases or label in cases
+        _case(label, case, merged(common, _settings(own, case)), changes)
+        for case in own["cases"]
+        if not cases or case in cases
     ]
     _refuse_unknown("method", methods, [label for case in found for label in case.experiments])
     chosen = [case for each in found if (case := _with_methods(each, methods)).experiments]
-    return Study(label, own["title"], own.get("view", "scores"), tuple(chosen), runs, base)
+    return Study(label, own["title"], own.get("view", "scores"), tuple(chosen), base)
 
 
 def _read(name: str) -> tuple[dict[str, Any], Path | None]:
@@ -90,7 +83,7 @@ def _read(name: str) -> tuple[dict[str, Any], Path | None]:
     del own["name"]  # of the file
     extended = own.pop("extends", None)
     whole = own if extended is None else merged(_read_packaged(str(extended)), own)
-    if absent := [key for key in ("title", "of" if "of" in whole else "cases") if key not in whole]:
+    if absent := [key for key in ("title", "cases") if key not in whole]:
         raise SettingError(f"{name} is no study: it has no {absent[0]!r}; run an experiment with ppfl run or compare")
     return whole, Path(name).parent
 

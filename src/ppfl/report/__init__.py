@@ -1,14 +1,10 @@
-"""One self-contained HTML page, and pictures of memberships and curves, from the folders of finished or running runs.
+"""What people see of runs and fits: tables, charts, and one self-contained page.
 
-The page needs no network and no script. Its drawings are SVG built by this package, so the same drawing can be shown
-on the page and in a README.
-
-- `sorted_memberships` prepares memberships for display, `methods` averages runs over seeds;
-- `membership_bars`, `line_chart`, `area_charts` and `dot_chart` are the charts, built on `drawing`;
-- `curves` prepares the curves over rounds and over bytes sent;
-- `results` and `detail_tables` are the tables, `summary` is the text, and `page` puts everything together;
-- `population_page` is the page of a fitted table, with the charts of `effects`, `simplex_plot` and `score_bars`;
-- `residual_plots` draws the residuals of a fitted GLM.
+- `tables` has `Table`, the same values for a terminal, a page, a notebook, Markdown, LaTeX, csv and DataFrames;
+- `results` has `Comparison`, the runs of one or several methods, and makes their tables; `memberships` sorts clients;
+- `charts` has one function for each chart, plain numbers in and a chart of Altair out;
+- `text` writes sentences, `page` puts everything together, `glm_page` does so for a fitted table;
+- `terminal` prints, `progress` shows what goes on; `card` is what a notebook shows of a fit.
 """
 
 from typing import TYPE_CHECKING
@@ -16,29 +12,21 @@ from typing import TYPE_CHECKING
 from ..lazy import exported
 
 if TYPE_CHECKING:
-    from .page import render
-    from .population_page import render_population
-    from .population_results import PopulationResults
-    from .residual_plots import plot_residuals
-    from .write import write_curves, write_rates, write_report
+    from .charts import plot_coefficients, plot_residuals
+    from .page import export, write_report
+    from .results import Comparison
+    from .tables import Column, Spread, Table
 
 _HOMES = {
-    "PopulationResults": "population_results",
-    "plot_residuals": "residual_plots",
-    "render": "page",
-    "render_population": "population_page",
-    "write_curves": "write",
-    "write_rates": "write",
-    "write_report": "write",
+    "Column": "tables",
+    "Comparison": "results",
+    "Spread": "tables",
+    "Table": "tables",
+    "export": "page",
+    "plot_coefficients": "charts",
+    "plot_residuals": "charts",
+    "write_report": "page",
 }
 __getattr__ = exported(__name__, _HOMES)
 
-__all__ = [
-    "PopulationResults",
-    "plot_residuals",
-    "render",
-    "render_population",
-    "write_curves",
-    "write_rates",
-    "write_report",
-]
+__all__ = ["Column", "Comparison", "Spread", "Table", "export", "plot_coefficients", "plot_residuals", "write_report"]

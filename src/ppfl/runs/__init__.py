@@ -5,7 +5,7 @@ from .experiment import Experiment
 from .folder import RunFolder
 from .load import load_experiment
 from .provenance import package_version
-from .record import Agreement, RunRecord, align, find_runs, group_agreement, load_run, mean_and_sd, metric_name
+from .record import Agreement, RunRecord, find_runs, group_agreement, load_run, metric_name
 from .run import Interrupted, OnRoundEnd, run
 
 __all__ = [
@@ -15,12 +15,10 @@ __all__ = [
     "OnRoundEnd",
     "RunFolder",
     "RunRecord",
-    "align",
     "find_runs",
     "group_agreement",
     "load_experiment",
     "load_run",
-    "mean_and_sd",
     "metric_name",
     "package_version",
     "run",

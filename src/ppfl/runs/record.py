@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -69,11 +67,6 @@ class RunRecord:
         return metric_name(self.scores)
 
     @property
-    def own_metrics(self) -> list[str]:
-        """The names of the metrics under [watch]."""
-        return [str(name).rpartition(":")[2] for name in self.experiment["watch"]["metrics"]]
-
-    @property
     def evaluated(self) -> list[Record]:
         """The rounds that were evaluated; all rounds where there was nothing to evaluate on."""
         return [record for record in self.metrics if self.metric in record] if self.metric else self.metrics
@@ -90,20 +83,6 @@ class RunRecord:
         """Clients whose updates were refused, each time with the reason."""
         found = (row["refusals"] for row in self.metrics if isinstance(row.get("refusals"), list | tuple))
         return [(client, reason) for refusals in found for client, reason in refusals]
-
-    @property
-    def upload(self) -> float | None:
-        """Mean number of bytes that a participating client sends in a round."""
-        return self._in_a_round("bytes_up")
-
-    @property
-    def download(self) -> float | None:
-        """Mean number of bytes that a participating client receives in a round."""
-        return self._in_a_round("bytes_down")
-
-    def _in_a_round(self, key: str) -> float | None:
-        participants = self.total("participants")
-        return self.total(key) / participants if participants else None
 
     def curve(self, key: str) -> dict[int, float]:
         """The recorded values by round."""
@@ -145,16 +124,6 @@ def metric_name(record: Record) -> str | None:
     """
     names = (key.removesuffix(_WORST) for key in record if key.endswith(_WORST))
     return next((name for name in names if not name.startswith("validation_")), None)
-
-
-def mean_and_sd(values: Sequence[float], show: Callable[[float], str] = "{:.2f}".format) -> str:
-    """Over seeds; the mean alone where there is one.
-
-    >>> mean_and_sd([99.0, 99.2]), mean_and_sd([99.0]), mean_and_sd([0.5, 0.7], "{:.0%}".format)
-    ('99.10 ± 0.14', '99.00', '60 ± 14%')
-    """
-    mean = show(fmean(values))
-    return f"{mean.removesuffix('%')} ± {show(stdev(values))}" if len(values) > 1 else mean
 
 
 # ---------------------------------------------------------------------- agreement with the truth
