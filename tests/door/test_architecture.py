@@ -2,6 +2,9 @@
 
 import ast
 import functools
+import pkgutil
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -165,3 +168,12 @@ def test_the_test_tells_fronts_from_what_is_below_them() -> None:
     refused = [("glm", "ppfl.core.draws", ()), ("glm", "ppfl.core", ("draws",)), ("door", "ppfl.runs.load", ())]
     refused += [("cli", "door.test_fit", ("CASES",)), ("runs", "ppfl.fitted", ("load",))]
     assert all(is_allowed(*each) for each in allowed) and not any(is_allowed(*each) for each in refused)
+
+
+@pytest.mark.processes
+def test_all_modules_go_into_one_process():
+    """Messages of different modules have different names."""
+    names = [found.name for found in pkgutil.walk_packages([str(PACKAGE)], "ppfl.")]
+    names = [name for name in names if name not in ("ppfl.__main__", "ppfl.federation.flower_app")]
+    code = f"from importlib import import_module\nfor name in {names}: import_module(name)"
+    subprocess.run([sys.executable, "-c", code], check=True)

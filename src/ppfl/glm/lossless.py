@@ -49,7 +49,7 @@ class MeasureColumns(NamedTuple):
 
 
 @message
-class PrepareRows(NamedTuple):
+class PrepareEstimator(NamedTuple):
     """Standardise the rows by columns and units that all sites share."""
 
     estimator: str
@@ -114,7 +114,7 @@ class GLMSite:
         self.ids, self._codes = encode_ids("client", clients, len(X))
         self._evaluator: Evaluator | None = None
         self._answers: dict[type, Callable[[Any], Reply]] = {
-            Describe: self._describe, MeasureColumns: self._measure, PrepareRows: self._prepare,
+            Describe: self._describe, MeasureColumns: self._measure, PrepareEstimator: self._prepare,
             LikelihoodAsks: self._evaluate, HeldOutAsks: self._held_out, FinalAsk: self._final,
         }  # fmt: skip
 
@@ -158,7 +158,7 @@ class GLMSite:
             metrics=_sums(rows=len(x), weight=weights.sum(), sum=weights @ around, squares=weights @ around.square())
         )
 
-    def _prepare(self, request: PrepareRows) -> Reply:
+    def _prepare(self, request: PrepareEstimator) -> Reply:
         kinds = {"PopulationRegressor": PopulationRegressor, "PopulationClassifier": PopulationClassifier}
         model: Any = kinds[request.estimator](**request.settings)
         table = model._read(*self._given, reset=True)
@@ -336,7 +336,7 @@ def _prepare(model: Any, objective: SiteObjective, rows: int, folds: int, seed: 
     columns = tuple(torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in scaling)
     classes = [str(each) for each in getattr(model, "classes_", ())]
     reply = objective.ask(
-        PrepareRows(type(model).__name__, _plain(model), classes, columns, tuple(model._units), folds, seed)
+        PrepareEstimator(type(model).__name__, _plain(model), classes, columns, tuple(model._units), folds, seed)
     )
     sums = reply.metrics
     model._between = tuple(i for i in range(len(scaling.names)) if not float(sums["within"][i]))
