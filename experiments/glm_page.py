@@ -89,7 +89,8 @@ def score_table(
         cells = ["–" if np.isnan(v) else f"**{v:.4g}**" if v == each.min() else f"{v:.4g}" for v in each]
         ours = each.get("ppfl", np.nan) / each.drop("ppfl", errors="ignore").min()
         notes = dict.fromkeys(one["note"] for one in found["ppfl", name] if one["split"].startswith(kind))
-        rows.append([name, tables[name].family, *sizes, *cells, f"{ours:.3f}", "; ".join(notes)])
+        ratio = "–" if np.isnan(ours) else f"{ours:.3f}"
+        rows.append([name, tables[name].family, *sizes, *cells, ratio, "; ".join(notes)])
     head = ["table", "family", "clients", "rows", *scores, "ppfl / best other", "ppfl chose"]
     return "\n".join(markdown(head, rows, 2))
 
