@@ -3,10 +3,11 @@
     OMP_NUM_THREADS=1 python experiments/glm_comparison.py [--tools lme4 ppfl] [--tables cake] [--splits "rows 1"]
     python experiments/glm_comparison.py --tools --page results/glm.md
 
-The first command measures what is missing in --out, a file of JSON lines for each tool and table; the second writes the
-page. `glm_tables.py` says which tables there are and which formula every tool is given. R writes them to --cache. On
-Debian: apt-get install r-base-core r-cran-lme4 r-cran-glmmtmb r-cran-flexmix r-cran-mlmrev r-cran-hsaur3 r-cran-geepack
-r-cran-lmertest r-cran-plm r-cran-cardata. GPBoost is fitted by --gpboost, a Python that has gpboost and formulaic.
+The first command measures what is missing in --out, a file of JSON lines for each tool, and the second writes the page.
+`results/glm-measured` has what was measured of the other tools. `glm_tables.py` says which tables there are and which
+formula every tool is given. R writes them to --cache. On Debian: apt-get install r-base-core r-cran-lme4 r-cran-glmmtmb
+r-cran-flexmix r-cran-mlmrev r-cran-hsaur3 r-cran-geepack r-cran-lmertest r-cran-plm r-cran-cardata. GPBoost is fitted by
+--gpboost, a Python that has gpboost and formulaic.
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ def held_out(data: pd.DataFrame, split: str) -> Array:
 def measure(tool: str, name: str, args: argparse.Namespace, stop: float) -> None:
     """Measure the splits that are missing, until this time."""
     table_file, data = load_table(name, args.cache)
-    file = args.out / f"{tool}-{name}.jsonl"
-    missing = [split for split in args.splits if split not in {one["split"] for one in read_lines(file)}]
+    file = args.out / f"{tool}.jsonl"
+    missing = [split for split in args.splits if split not in {one["split"] for one in read_lines(file, name)}]
     if not missing:
         return
     entry = TABLES[name]
@@ -137,13 +138,13 @@ def measure(tool: str, name: str, args: argparse.Namespace, stop: float) -> None
         if cells is None and time.monotonic() >= stop:
             return
         late = [missing[0], "", "", f"error: no result in {args.limit:g} s, or the process ended", ""]
-        record = score(entry, data, *(late if cells is None else cells))
+        record = {"table": name} | score(entry, data, *(late if cells is None else cells))
         append(file, record)
         missing.remove(record["split"])
         print(tool, name, *(f"{key} {value}" for key, value in record.items()), flush=True)
     if missing:
         for split in missing:  # a tool that is too slow is not tried on the other splits
-            append(file, {"split": split, "note": "error: not tried after the one before"})
+            append(file, {"table": name, "split": split, "note": "error: not tried after the one before"})
 
 
 def lines_of(command: list[str], limit: float, stop: float) -> Iterator[list[str] | None]:
@@ -189,8 +190,10 @@ def loss(family: str, y: Array, mean: Array) -> Array:
     return 2 * (np.where(y > 0, y * np.log(np.maximum(y, 1) / mean), 0.0) - (y - mean))
 
 
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def read_lines(file: Path, name: str) -> list[dict[str, Any]]:
+    """What was measured on a table."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [found for found in map(json.loads, lines) if found["table"] == name]
 
 
 def append(file: Path, record: dict[str, Any]) -> None:
@@ -211,7 +214,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e6, help="stop then; the same command goes on later")
     parser.add_argument("--gpboost", default=sys.executable, help="a Python that has gpboost and formulaic")
     parser.add_argument("--cache", type=Path, default=Path("runs/glm-tables"), help="the folder of the tables")
-    parser.add_argument("--out", type=Path, default=Path("runs/glm"), help="the folder of measurements")
+    parser.add_argument(
+        "--out", type=Path, default=HERE.parent / "results" / "glm-measured", help="the folder of measurements"
+    )
     parser.add_argument("--page", type=Path, help="write the page of all measurements to this file")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -223,7 +228,7 @@ def main() -> None:
     if args.page:
         from glm_page import page
 
-        found = {(tool, name): read_lines(args.out / f"{tool}-{name}.jsonl") for tool in TOOLS for name in TABLES}
+        found = {(tool, name): read_lines(args.out / f"{tool}.jsonl", name) for tool in TOOLS for name in TABLES}
         sizes = {name: load_table(name, args.cache)[1] for name in TABLES}
         args.page.write_text(page(TABLES, sizes, found, TOOLS))
 
