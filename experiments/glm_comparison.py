@@ -6,8 +6,8 @@
 The first command measures what is missing in --out, a file of JSON lines for each tool, and the second writes the page.
 `results/glm-measured` has what was measured of the other tools. `glm_tables.py` says which tables there are and which
 formula every tool is given. R writes them to --cache. On Debian: apt-get install r-base-core r-cran-lme4 r-cran-glmmtmb
-r-cran-flexmix r-cran-mlmrev r-cran-hsaur3 r-cran-geepack r-cran-lmertest r-cran-plm r-cran-cardata. GPBoost is fitted by
---gpboost, a Python that has gpboost and formulaic.
+r-cran-flexmix r-cran-mlmrev r-cran-hsaur3 r-cran-geepack r-cran-lmertest r-cran-plm r-cran-cardata. GPBoost is fitted
+by --gpboost, a Python that has gpboost and formulaic.
 """
 
 from __future__ import annotations
