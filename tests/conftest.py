@@ -21,3 +21,12 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data sets at {folder}; set PPFL_DATA to the folder that holds mnist/ and others")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _same_umask():
+    """Commands for sites make what they write private, for the rest of their process."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -206,7 +207,7 @@ def _is_finite(file: Path) -> bool:
         return bool(np.isfinite(pd.read_csv(file).select_dtypes("number").to_numpy(dtype=float)).all())
     if file.suffix == ".log":  # memberships, which are checked when they are read
         return True
-    text = file.read_text(encoding="utf-8")
+    text = _without_programs(file.read_text(encoding="utf-8"))
     try:
         if file.suffix in (".json", ".jsonl"):
             for line in text.splitlines() if file.suffix == ".jsonl" else [text]:
@@ -214,6 +215,11 @@ def _is_finite(file: Path) -> bool:
     except ValueError:
         return False
     return not (file.suffix in (".html", ".svg") and (">nan<" in text or ">inf<" in text or "NaN" in text))
+
+
+def _without_programs(text: str) -> str:
+    """A page without the program that draws its charts, which knows numbers that are not finite; its data stay."""
+    return re.sub(r"<script type=.module.>.*?</script>", "", text, flags=re.DOTALL)
 
 
 def _finite(text: str) -> float:

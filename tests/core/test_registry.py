@@ -64,14 +64,11 @@ def test_nothing_is_imported_without_leave(own):
     body, _ = split(FineTune(method=FedAvg()))
     hostile = body.replace(b'"name":"fedavg"', f'"name":"{name}"'.encode())
     assert hostile != body
-    only = Imports(folder, ("another:Method",))
     sys.path.insert(0, str(folder))
     try:
         assert_refused(lambda: METHODS.find(name, None), SettingError, "has not been imported")
-        assert_refused(lambda: METHODS.find(name, only), SettingError, "may not be imported", "another:Method")
-        for context in (None, only):
-            with pytest.raises(ValueError, match="imported"):
-                Experiment.model_validate(named("finetune", method={"name": name}), context=context)
+        with pytest.raises(ValueError, match="imported"):
+            Experiment.model_validate(named("finetune", method={"name": name}))
         with pytest.raises(PPFLError, match="has not been imported"):
             join(hostile, [])
     finally:
@@ -148,10 +145,6 @@ def test_a_function_of_ones_own_is_imported_when_it_is_called_and_its_keys_are_c
     assert_refused(lambda: things.make("own_things:make", width=math.nan), SettingError, "width is nan", "finite")
     broken = things.make("own_things:broken")
     assert_refused(lambda: broken.call(tmp_path), DataError, "ZeroDivisionError", "own_things.py, line 3")
-    only = Imports(tmp_path, ("other:make",))
-    assert_refused(lambda: things.make("own_things:make", only), SettingError, "may not be imported", "other:make")
     experiment = {"affinity": {"name": "own_things:make"}}
     assert python_names(experiment) == ["own_things:make"]
-    with pytest.raises(ValueError, match="may not be imported"):
-        Experiment.model_validate({**SHORT, **experiment}, context=only)
     sys.modules.pop("own_things")

@@ -58,6 +58,7 @@ class Table(NamedTuple):
     | Local | 0.75 |
     <BLANKLINE>
     rmse: lower is better.
+    ±: standard deviation over seeds.
     >>> table.to_frame()["rmse sd"].tolist()
     [0.01, nan]
     """
