@@ -5,8 +5,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 READY := .venv/ready
 READY_FOR_TESTS := .venv/ready-for-tests
 QUICK := $(addprefix tests/, core algorithms/test_twins.py algorithms/test_limits.py algorithms/test_ppfl.py \
-  server/test_contract.py sites/test_wire.py sites/test_client_states.py data/test_federation.py \
-  glm/test_likelihoods.py glm/test_solvers.py runs/test_resume.py runs/test_experiment_files.py \
+  server/test_contract.py io/test_codec.py sites/test_client_states.py data/test_federation.py \
+  glm/test_likelihoods.py glm/test_search.py runs/test_resume.py runs/test_experiment_files.py \
   cli/test_commands.py door/test_architecture.py door/test_fit.py)
 
 .PHONY: demo quick test nightly check guard-before guard pages bench trust clean

@@ -3,6 +3,7 @@
 import ast
 import functools
 import pkgutil
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -177,3 +178,9 @@ def test_all_modules_go_into_one_process():
     names = [name for name in names if name not in ("ppfl.__main__", "ppfl.federation.flower_app")]
     code = f"from importlib import import_module\nfor name in {names}: import_module(name)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_make_quick_names_tests_that_exist():
+    (found,) = re.findall(r"addprefix tests/, (.*?)\)", (TESTS.parent / "Makefile").read_text("utf-8"), re.DOTALL)
+    names = found.replace("\\\n", " ").split()
+    assert len(names) > 10 and not [name for name in names if not (TESTS / name).exists()]
