@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from .family import Family
@@ -56,18 +55,3 @@ class PopulationFit:
         """Sigma (q, q) of u_i in standardised columns, 0 without a residual effect."""
         loadings = self.prior.loadings(self.parameters)
         return loadings.T @ loadings
-
-
-def explained_share(fit: PopulationFit) -> Tensor:
-    """For each varying column (q,): which share of the variance between clients the canonical models explain.
-
-    Memberships have the covariance (diag(p) - p p') / (sum(alpha) + 1) with p = alpha / sum(alpha).
-    """
-    alpha, canonical = fit.alpha, fit.parameters.canonical[..., 0]
-    own = fit.residual_covariance.diagonal()
-    if fit.k == 1:
-        return torch.zeros_like(own)
-    p = alpha / alpha.sum()
-    centred = canonical - p @ canonical
-    between = (p[:, None] * centred.square()).sum(0) / (alpha.sum() + 1)
-    return between / (between + own).clamp_min(1e-300)
